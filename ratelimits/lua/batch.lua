@@ -1,0 +1,61 @@
+-- The open batch of usage of one shard: how it begins and how it is sealed.
+-- decide.lua and seal.lua are made by putting this file in front of them; it runs nothing by itself.
+--
+-- Keys, all made from `prefix` (rl:1:<namespace>:{07}:), all in one slot, none with a time to live:
+--   open    hash: the open batch. Identity, written before the first counter:
+--             #i incarnation   #s seq   #o opened at (µs)   #r run it was opened under
+--             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
+--           every other field is a counter (a whole number >= 0).
+--   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run
+--   b:<incarnation>:<seq>   hash: a sealed batch, as `open` was, and
+--             #c cum after it   #t sealed at (µs)   #x run it was sealed under
+--   sealed  list of "<incarnation>:<seq>", oldest first
+-- cum is the sum of all counters of the incarnation so far modulo 10^15, so that it stays exact in a double.
+--
+-- Arguments: prefix, run ("run_id:master_replid") and nonce (unique, it becomes the incarnation) are strings; now is µs, a number.
+-- In a deciding script, before its first counter:
+--   local n = redis.call('HLEN', prefix .. 'open')
+--   if n >= 5000 or head_run ~= run then batch_seal(prefix, now, run, nonce); n = 0 end
+--   if n == 0 then batch_open(prefix, nonce, run, now) end
+
+-- Writes the identity of a fresh `open`. A new run, or a lost `meta`, begins a new incarnation.
+local function batch_open(prefix, nonce, run, now)
+  local was = redis.call('HMGET', prefix .. 'meta', 'incarnation', 'seq', 'cum', 'run')
+  local incarnation, seq, cum, follows = was[1], was[2], was[3], ''
+  if not (incarnation and seq and cum and was[4] == run) then
+    if incarnation and seq then follows = incarnation .. ':' .. seq end
+    incarnation, seq, cum = nonce, '0', '0'
+  end
+  seq = string.format('%.0f', tonumber(seq) + 1)
+  redis.call('HSET', prefix .. 'meta', 'incarnation', incarnation, 'seq', seq, 'cum', cum, 'run', run)
+  redis.call('HSET', prefix .. 'open', '#i', incarnation, '#s', seq, '#o', string.format('%.0f', now),
+    '#r', run, '#p', cum, '#f', follows)
+end
+
+-- Seals `open`, if there is one, under the identity it was opened with. Returns "<incarnation>:<seq>" or false.
+local function batch_seal(prefix, now, run, nonce)
+  local open, meta = prefix .. 'open', prefix .. 'meta'
+  local identity = redis.call('HMGET', open, '#i', '#s', '#p')
+  if not identity[1] then
+    if redis.call('EXISTS', open) == 0 then return false end
+    batch_open(prefix, nonce, run, now)
+    identity = redis.call('HMGET', open, '#i', '#s', '#p')
+  end
+  local cum = tonumber(identity[3])
+  local fields = redis.call('HGETALL', open)
+  for i = 1, #fields, 2 do
+    if string.byte(fields[i]) ~= 35 then cum = (cum + tonumber(string.sub(fields[i + 1], -15))) % 1e15 end
+  end
+  cum = string.format('%.0f', cum)
+  redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)
+  local id = identity[1] .. ':' .. identity[2]
+  -- Never overwrite: a batch of this name that is still there means the server's data was put back to an older state.
+  if redis.call('RENAMENX', open, prefix .. 'b:' .. id) == 0 then
+    id = id .. '~' .. nonce
+    redis.call('RENAME', open, prefix .. 'b:' .. id)
+  end
+  redis.call('RPUSH', prefix .. 'sealed', id)
+  local known = redis.call('HMGET', meta, 'incarnation', 'seq')
+  if known[1] == identity[1] and known[2] == identity[2] then redis.call('HSET', meta, 'cum', cum) end
+  return id
+end
