@@ -1,0 +1,90 @@
+"""The app's settings: the one dict `RATELIMITS` of the project over the defaults below.
+
+`conf.NAME` reads one. A value is read once and kept until `setting_changed` tells of a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+DEFAULTS: dict[str, Any] = {
+    # Where things are
+    "CACHE_ALIAS": "default",  # the django-redis alias whose server decides and counts
+    "NAMESPACE": "default",  # part of every Redis key: projects that share a server differ in it
+    "SHARDS": 64,  # slots that accounts are spread over; fixed while usage is open
+    "DATABASE": "default",  # the alias that rules and the ledger are written to
+    # Who a request is
+    "ACCOUNT": None,  # callable or dotted path: request -> account identifier or None; None: the user
+    "NUM_PROXIES": None,  # proxies in front whose X-Forwarded-For is believed; None: DRF's setting
+    # The decision
+    "TIMEOUT": 0.25,  # seconds that one Redis call may take
+    "FAILURE_POLICY": "allow",  # "allow" or "deny" when Redis is away and no rule says otherwise
+    "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
+    "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
+    "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
+    "X_RATELIMIT_HEADERS": False,  # send X-RateLimit-* beside the RateLimit fields
+    # Usage and billing
+    "UNITS": {},  # meter -> its unit; default: the meter's own name
+    "SEAL_INTERVAL": 60,  # seconds between two sealings of the open batches
+    "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
+    "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
+    "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
+}
+
+_CALLABLES = {"ACCOUNT"}
+
+
+class Conf:
+    """Attribute access to the settings; an unknown name is an AttributeError."""
+
+    CACHE_ALIAS: str
+    NAMESPACE: str
+    SHARDS: int
+    DATABASE: str
+    ACCOUNT: Callable[[HttpRequest], str | None] | None
+    NUM_PROXIES: int | None
+    TIMEOUT: float
+    FAILURE_POLICY: str
+    RELOAD_INTERVAL: float
+    DENY_CACHE_SECONDS: float
+    RECEIPT_TTL: int
+    X_RATELIMIT_HEADERS: bool
+    UNITS: dict[str, str]
+    SEAL_INTERVAL: float
+    DRAIN_INTERVAL: float
+    GRACE_SECONDS: int
+    SIGNING_KEY: str
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in DEFAULTS:
+                raise AttributeError(f"RATELIMITS has no setting {name!r}")
+            value = getattr(settings, "RATELIMITS", {}).get(name, DEFAULTS[name])
+            if name in _CALLABLES and isinstance(value, str):
+                value = import_string(value)
+            self.__dict__[name] = value
+            return value
+
+    def reload(self) -> None:
+        """Forget what was read; the next access reads the project's settings again."""
+        self.__dict__.clear()
+
+
+conf = Conf()
+
+
+def _reload_on_change(*, setting: str, **kwargs: object) -> None:
+    if setting == "RATELIMITS":
+        conf.reload()
+
+
+setting_changed.connect(_reload_on_change)

