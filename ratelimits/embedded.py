@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 START_SECONDS = 20.0
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec is no moment to load a library.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerStartError(RuntimeError):
@@ -31,8 +33,8 @@ def free_port() -> int:
 
 def die_with_parent() -> None:
     """For `preexec_fn`: where the system offers it, the child gets SIGTERM when its parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def valkey_binary() -> Path:
@@ -94,7 +96,7 @@ class Server:
             preexec_fn=die_with_parent,
         )
         deadline = time.monotonic() + START_SECONDS
-        while not _answers(port):
+        while not self._answers(port):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise ServerStartError(f"{' '.join(arguments)} did not start:\n{self._log_end()}")
@@ -121,11 +123,14 @@ class Server:
         except OSError as error:
             return f"(no log: {error})"
 
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-    except OSError:
-        return False
+    def _answers(self, port: int) -> bool:
+        """Whether its data is loaded, and it is this very process that answers: another may hold the port."""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                if not connection.recv(64).startswith(b"+PONG"):
+                    return False
+                connection.sendall(b"INFO server\r\n")
+                return f"process_id:{self.process.pid}\r\n".encode() in connection.recv(65536)
+        except OSError:
+            return False

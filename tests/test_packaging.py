@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DATA = {".lua", ".html", ".css", ".js", ".svg", ".po", ".mo", ".typed", ".json"}
+
+
+def requirements() -> set[str]:
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines())
+    return {_plain(line) for line in lines if line}
+
+
+def _plain(requirement: str) -> str:
+    return re.sub(r"\s+", "", requirement).replace("'", '"')
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    target = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = target.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_every_data_file_of_the_app_and_nothing_else_but_the_app(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    data = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "ratelimits").rglob("*")
+        if path.suffix in DATA and "__pycache__" not in path.parts
+    }
+    assert any(name.endswith(".lua") for name in data)
+    assert data <= names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ratelimits"}
+
+
+def test_the_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ratelimits").rglob("*.py")}
+    assert modules <= set(wheel.namelist())
+
+
+def test_requirements_txt_installs_all_that_the_package_and_its_extras_ask_for() -> None:
+    project = PYPROJECT["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    wanted = {_plain(line) for line in project["dependencies"] + extras}
+    assert {line for line in wanted if not line.startswith("ratelimits[")} == requirements()
+
+
+def test_the_version_is_written_once() -> None:
+    import ratelimits
+
+    assert PYPROJECT["project"]["version"] == ratelimits.__version__
