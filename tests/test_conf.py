@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from django.test import override_settings
 
@@ -36,3 +40,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_every_default_is_declared_with_a_type() -> None:
     assert set(DEFAULTS) == set(Conf.__annotations__)
+
+
+def test_the_documentation_names_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "settings.md").read_text()
+    documented = dict(re.findall(r"^\| `([A-Z_]+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    assert {name: ast.literal_eval(default) for name, default in documented.items()} == DEFAULTS

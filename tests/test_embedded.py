@@ -33,5 +33,5 @@ def test_a_stopped_server_leaves_no_process(server: Server) -> None:
 
 
 def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="(?i)address already in use"):
+    with pytest.raises(ServerStartError, match=r"(?i)address already in use"):
         Server(tmp_path / "second", port=server.port, options={"logfile": "log"})
