@@ -6,17 +6,17 @@
 --             #i incarnation   #s seq   #o opened at (µs)   #r run it was opened under
 --             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
 --           every other field is a counter (a whole number >= 0).
---   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run
+--   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run,
+--             sealed_at (µs; what was counted before it is in sealed batches)
 --   b:<incarnation>:<seq>   hash: a sealed batch, as `open` was, and
 --             #c cum after it   #t sealed at (µs)   #x run it was sealed under
 --   sealed  list of "<incarnation>:<seq>", oldest first
--- cum is the sum of all counters of the incarnation so far modulo 10^15, so that it stays exact in a double.
+-- cum is the sum of all requests and units of the incarnation so far (a counter "…|1" counts as both) modulo 10^15, so
+-- that it stays exact in a double.
 --
 -- Arguments: prefix, run ("run_id:master_replid") and nonce (unique, it becomes the incarnation) are strings; now is µs, a number.
--- In a deciding script, before its first counter:
---   local n = redis.call('HLEN', prefix .. 'open')
---   if n >= 5000 or head_run ~= run then batch_seal(prefix, now, run, nonce); n = 0 end
---   if n == 0 then batch_open(prefix, nonce, run, now) end
+-- A deciding script calls batch_open after the first counter of an empty `open`, and batch_seal at 5,000 fields or when the
+-- run is another than before.
 
 -- Writes the identity of a fresh `open`. A new run, or a lost `meta`, begins a new incarnation.
 local function batch_open(prefix, nonce, run, now)
@@ -44,7 +44,11 @@ local function batch_seal(prefix, now, run, nonce)
   local cum = tonumber(identity[3])
   local fields = redis.call('HGETALL', open)
   for i = 1, #fields, 2 do
-    if string.byte(fields[i]) ~= 35 then cum = (cum + tonumber(string.sub(fields[i + 1], -15))) % 1e15 end
+    if string.byte(fields[i]) ~= 35 then
+      local count = tonumber(string.sub(fields[i + 1], -15))
+      if string.byte(fields[i], -1) == 49 then count = 2 * count end
+      cum = (cum + count) % 1e15
+    end
   end
   cum = string.format('%.0f', cum)
   redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)

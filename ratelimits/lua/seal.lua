@@ -1,8 +1,7 @@
 -- Seals the open batch of one shard, if it has one. Put behind batch.lua.
 -- KEYS[1] the shard's `meta` key; the others (open, b:…, sealed; see batch.lua) share its prefix.
 -- ARGV[1] nonce, unique: the name of a new incarnation, should one begin   ARGV[2] now (µs) for tests, '' = the server's TIME
--- Returns {time µs, run, incarnation, seq of the newest batch ever opened there, id of the batch sealed now or '',
---          number of batches that wait in `sealed`}; times and numbers as strings.
+-- Returns {time µs, run, id of the batch sealed now or '', number of batches that wait in `sealed`}; the time as a string.
 -- INFO is asked inside the call, so that time, run and seal belong to one server at one moment.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local time = redis.call('TIME')
@@ -11,6 +10,5 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = field(redis.call('INFO', 'server'), 'run_id') .. ':' .. field(redis.call('INFO', 'replication'), 'master_replid')
 local prefix = string.sub(KEYS[1], 1, -5)
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq')
-return {string.format('%.0f', now), run, known[1] or '', known[2] or '0', id,
-  string.format('%.0f', redis.call('LLEN', prefix .. 'sealed'))}
+redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now))
+return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. 'sealed')}

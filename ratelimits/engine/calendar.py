@@ -1,0 +1,100 @@
+"""Calendar periods as instants: where the hour, day, week, month or year around a moment starts and ends.
+
+A period starts at the wall clock of its `anchor` in a named time zone, whatever daylight saving time does there; a
+month or year that lacks the anchor's day starts on its last one. Without an anchor periods start at the full hour,
+at midnight, on Monday, on the 1st and on 1 January. An hour is always 3600 seconds.
+"""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+UNITS = ("hour", "day", "week", "month", "year")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR = 3_600_000_000
+_MICROSECOND = timedelta(microseconds=1)
+# A Monday, the 1st of January: the default anchor of every unit at once.
+_DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (local to whichever zone is asked)
+
+
+def zone(name: str) -> ZoneInfo:
+    """The time zone of that IANA name; ValueError with what to write instead when there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
+
+
+def parse_anchor(text: str) -> datetime:
+    """An anchor as a naive local date-time, from ISO 8601 text such as '2026-01-31T06:00'."""
+    try:
+        anchor = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"anchor {text!r} is not an ISO local date-time: write it like '2026-01-31T06:00'") from error
+    if anchor.tzinfo is not None:
+        raise ValueError(f"anchor {text!r} carries an offset: write it in the rule's own time zone, without one")
+    return anchor
+
+
+def instant(moment: datetime) -> int:
+    """Microseconds since 1970-01-01 UTC of an aware moment."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+@lru_cache(maxsize=4096)
+def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
+    """Start in µs of the `number`-th day, week, month or year from the one that the anchor starts."""
+    day = anchor.date()
+    if unit == "day":
+        day += timedelta(days=number)
+    elif unit == "week":
+        day += timedelta(weeks=number)
+    else:
+        months = day.month - 1 + (number if unit == "month" else 12 * number)
+        year, month = day.year + months // 12, months % 12 + 1
+        day = date(year, month, min(day.day, monthrange(year, month)[1]))
+    return instant(datetime.combine(day, anchor.time(), tzinfo=tz))
+
+
+def _number(unit: str, anchor: datetime, local: date) -> int:
+    """About which period from the anchor's a local date lies in: right to within one."""
+    if unit == "day":
+        return (local - anchor.date()).days
+    if unit == "week":
+        return (local - anchor.date()).days // 7
+    years = local.year - anchor.year
+    return years if unit == "year" else 12 * years + local.month - anchor.month
+
+
+def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
+    """Starts of the previous, the current, the next and the next but one period around `now`, all µs since 1970 UTC.
+
+    The current period is the half-open interval from the second to the third of them. Raises ValueError for an
+    unknown unit, time zone or anchor, and for a moment outside the years that calendars know.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")
+    tz = zone(timezone)
+    fixed = parse_anchor(anchor) if anchor else None
+    try:
+        local = (_EPOCH + timedelta(microseconds=now)).astimezone(tz)
+        if unit == "hour":
+            if fixed is None:
+                offset = local.utcoffset() or timedelta()
+                phase = -(offset // _MICROSECOND) % _HOUR
+            else:
+                phase = instant(fixed.replace(tzinfo=tz)) % _HOUR
+            current = now - (now - phase) % _HOUR
+            return current - _HOUR, current, current + _HOUR, current + 2 * _HOUR
+        start = fixed or _DEFAULT_ANCHOR
+        number = _number(unit, start, local.date()) + 1
+        while _start(unit, tz, start, number) > now:
+            number -= 1
+        first, second, third, fourth = (_start(unit, tz, start, number + step) for step in (-1, 0, 1, 2))
+        return first, second, third, fourth
+    except OverflowError as error:
+        raise ValueError("that moment lies outside the years 1 to 9999 that calendars know") from error

@@ -1,0 +1,219 @@
+"""Limits to decision: one script call, all or nothing.
+
+What is no I/O is written once, as generators that yield a command and are sent its reply; `run` and `arun` drive them,
+from sync and from async code. The functions by their plain names wait for the server, their a… twins are awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage
+from ratelimits.engine.limits import MICROSECONDS, Limit
+from ratelimits.engine.program import Program, Term, program
+from ratelimits.engine.server import Server, server
+
+_Result = TypeVar("_Result")
+Steps = Generator[Command, Any, _Result]
+
+
+class Stale(Exception):
+    """The caller's rules, or their calendars, are older than what is in force: nothing was decided.
+
+    `version` is the newer configuration (0: the calendars it is), `now` the server's time in µs since 1970 UTC.
+    """
+
+    def __init__(self, version: int, now: int = 0) -> None:
+        super().__init__(f"the configuration in force is version {version}: load it and decide again")
+        self.version = version
+        self.now = now
+
+
+class AlreadySettled(ValueError):
+    """The receipt was refunded or settled before; nothing was done."""
+
+
+class Standing(NamedTuple):
+    """Where one limit of a decision stands: whether it admits, permits left, seconds until it is as if never used."""
+
+    allowed: bool
+    remaining: int
+    reset_after: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer to a request; times in seconds.
+
+    allowed      admitted now, or, for algorithms that let wait, granted to proceed after `wait`
+    limit        the capacity of the limit that binds (for smooth_* its rate); None without enforced limits
+    remaining    permits that could be taken right now
+    retry_after  seconds until the same request would be admitted if nothing else happens; None when it never can be
+    reset_after  seconds until the state is as if never used
+    wait         seconds that the caller must hold back before proceeding
+    """
+
+    program: Program
+    reply: Sequence[int]
+    receipt: Receipt | None = None
+
+    @property
+    def allowed(self) -> bool:
+        return self.reply[1] == 1
+
+    @property
+    def binding(self) -> int | None:
+        """Number of the limit that binds: the one that refuses longest, or else has least left."""
+        return self.reply[2] - 1 if self.reply[2] else None
+
+    @property
+    def limit(self) -> int | float | None:
+        place = self.binding
+        return None if place is None else self.program.terms[place].algorithm.shown
+
+    @property
+    def remaining(self) -> int:
+        return self.reply[3]
+
+    @property
+    def retry_after(self) -> float | None:
+        return None if self.reply[4] < 0 else self.reply[4] / MICROSECONDS
+
+    @property
+    def reset_after(self) -> float:
+        return self.reply[5] / MICROSECONDS
+
+    @property
+    def wait(self) -> float:
+        return self.reply[6] / MICROSECONDS
+
+    @property
+    def at(self) -> int:
+        """The moment that it was made as at, by the server's clock: µs since 1970 UTC."""
+        return self.reply[7]
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Each limit by itself, in the order given."""
+        rest = self.reply[10:]
+        return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
+
+
+def ask(here: Server, call: Call) -> Steps[Decision]:
+    """The steps of one call. Raises Stale, AlreadySettled."""
+    command = Command(here.keyspace, call)
+    reply = yield command
+    if reply[0] == -2 and call.now is None:
+        # This machine's clock is in another calendar period than the server's: place the calendars by that one.
+        command = Command(here.keyspace, call, reply[1])
+        reply = yield command
+    if reply[0] == 0:
+        raise Stale(reply[1])
+    if reply[0] == -2:
+        raise Stale(0, reply[1])
+    if reply[0] == 2:
+        raise AlreadySettled("this receipt was refunded or settled before")
+    receipt = None
+    if reply[1] == 1 and call.op is Op.TRY:
+        receipt = Receipt(command.nonce, call.program, call.keys, call.costs, call.account, call.usage, *reply[7:10])
+    return Decision(call.program, reply, receipt)
+
+
+def run(here: Server, steps: Steps[_Result]) -> _Result:
+    """Drive steps to their result, over the wire."""
+    try:
+        command = next(steps)
+        while True:
+            command = steps.send(here.wire.call(command.to, command.script))
+    except StopIteration as stop:
+        result: _Result = stop.value
+        return result
+
+
+async def arun(here: Server, steps: Steps[_Result]) -> _Result:
+    """Drive steps to their result, over the wire of the running event loop."""
+    try:
+        command = next(steps)
+        while True:
+            command = steps.send(await here.wire.acall(command.to, command.script))
+    except StopIteration as stop:
+        result: _Result = stop.value
+        return result
+
+
+def call_for(
+    limits: Sequence[Limit],
+    *,
+    account: str = "",
+    usage: Usage | None = None,
+    timeout: float = 0,
+    now: int | None = None,
+    op: Op = Op.TRY,
+    lease: str | None = None,
+) -> Call:
+    """The call that decides these limits together. Raises ValueError for costs that make no sense."""
+    if not limits:
+        raise ValueError("name at least one limit")
+    keys = tuple(dict.fromkeys(limit.key for limit in limits))
+    first = len(usage.meters) if usage is not None else 0
+    for limit in limits:
+        if not 0 <= limit.cost <= 2**40 or limit.cost % 1:
+            raise ValueError(f"cost must be a whole number from 0 to 2**40, not {limit.cost!r}")
+    terms = tuple(
+        Term(
+            limit.algorithm,
+            limit.name,
+            keys.index(limit.key),
+            first + number,
+            limit.mode,
+            limit.rule,
+            limit.version,
+            limit.since,
+        )
+        for number, limit in enumerate(limits)
+    )
+    # Each limit brings its own cost; the meters' come first, each that of the first limit unless told otherwise.
+    costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
+    version = max(limit.version for limit in limits)
+    return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
+
+
+def decide(
+    limits: Sequence[Limit],
+    *,
+    timeout: float = 0,
+    account: str = "",
+    usage: Usage | None = None,
+    now: int | None = None,
+    lease: str | None = None,
+) -> Decision:
+    """Admit and charge a request under all limits, or under none of them.
+
+    `timeout` is the longest wait in seconds that is accepted where the algorithm lets wait. `account` owns the keys
+    that are a user's, an API key's or its own; `usage` says where the request is counted. `lease` names what `concurrency`
+    hands out (default: the receipt's nonce). `now` (µs since 1970 UTC) stands in for the server's clock.
+    Raises engine.wire.Unavailable when the server cannot be asked.
+    """
+    here = server()
+    return run(here, ask(here, call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)))
+
+
+def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
+    """What `decide` would answer, changing nothing."""
+    here = server()
+    return run(here, ask(here, call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)))
+
+
+def reserve(
+    limits: Sequence[Limit],
+    *,
+    max_wait: float | None = None,
+    account: str = "",
+    usage: Usage | None = None,
+    now: int | None = None,
+) -> Decision:
+    """Take permits ahead of time: granted with a `wait` of at most `max_wait` seconds (None: any)."""
+    return decide(limits, timeout=ANY if max_wait is None else max(max_wait, 0), account=account, usage=usage, now=now)

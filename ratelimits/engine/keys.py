@@ -1,0 +1,104 @@
+"""Every Redis key, named once.
+
+All keys of a shard carry its hash tag, `rl:<schema>:<namespace>:{07}:…`, so that the limits, the version and the usage
+of one account share a slot of a cluster, and one script call serves them all. Nothing unbounded and nothing secret
+becomes part of a key: an API key appears by its id, and a long name by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote
+from zlib import crc32
+
+SCHEMA = 1
+BIN_SECONDS = 900
+#: Longest text that becomes part of a key as it is.
+LONGEST = 96
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+def shard_of(owner: str, shards: int) -> int:
+    """The shard of an account (else of a key): crc32 modulo the number of shards."""
+    return crc32(owner.encode()) % shards
+
+
+def name_id(name: str) -> int:
+    """The 32-bit number that a rule's name has in a state: its crc32."""
+    return crc32(name.encode())
+
+
+@lru_cache(maxsize=65536)
+def bounded(text: str) -> str:
+    """The text itself, or, when it is longer than LONGEST bytes, its start and its digest."""
+    if len(text.encode()) <= LONGEST:
+        return text
+    kind, _, rest = text.partition(":")
+    return f"{kind[:16]}:~{hashlib.blake2b(rest.encode(), digest_size=16).hexdigest()}"
+
+
+@lru_cache(maxsize=65536)
+def quoted(text: str) -> str:
+    """Text as a part of a usage field's name, where '|' and '#' have a meaning."""
+    return quote(bounded(text), safe=":@.-_~")
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """The keys of one namespace, spread over `shards` slots."""
+
+    namespace: str
+    shards: int
+
+    def __post_init__(self) -> None:
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise ValueError(f"namespace {self.namespace!r} must be 1 to 40 letters, digits, '_', '.' or '-'")
+        if not 1 <= self.shards <= 16384:
+            raise ValueError(f"shards must be from 1 to 16384, not {self.shards}")
+
+    def prefix(self, shard: int) -> str:
+        """What all keys of a shard start with."""
+        return f"rl:{SCHEMA}:{self.namespace}:{{{shard:02d}}}:"
+
+    def head(self, shard: int) -> str:
+        """String "<configuration version> <run>": what every decision is compared with."""
+        return self.prefix(shard) + "head"
+
+    def open(self, shard: int) -> str:
+        """Hash: the open batch of usage (lua/batch.lua says what is in it)."""
+        return self.prefix(shard) + "open"
+
+    def meta(self, shard: int) -> str:
+        """Hash: incarnation, seq, cum, run of the shard's batches."""
+        return self.prefix(shard) + "meta"
+
+    def sealed(self, shard: int) -> str:
+        """List of "<incarnation>:<seq>", oldest first."""
+        return self.prefix(shard) + "sealed"
+
+    def batch(self, shard: int, identity: str) -> str:
+        """Hash: a sealed batch, by its "<incarnation>:<seq>"."""
+        return f"{self.prefix(shard)}b:{identity}"
+
+    def state(self, shard: int, key: str) -> str:
+        """String: the packed fixed-size states of all limits of a key."""
+        return f"{self.prefix(shard)}s:{bounded(key)}"
+
+    def own(self, shard: int, name: str, key: str) -> str:
+        """The key of a state that is not of fixed size: sub-windows, a log, leases of the limit `name`.
+
+        The leases' index by name has ":n" behind it.
+        """
+        return f"{self.prefix(shard)}o:{name_id(name):x}:{bounded(key)}"
+
+    def receipt(self, shard: int, nonce: str) -> str:
+        """String: there once the receipt was refunded or settled."""
+        return f"{self.prefix(shard)}r:{nonce}"
+
+    @property
+    def layout(self) -> str:
+        """String: the number of shards that this namespace was first used with."""
+        return f"rl:{SCHEMA}:{self.namespace}:shards"

@@ -1,0 +1,18 @@
+"""Telling every shard of a new configuration version, so that the next decision anywhere is by the new rules."""
+
+from __future__ import annotations
+
+from ratelimits.engine import scripts
+from ratelimits.engine.server import server
+
+
+def publish_version(version: int) -> None:
+    """Raise every shard's configuration version to at least `version`.
+
+    Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
+    """
+    here, script = server(), scripts.read("publish")
+    with here.wire.client.pipeline(transaction=False) as pipeline:
+        for shard in range(here.keyspace.shards):
+            pipeline.eval(script.text.decode(), 1, here.keyspace.head(shard), str(version))
+        pipeline.execute()

@@ -1,0 +1,34 @@
+"""Many decisions in a row on a virtual clock: what a simulation asks of the real scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratelimits.engine.call import Call, Command
+from ratelimits.engine.decide import Decision, Stale
+from ratelimits.engine.server import Server
+
+
+def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
+    """Decide calls in order, in one round trip; each brings its own `now` and is `virtual`.
+
+    Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
+    """
+    commands = [Command(here.keyspace, call) for call in calls]
+    replies = here.wire.stream([command.to for command in commands], {command.script for command in commands})
+    decisions = []
+    for call, reply in zip(calls, replies, strict=True):
+        if reply[0] != 1:
+            raise Stale(0, reply[1])
+        decisions.append(Decision(call.program, reply))
+    return decisions
+
+
+def forget(here: Server, calls: Sequence[Call]) -> None:
+    """Leave nothing of these calls' keys behind."""
+    keys: set[str] = set()
+    for call in calls:
+        keys.update(Command.states(here.keyspace, call))
+    found = sorted(keys)
+    for start in range(0, len(found), 1000):
+        here.wire.client.unlink(*found[start : start + 1000])

@@ -1,0 +1,273 @@
+-- Decides all limits of one request in one atomic step: every one of them admits and is charged, or none is; and counts
+-- what was decided in the open batch of usage. Behind prelude.lua, batch.lua and the algorithms' files.
+--
+-- KEYS     heads of the shards touched, the account's first; then `open` of that shard if there are meters; then the
+--          receipt if flag 2 is set; then the states, as the program numbers them
+-- ARGV[1]  request, '<BBBBdddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt),
+--          number of heads, number of meters, now (µs; -1: the server's), timeout (µs; -1: any), the moment that a
+--          settled receipt was charged at (µs, 0 unknown), the receipt's time to live (ms)
+-- ARGV[2]  program, a record for each limit, '<I4I4I4BBBBBddddddddd': name, rule, version, algorithm, mode (1 shadow),
+--          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now)
+-- ARGV[3]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
+-- ARGV[4]  the head that is expected, "<configuration version> <run>"
+-- ARGV[5]  nonce: unique for each call; the name of its leases
+-- ARGV[6]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
+--          receipt '<dd' its bin and period (seconds)
+-- ARGV[7]  with meters: "account|key"; then for each meter its name and the "rule|version" that bills it
+--
+-- Returns  {1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, at, bin, period,
+--           then ok, remaining, reset_after of each limit}, times in µs, bin and period in seconds
+--          {0, version}  the caller's configuration is older than this: nothing was decided
+--          {-2, now}     the calendar boundaries do not reach to now: nothing was decided
+--          {2}           this receipt was refunded or settled before: nothing was done
+local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
+local call, unpack_struct = redis.call, struct.unpack
+local op, flags, heads, meters, now, timeout, charged_at, ttl = unpack_struct('<BBBBdddd', ARGV[1])
+local virtual, once, whole = flags % 2 == 1, flags % 4 >= 2, flags >= 4
+if now < 0 then
+  local time = call('TIME')
+  now = time[1] * 1e6 + time[2]
+end
+
+-- 1. The configuration, shard by shard.
+for i = 1, heads do
+  local head = call('GET', KEYS[i])
+  if head ~= ARGV[4] then
+    local held, run = string.match(ARGV[4], '^(%d+) (.*)$')
+    if head then
+      local stored, before = string.match(head, '^(%d+) (.*)$')
+      if tonumber(held) < tonumber(stored) then return {0, tonumber(stored)} end
+      -- Another run of the server: what it may have forgotten ends with its batch.
+      if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[5]) end
+    end
+    call('SET', KEYS[i], ARGV[4])
+  end
+end
+
+-- 2. The states, and the one moment that this decision is made as at.
+local first = heads + (meters > 0 and 1 or 0)
+local receipt = once and KEYS[first + 1]
+if once then first = first + 1 end
+local states, limits, program, pos, at = {}, {}, ARGV[2], 1, now
+local size = #program
+while pos <= size do
+  local l, name, code, index, own, slot, a, b, c, d, e, f, g, h = {timeout = timeout, charged_at = charged_at, lease = ARGV[5]}
+  name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, pos =
+    unpack_struct('<I4I4I4BBBBBddddddddd', program, pos)
+  l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
+  l.cost = unpack_struct('<d', ARGV[3], slot * 8 - 7)
+  if own > 0 then l.own = KEYS[first + own] end
+  local state = states[index]
+  if not state then
+    local raw = call('GET', KEYS[first + index])
+    if raw then
+      local sound, value = pcall(cmsgpack.unpack, raw)
+      if not sound or type(value) ~= 'table' then
+        return redis.error_reply('CORRUPT the state at ' .. KEYS[first + index] .. ' cannot be read: reset or delete it')
+      end
+      state = value
+    else
+      state = {}
+    end
+    states[index] = state
+  end
+  for i = 1, #state do
+    local entry = state[i]
+    if entry[1] == name then
+      l.place = i
+      if entry[2] == code then
+        l.entry = entry
+        if entry[4] > at and entry[4] <= now + CLOCK_BACK then at = entry[4] end
+      end
+      break
+    end
+  end
+  limits[#limits + 1] = l
+end
+for i = 1, #limits do
+  local l, algorithm = limits[i], A[limits[i].code]
+  local entry = l.entry
+  l.now, l.shift = at, 0
+  if entry and op ~= RESET then
+    local last = entry[4]
+    if last > at then l.shift, last = last - at, at end
+    l.last = last
+    l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
+    algorithm.resolve(l, entry)
+  else
+    algorithm.birth(l)
+  end
+  if l.stale then return {-2, now} end
+end
+
+-- 3. The usage it will be counted under.
+local bin, period = 0, 0
+if meters > 0 then
+  if op == SETTLE then
+    bin, period = unpack_struct('<dd', ARGV[6])
+  else
+    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[6])
+    bin = (at - at % 900000000) / 1e6
+    if at < b1 or at >= b4 then return {-2, now} end
+    period = (at < b2 and b1 or at < b3 and b2 or b3) / 1e6
+  end
+end
+if once and not call('SET', receipt, '1', 'NX', 'PX', ttl) then return {2} end
+
+-- 4. The decision.
+local allowed, never, binding, retry, wait = true, false, 0, 0, 0
+for i = 1, #limits do
+  local l = limits[i]
+  if (op ~= TRY and op ~= PEEK) or l.cost == 0 then
+    l.ok = true
+  else
+    A[l.code].check(l)
+    if l.mode == 0 then
+      if l.ok then
+        wait = math.max(wait, l.wait or 0)
+      else
+        allowed = false
+        if l.retry == NEVER then
+          if not never then never, binding = true, i end
+        elseif not never and l.retry > retry then
+          retry, binding = l.retry, i
+        end
+      end
+    end
+  end
+end
+if never then retry = NEVER end
+
+-- 5. What it changes.
+local dirty = {}
+for i = 1, #limits do
+  local l, algorithm = limits[i], A[limits[i].code]
+  local last = l.last
+  if op == TRY then
+    if allowed and l.ok and l.cost > 0 then
+      algorithm.charge(l)
+      last, l.dirty = at, true
+    elseif l.cost > 0 then
+      if not l.entry then
+        last, l.dirty = at, not never and l.retry ~= NEVER
+      else
+        l.dirty = l.shift > 0
+      end
+    end
+  elseif op == CREATE then
+    if not l.entry then last, l.dirty = at, true end
+  elseif op == CHANGE then
+    if l.entry then last, l.dirty = at, true end
+  elseif op == REFUND then
+    if l.entry and l.cost > 0 then
+      algorithm.refund(l)
+      l.dirty = true
+    end
+  elseif op == RELEASE then
+    if l.entry and algorithm.release then
+      algorithm.release(l)
+      l.dirty = true
+    end
+  elseif op == SETTLE then
+    if l.cost > 0 then
+      algorithm.charge(l)
+      last, l.dirty = at, true
+    elseif l.cost < 0 and l.entry then
+      l.cost = -l.cost
+      if whole and algorithm.release then algorithm.release(l) else algorithm.refund(l) end
+      l.dirty = true
+    end
+  elseif op == RESET and l.place then
+    states[l.index][l.place] = false
+    dirty[l.index] = true
+    if l.own and algorithm.reset then algorithm.reset(l) end
+  end
+  if l.dirty then
+    local entry, life = algorithm.entry(l, last)
+    entry[3] = math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1
+    local state = states[l.index]
+    state[l.place or #state + 1] = entry
+    dirty[l.index] = true
+    if algorithm.keep then algorithm.keep(l, not virtual and entry[3] * 1000 - math.floor(now / 1000) or nil) end
+  end
+end
+for index in pairs(dirty) do
+  local kept, latest = {}, 0
+  for i = 1, #states[index] do
+    local entry = states[index][i]
+    if entry and (virtual or entry[3] * 1e6 > now) then
+      kept[#kept + 1] = entry
+      latest = math.max(latest, entry[3])
+    end
+  end
+  if #kept == 0 then
+    call('DEL', KEYS[first + index])
+  elseif virtual then
+    call('SET', KEYS[first + index], cmsgpack.pack(kept))
+  else
+    call('SET', KEYS[first + index], cmsgpack.pack(kept), 'PX', latest * 1000 - math.floor(now / 1000))
+  end
+end
+
+-- 6. What is counted: once per request and meter.
+if meters > 0 and (op == TRY or op == SETTLE) then
+  local open, fresh, full = KEYS[heads + 1], false, false
+  local where = '|' .. bin .. '|' .. period .. '|'
+  local function add(field, count)
+    if count > 0 and call('HINCRBY', open, field, count) == count then
+      local fields = call('HLEN', open)
+      if fields == 1 then
+        local run = string.match(ARGV[4], ' (.*)$')
+        batch_open(string.sub(KEYS[1], 1, -5), ARGV[5], run, now)
+      end
+      full = full or fields >= 5000
+    end
+  end
+  local function count(field, cost)
+    if cost == 1 and not (once and not whole) then
+      add(field .. '|1', 1)
+    else
+      if not once or whole then add(field .. '|n', 1) end
+      add(field .. '|u', cost)
+    end
+  end
+  for i = 1, meters do
+    local cost = unpack_struct('<d', ARGV[3], i * 8 - 7)
+    local meter, billed = ARGV[6 + 2 * i], ARGV[7 + 2 * i]
+    if op == SETTLE then
+      count((cost < 0 and 'r' or 'a') .. where .. meter .. '|' .. billed .. '|' .. ARGV[7], math.abs(cost))
+    elseif allowed then
+      count('a' .. where .. meter .. '|' .. billed .. '|' .. ARGV[7], cost)
+    else
+      local l = limits[binding]
+      count('d' .. where .. meter .. '|' .. l.rule .. '|' .. l.version .. '|' .. ARGV[7], cost)
+    end
+    if allowed and op == TRY then
+      for j = 1, #limits do
+        local l = limits[j]
+        if not l.ok and l.slot == i then
+          count('s' .. where .. meter .. '|' .. l.rule .. '|' .. l.version .. '|' .. ARGV[7], cost)
+        end
+      end
+    end
+  end
+  if full then batch_seal(string.sub(KEYS[1], 1, -5), now, string.match(ARGV[4], ' (.*)$'), ARGV[5]) end
+end
+
+-- 7. The answer.
+local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, wait, at, bin, period}
+local remaining, reset
+for i = 1, #limits do
+  local l = limits[i]
+  local left, full = A[l.code].measure(l)
+  reply[8 + 3 * i], reply[9 + 3 * i], reply[10 + 3 * i] = l.ok and 1 or 0, left, full
+  if l.mode == 0 then
+    if not remaining or left < remaining then
+      remaining = left
+      if allowed then reply[3] = i end
+    end
+    if not reset or full > reset then reset = full end
+  end
+end
+reply[4], reply[6] = remaining or 0, reset or 0
+return reply

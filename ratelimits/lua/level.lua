@@ -1,0 +1,112 @@
+-- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4): one definition, a debt that time pays off.
+-- What is spent is kept as the time it takes to drain, exactly: a permit takes q + r/n µs, and the debt is T + g/(n*m).
+-- Draining is then a subtraction. m is 1, but for a debt carried over from another rate whose fraction needs it.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.   Params: q, r, n, room T, room g, capacity, and the permits
+-- spent at birth (token_bucket) or `delay_after` (queue); room is the time of `capacity` permits, of one more in a queue.
+do
+  local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
+
+  local level = {}
+
+  local function permits(l, count)
+    local p = l.p
+    local whole, part = muldiv(count, p[2], p[3])
+    return whole + count * p[1], part * l.m
+  end
+
+  function level.birth(l)
+    local p = l.p
+    l.m = 1
+    l.T, l.g = 0, 0
+    if l.code == 1 and p[7] > 0 then l.T, l.g = permits(l, p[7]) end
+  end
+
+  local function drain(l, elapsed)
+    if elapsed > l.T or (elapsed == l.T and l.g == 0) then
+      l.T, l.g, l.m = 0, 0, 1
+    elseif elapsed > 0 then
+      l.T = l.T - elapsed
+    end
+  end
+
+  function level.resolve(l, e)
+    local p = l.p
+    l.m, l.T, l.g = e[E_M], e[E_T], e[E_G]
+    local from = e[4]
+    if e[E_Q] ~= p[1] or e[E_R] ~= p[2] or e[E_N] ~= p[3] then
+      -- Written at another rate: what is spent stays spent, in permits, so its time is stretched.
+      drain(l, l.changed - from)
+      from = l.changed
+      local old, new = e[E_Q] * e[E_N] + e[E_R], p[1] * p[3] + p[2]
+      local c1, c2 = gcd(new, old), gcd(e[E_N], p[3])
+      l.T, l.g, l.m = scale(l.T, l.g, e[E_N] * l.m, new / c1 * (e[E_N] / c2), old / c1 * (p[3] / c2), p[3], true)
+      -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
+      if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
+    end
+    drain(l, l.now - from)
+  end
+
+  function level.check(l)
+    local p, c = l.p, l.cost
+    local queue = l.code == 4
+    if c > (queue and p[6] + 1 or p[6]) then l.retry = NEVER return end
+    local n = p[3] * l.m
+    local T, g = permits(l, c)
+    T, g = l.T + T - p[4], l.g + g - p[5] * l.m
+    if g < 0 then T, g = T - 1, g + n elseif g >= n then T, g = T + 1, g - n end
+    local over = g > 0 and T + 1 or T
+    if queue then
+      T, g = permits(l, p[7])
+      T, g = l.T - T, l.g - g
+      if g < 0 then T, g = T - 1, g + n end
+      local wait = math.max(g > 0 and T + 1 or T, 0)
+      if over <= 0 and (l.timeout == ANY or wait <= l.timeout) then
+        l.ok, l.wait = true, wait
+      else
+        l.retry = l.timeout == ANY and over or math.max(over, wait - l.timeout)
+      end
+    elseif over <= 0 then
+      l.ok = true
+    elseif l.code <= 2 and (l.timeout == ANY or over <= l.timeout) then
+      l.ok, l.wait = true, over
+    else
+      l.retry = l.code <= 2 and over - math.max(l.timeout, 0) or over
+    end
+  end
+
+  function level.charge(l)
+    local T, g = permits(l, l.cost)
+    local n = l.p[3] * l.m
+    T, g = l.T + T, l.g + g
+    if g >= n then T, g = T + 1, g - n end
+    l.T, l.g = T, g
+  end
+
+  function level.refund(l)
+    local T, g = permits(l, math.min(l.cost, 1e12))
+    if T > l.T or (T == l.T and g >= l.g) then
+      l.T, l.g, l.m = 0, 0, 1
+    else
+      T, g = l.T - T, l.g - g
+      if g < 0 then T, g = T - 1, g + l.p[3] * l.m end
+      l.T, l.g = T, g
+    end
+  end
+
+  function level.measure(l)
+    local p = l.p
+    local T, g = p[4] - l.T, p[5] * l.m - l.g
+    if g < 0 then T, g = T - 1, g + p[3] * l.m end
+    return intervals(T, g, p[1], p[2], p[3], l.m), l.g > 0 and l.T + 1 or l.T
+  end
+
+  function level.entry(l, last)
+    local p = l.p
+    -- `last` may lie before now (after a refund): the debt is as of `last`.
+    local T, g, m = l.T, l.g, l.m
+    if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
+    return {l.name, l.code, 0, last, p[1], p[2], p[3], m, T, g}, (l.code == 1 and p[7] > 0) and FOREVER or T + 1
+  end
+
+  A[1], A[2], A[3], A[4] = level, level, level, level
+end

@@ -1,0 +1,87 @@
+-- What every script that decides starts with: exact arithmetic, and the states of a key in one packed string.
+-- Lua 5.1 has doubles only. They hold every integer up to 2^53, so all numbers here are whole, and what is a fraction of
+-- a microsecond is kept beside them as a numerator over a fixed denominator: a pair (whole, part) means whole + part/n.
+
+-- floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
+local function muldiv(a, b, n)
+  local product = a * b
+  if product < 9007199254740992 then
+    local rest = product % n
+    return (product - rest) / n, rest
+  end
+  -- Too large for a double: long multiplication, a bit of b at a time. Doubling and the differences below are exact.
+  local ar = a % n
+  local aq = (a - ar) / n
+  local quotient, rest, bit = 0, 0, 4503599627370496
+  while bit >= 1 do
+    quotient, rest = quotient * 2, rest * 2
+    if rest >= n then quotient, rest = quotient + 1, rest - n end
+    if b >= bit then
+      b = b - bit
+      quotient = quotient + aq
+      if rest >= n - ar then quotient, rest = quotient + 1, rest - (n - ar) else rest = rest + ar end
+    end
+    bit = bit / 2
+  end
+  return quotient, rest
+end
+
+local function gcd(a, b)
+  while b > 0 do a, b = b, a % b end
+  return a
+end
+
+-- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else up (or down) to 1/n.
+local function scale(whole, part, base, a, b, n, up)
+  local common = gcd(a, b)
+  a, b = a / common, b / common
+  local out, left = muldiv(whole, a, b)
+  -- What is left is left/b + part*a/(base*b).
+  local top, bottom = left * base + part * a, base * b
+  if top < 9007199254740992 and bottom < 9007199254740992 then
+    local over = top % bottom
+    out = out + (top - over) / bottom
+    common = gcd(over, bottom)
+    over, bottom = over / common, bottom / common
+    local m = bottom / gcd(bottom, n)
+    if n * m < 4503599627370496 then return out, over * (n * m / bottom), m end
+    top = over
+  else
+    local over = top / bottom
+    out, top, bottom = out + math.floor(over), over - math.floor(over), 1
+  end
+  part = top / bottom * n
+  part = up and math.ceil(part) or math.floor(part)
+  if part >= n then return out + 1, part - n, 1 end
+  return out, part, 1
+end
+
+-- How many intervals of q + r/n fit into whole + part/(n*m): a guess in doubles, put right exactly.
+local function intervals(whole, part, q, r, n, m)
+  if whole < 0 then return 0 end
+  if r == 0 then return (whole - whole % q) / q end
+  local count = math.floor((whole + part / (n * m)) / (q + r / n))
+  while true do
+    local t, g = muldiv(count, r, n)
+    t, g = t + count * q, g * m
+    if t > whole or (t == whole and g > part) then
+      count = count - 1
+    else
+      t, g = muldiv(count + 1, r, n)
+      t, g = t + (count + 1) * q, g * m
+      if t > whole or (t == whole and g > part) then return count end
+      count = count + 1
+    end
+  end
+end
+
+local function int(x) return string.format('%.0f', x) end
+
+-- Kept this much longer (µs) than it matters, so that a clock that steps back finds it.
+local CLOCK_BACK = 60000000
+local FOREVER = 34560000000000 -- 400 days
+local ANY = -1 -- as a timeout: whatever the wait is
+local NEVER = -1 -- as a retry_after
+
+-- algorithm code -> {birth, resolve, check, charge, measure, …}; the files behind this one fill it.
+local A = {}

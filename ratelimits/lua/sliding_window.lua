@@ -1,0 +1,112 @@
+-- sliding_window (7): N sub-windows that slide one at a time (Sentinel's LeapArray), in a key of their own.
+-- Entry: name, algorithm, expiry, last, width, newest index, counts of the newest bucket, the one before, … N+1 of them:
+-- the last is the one that is just leaving, which only `weighted` counts, by its remaining share.
+-- Params: width, N, weighted, -, -, capacity. A bucket's index is floor(t / width); it starts at index * width.
+do
+  local sliding = {}
+
+  function sliding.birth(l)
+    local counts = {}
+    for i = 1, l.p[2] + 1 do counts[i] = 0 end
+    l.counts, l.newest = counts, math.floor(l.now / l.p[1])
+  end
+
+  -- The counts as they stand when bucket `newest` is the newest.
+  local function slide(counts, from, newest, size)
+    if newest <= from then return counts end
+    local out = {}
+    for i = 1, size do out[i] = counts[i - (newest - from)] or 0 end
+    return out
+  end
+
+  function sliding.resolve(l, e)
+    local width, size = l.p[1], l.p[2] + 1
+    local counts, newest = e[7], e[6]
+    if l.shift > 0 then newest = math.floor(l.now / e[5]) end
+    if e[5] ~= width or #counts ~= size then
+      -- Other buckets: what each holds goes to the one that its start lies in, or to the oldest that is still counted.
+      local at = math.floor(l.changed / e[5])
+      counts = slide(counts, newest, at, #counts)
+      local moved, latest = {}, math.floor(l.changed / width)
+      for i = 1, size do moved[i] = 0 end
+      for i = 1, #counts - (l.p[3] == 1 and 0 or 1) do
+        local place = latest - math.floor((at - i + 1) * e[5] / width) + 1
+        place = math.max(1, math.min(place, size - 1))
+        moved[place] = moved[place] + counts[i]
+      end
+      counts, newest = moved, latest
+    end
+    l.newest = math.max(newest, math.floor(l.now / width))
+    l.counts = slide(counts, newest, l.newest, size)
+  end
+
+  -- What counts now, whole, rounded up; and the share of the leaving bucket that is no whole permit.
+  local function spent(l)
+    local sum, counts, size = 0, l.counts, l.p[2]
+    for i = 1, size do sum = sum + counts[i] end
+    local leaving = counts[size + 1]
+    if l.p[3] == 1 and leaving > 0 then
+      local whole, part = muldiv(leaving, l.p[1] - l.now % l.p[1], l.p[1])
+      return sum + whole + (part > 0 and 1 or 0)
+    end
+    return sum
+  end
+
+  function sliding.check(l)
+    local width, size, weighted, capacity = l.p[1], l.p[2], l.p[3], l.p[6]
+    if l.cost > capacity then l.retry = NEVER return end
+    if spent(l) + l.cost <= capacity then l.ok = true return end
+    local counts, room = l.counts, capacity - l.cost
+    local full = 0
+    for i = 1, size do full = full + counts[i] end
+    -- Slot by slot: the full buckets of the slot that is `ahead` from now, and the one that is leaving in it.
+    for ahead = 0, size + 1 do
+      if ahead > 0 then full = full - (counts[size - ahead + 1] or 0) end
+      local leaving = weighted == 1 and counts[size + 1 - ahead] or 0
+      if full <= room then
+        local offset = 0
+        if full + leaving > room then
+          local whole, part = muldiv(width, leaving - (room - full), leaving)
+          offset = part > 0 and whole + 1 or whole
+        end
+        l.retry = (l.newest + ahead) * width + offset - l.now
+        return
+      end
+    end
+  end
+
+  function sliding.charge(l)
+    l.counts[1] = l.counts[1] + l.cost
+  end
+
+  function sliding.refund(l)
+    local left, counts, size = l.cost, l.counts, l.p[2] + l.p[3]
+    local first, last = 1, size
+    if l.charged_at > 0 then
+      first = l.newest - math.floor(l.charged_at / l.p[1]) + 1
+      last = math.min(first, size)
+    end
+    for i = math.max(first, 1), last do
+      local given = math.min(left, counts[i])
+      counts[i], left = counts[i] - given, left - given
+    end
+  end
+
+  function sliding.measure(l)
+    local size = l.p[2]
+    local reset = 0
+    for i = 1, size + l.p[3] do
+      if l.counts[i] > 0 then
+        reset = (l.newest - i + 1 + size + l.p[3]) * l.p[1] - l.now
+        break
+      end
+    end
+    return math.max(l.p[6] - spent(l), 0), reset
+  end
+
+  function sliding.entry(l, last)
+    return {l.name, l.code, 0, last, l.p[1], l.newest, l.counts}, (l.p[2] + 1) * l.p[1]
+  end
+
+  A[7] = sliding
+end

@@ -1,0 +1,106 @@
+-- smooth_bursty (9): Guava's SmoothBursty. The state is `next`, the moment from which the next request is free to go, and
+-- what idleness has stored; that is kept as the time it is worth, S + g/(n*m) µs, which a change of rate leaves alone.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the time stored at most).
+-- smooth_warming_up.lua makes another of these and puts functions of its own in the place of some.
+local function smooth_limit()
+  local smooth = {size = 4}
+
+  -- The denominator of S's fraction, and the most that is stored: a pair over it.
+  function smooth.base(p) return p[3] end
+  function smooth.most(l) return l.p[4], 0 end
+  -- New most / old most.
+  function smooth.ratio(new, old) return new[4], old[4] end
+  function smooth.born(l) return 0, 0 end
+
+  function smooth.birth(l)
+    l.n, l.m, l.next = smooth.base(l.p), 1, l.now
+    l.S, l.g = smooth.born(l)
+  end
+
+  -- Idle time since `next` is stored, up to the most.
+  function smooth.gain(l, idle) return idle, 0 end
+
+  local function sync(l, now)
+    if now <= l.next then return end
+    local n = l.n * l.m
+    local S, g = smooth.gain(l, now - l.next)
+    S, g = l.S + S, l.g + g * l.m
+    if g >= n then S, g = S + 1, g - n end
+    local most, part = smooth.most(l)
+    if S > most or (S == most and g >= part * l.m) then S, g = most, part * l.m end
+    l.S, l.g, l.next = S, g, now
+  end
+
+  function smooth.resolve(l, e)
+    local p, old, same = l.p, {e[5], e[6], e[7]}, e[5] == l.p[1] and e[6] == l.p[2] and e[7] == l.p[3]
+    for i = 12, #e do
+      old[i - 8] = e[i]
+      same = same and e[i] == p[i - 8]
+    end
+    l.next = e[4] - l.shift + e[9]
+    l.n, l.m, l.S, l.g = smooth.base(old), e[8], e[10], e[11]
+    if not same then
+      -- Guava's setRate: settle the idle time under the old numbers, then stored * new most / old most.
+      l.p = old
+      sync(l, l.changed)
+      local a, b = smooth.ratio(p, old)
+      local base = l.n * l.m
+      l.p, l.n = p, smooth.base(p)
+      if b == 0 then l.S, l.g, l.m = 0, 0, 1 else l.S, l.g, l.m = scale(l.S, l.g, base, a, b, l.n, false) end
+    end
+    sync(l, l.now)
+  end
+
+  function smooth.check(l)
+    local wait = math.max(l.next - l.now, 0)
+    if l.timeout == ANY or wait <= l.timeout then
+      l.ok, l.wait = true, wait
+    else
+      l.retry = wait - l.timeout
+    end
+  end
+
+  -- The time of `cost` permits, over n*m.
+  function smooth.permits(l)
+    local whole, part = muldiv(l.cost, l.p[2], l.p[3])
+    whole = whole + l.cost * l.p[1]
+    if whole > 4503599627370496 then error('cost is too large: it would take more than 142 years') end
+    return whole, part * (l.n / l.p[3]) * l.m
+  end
+
+  -- Takes K + k from what is stored, answers what must be waited for instead, cut off to whole µs.
+  function smooth.spend(l, K, k)
+    local n = l.n * l.m
+    if K > l.S or (K == l.S and k >= l.g) then
+      K, k = K - l.S, k - l.g
+      l.S, l.g, l.m = 0, 0, 1
+      return k < 0 and K - 1 or K
+    end
+    K, k = l.S - K, l.g - k
+    if k < 0 then K, k = K - 1, k + n end
+    l.S, l.g = K, k
+    return 0
+  end
+
+  function smooth.charge(l)
+    l.next = l.next + smooth.spend(l, smooth.permits(l))
+  end
+
+  function smooth.refund(l)
+    -- What is owed is forgiven; what was stored and spent stays spent.
+    l.next = math.max(l.next - (smooth.permits(l)), l.now)
+  end
+
+  function smooth.measure(l)
+    if l.next > l.now then return 0, l.next - l.now end
+    return intervals(l.S, l.g, l.p[1], l.p[2], l.p[3], l.n / l.p[3] * l.m), 0
+  end
+
+  function smooth.entry(l, last)
+    local p = l.p
+    return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)}, FOREVER
+  end
+
+  return smooth
+end
+A[9] = smooth_limit()

@@ -1,0 +1,110 @@
+-- smooth_warming_up (10): Guava's SmoothWarmingUp, on top of smooth.lua. Stored permits cost more the longer it was idle:
+-- the interval falls from stable*cold_factor, at the most stored, to stable at the threshold (half of `warm_up`).
+-- In time stored (permits * stable) Guava's numbers are: threshold W/2, most W*gain, gain of idle time gain, all exact
+-- with gain = (5 + cold)/(2 + 2*cold).   Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as u, v.
+-- Entry: as smooth.lua, with the last five params behind g.
+do
+  local smooth = smooth_limit()
+
+  -- Whole numbers beyond 2^53: limbs of seven digits, lowest first.
+  local function big(x)
+    local out = {}
+    repeat
+      out[#out + 1] = x % 1e7
+      x = (x - x % 1e7) / 1e7
+    until x == 0
+    return out
+  end
+
+  local function times(a, b)
+    local out = {}
+    for i = 1, #a + #b do out[i] = 0 end
+    for i = 1, #a do
+      local carry = 0
+      for j = 1, #b do
+        local sum = out[i + j - 1] + a[i] * b[j] + carry
+        out[i + j - 1] = sum % 1e7
+        carry = (sum - sum % 1e7) / 1e7
+      end
+      out[i + #b] = carry
+    end
+    return out
+  end
+
+  local function plus(a, b)
+    local out, carry = {}, 0
+    for i = 1, math.max(#a, #b) + 1 do
+      local sum = (a[i] or 0) + (b[i] or 0) + carry
+      out[i] = sum % 1e7
+      carry = (sum - sum % 1e7) / 1e7
+    end
+    return out
+  end
+
+  local function at_most(a, b)
+    for i = math.max(#a, #b), 1, -1 do
+      local x, y = a[i] or 0, b[i] or 0
+      if x ~= y then return x < y end
+    end
+    return true
+  end
+
+  function smooth.base(p) return p[3] * p[4] end
+
+  local function share(l, time)
+    local whole, part = muldiv(time, l.p[7], l.p[8])
+    return whole, part * (smooth.base(l.p) / l.p[8])
+  end
+
+  function smooth.most(l) return share(l, l.p[5]) end
+
+  function smooth.gain(l, idle) return share(l, idle) end
+
+  function smooth.born(l) return share(l, l.p[5]) end
+
+  function smooth.ratio(new, old)
+    if new[5] == old[5] and new[6] == old[6] then return 1, 1 end
+    local c, d = gcd(new[5], old[5]), gcd(new[7] * old[8], new[8] * old[7])
+    return new[5] / c * (new[7] * old[8] / d), old[5] / c * (new[8] * old[7] / d)
+  end
+
+  -- floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W)): the area under the falling interval, `taken` from `above`.
+  local function area(l, tw, tp, aw, ap)
+    local n, W, cold = l.n * l.m, l.p[5], l.p[6]
+    local t, a = tw + tp / n, aw + ap / n
+    local guess = math.floor(t + t * (2 * a - t) * ((cold / 1e6) ^ 2 - 1) / (4 * W))
+    local taken = plus(times(big(tw), big(n)), big(tp))
+    -- 2*above - taken = above + (above - taken), which is never negative
+    local lw, lp = aw - tw, ap - tp
+    if lp < 0 then lw, lp = lw - 1, lp + n end
+    local both = plus(times(big(aw + lw), big(n)), big(ap + lp))
+    local unit = times(times(big(4 * W), big(1e12)), big(n))
+    local top = times(taken, plus(unit, times(both, times(big(cold - 1e6), big(cold + 1e6)))))
+    local bottom = times(unit, big(n))
+    while guess > 0 and not at_most(times(big(guess), bottom), top) do guess = guess - 1 end
+    while at_most(times(big(guess + 1), bottom), top) do guess = guess + 1 end
+    return guess
+  end
+
+  function smooth.charge(l)
+    local n, W = l.n * l.m, l.p[5]
+    local K, k = smooth.permits(l)
+    local tw, tp = l.S, l.g -- what is taken from the store
+    if K < tw or (K == tw and k < tp) then tw, tp = K, k end
+    local half, odd = (W - W % 2) / 2, W % 2 * n / 2
+    local aw, ap = l.S - half, l.g - odd -- what lies above the threshold
+    if ap < 0 then aw, ap = aw - 1, ap + n end
+    if aw > 0 or (aw == 0 and ap > 0) then
+      local mw, mp = aw, ap
+      if tw < mw or (tw == mw and tp < mp) then mw, mp = tw, tp end
+      l.next = l.next + area(l, mw, mp, aw, ap)
+      tw, tp = tw - mw, tp - mp
+      if tp < 0 then tw, tp = tw - 1, tp + n end
+    end
+    -- Below the threshold a permit costs its stable interval; so does a fresh one. Guava cuts each off by itself.
+    l.next = l.next + tw + smooth.spend(l, K, k)
+  end
+
+  smooth.size = 8
+  A[10] = smooth
+end

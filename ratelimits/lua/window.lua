@@ -1,0 +1,84 @@
+-- fixed_window (5) and calendar_window (6): a count, and the window it belongs to.
+-- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first hit opens
+-- it; of calendar_window: starts of the previous, current, next and next but one period; 6th of both: capacity.
+do
+  local window = {}
+
+  -- The window that the moment t lies in: start and length; for a calendar that does not reach to t, nothing.
+  local function around(l, t)
+    local p = l.p
+    if l.code == 5 then return t - t % p[1], p[1] end
+    for i = 1, 3 do
+      if t >= p[i] and t < p[i + 1] then return p[i], p[i + 1] - p[i] end
+    end
+  end
+
+  function window.birth(l)
+    l.count = 0
+    if l.code == 5 and l.p[2] == 1 then
+      l.start, l.length = l.now, 0
+    else
+      l.start, l.length = around(l, l.now)
+      if not l.start then l.stale = true end
+    end
+  end
+
+  local function aligned(l, start, length)
+    local p = l.p
+    if l.code == 5 then return length == p[1] and start % length == 0 end
+    for i = 1, 3 do
+      if p[i] == start then return p[i + 1] - start == length end
+    end
+  end
+
+  function window.resolve(l, e)
+    local start, length, period = e[5], e[6], l.p[1]
+    l.count = e[7]
+    if l.code == 5 and l.p[2] == 1 then
+      start = start - l.shift
+      if length ~= period and length > 0 then
+        -- Another period: an open window stays open, or, if it would have ended by now, opens anew with what it held.
+        if l.changed >= start + length then length = 0 end
+        if length > 0 and l.changed >= start + period then start = l.changed end
+        length = length > 0 and period or 0
+      end
+    elseif l.shift > 0 then
+      start, length = around(l, l.now)
+    elseif not aligned(l, start, length) then
+      if l.changed < start + length then start, length = around(l, l.changed) else start = nil end
+    end
+    if not start or l.now >= start + length then return window.birth(l) end
+    l.start, l.length = start, length
+  end
+
+  function window.check(l)
+    local capacity = l.p[6]
+    if l.cost > capacity then
+      l.retry = NEVER
+    elseif l.count + l.cost <= capacity then
+      l.ok = true
+    else
+      l.retry = l.start + l.length - l.now
+    end
+  end
+
+  function window.charge(l)
+    if l.length == 0 then l.start, l.length = l.now, l.p[1] end
+    l.count = l.count + l.cost
+  end
+
+  function window.refund(l)
+    -- What was charged in a window that has ended is not given back in this one.
+    if l.charged_at == 0 or l.charged_at >= l.start then l.count = math.max(l.count - l.cost, 0) end
+  end
+
+  function window.measure(l)
+    return math.max(l.p[6] - l.count, 0), l.count > 0 and l.start + l.length - l.now or 0
+  end
+
+  function window.entry(l, last)
+    return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
+  end
+
+  A[5], A[6] = window, window
+end
