@@ -1,1 +1,59 @@
 """The engine: limits in, one atomic decision out. It knows Redis, and nothing of models, DRF or requests."""
+
+from __future__ import annotations
+
+from ratelimits.engine.call import ANY, Meter, Receipt, Usage
+from ratelimits.engine.decide import (
+    AlreadySettled,
+    Decision,
+    Stale,
+    Standing,
+    adecide,
+    apeek,
+    arefund,
+    arelease,
+    areserve,
+    areset,
+    asettle,
+    decide,
+    peek,
+    refund,
+    release,
+    reserve,
+    reset,
+    settle,
+)
+from ratelimits.engine.limits import Algorithm, Limit, Mode, algorithm_from_json
+from ratelimits.engine.wire import NotSent, Unanswered, Unavailable
+
+__all__ = [
+    "ANY",
+    "Algorithm",
+    "AlreadySettled",
+    "Decision",
+    "Limit",
+    "Meter",
+    "Mode",
+    "NotSent",
+    "Receipt",
+    "Stale",
+    "Standing",
+    "Unanswered",
+    "Unavailable",
+    "Usage",
+    "adecide",
+    "algorithm_from_json",
+    "apeek",
+    "arefund",
+    "arelease",
+    "areserve",
+    "areset",
+    "asettle",
+    "decide",
+    "peek",
+    "refund",
+    "release",
+    "reserve",
+    "reset",
+    "settle",
+]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage
 from ratelimits.engine.limits import MICROSECONDS, Limit
 from ratelimits.engine.program import Program, Term, program
@@ -177,8 +178,32 @@ def call_for(
     )
     # Each limit brings its own cost; the meters' come first, each that of the first limit unless told otherwise.
     costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
-    version = max(limit.version for limit in limits)
+    version = max(limit.version for limit in limits) if op <= Op.PEEK else 0
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
+
+
+def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
+    """The call that books the difference to what a receipt took; `costs` are the true ones, by slot."""
+    if len(costs) != len(receipt.costs) or any(cost < 0 or cost % 1 for cost in costs):
+        raise ValueError(f"settle with {len(receipt.costs)} whole costs of at least 0, one for each that was charged")
+    differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
+    return Call(
+        receipt.program,
+        receipt.keys,
+        differences,
+        receipt.account,
+        receipt.usage,
+        op=Op.SETTLE,
+        lease=receipt.nonce,
+        receipt=receipt,
+        whole=whole,
+        receipt_ttl=receipt_ttl,
+    )
+
+
+def release_call(receipt: Receipt) -> Call:
+    """The call that ends the leases of a receipt."""
+    return Call(receipt.program, receipt.keys, receipt.costs, receipt.account, op=Op.RELEASE, lease=receipt.nonce)
 
 
 def decide(
@@ -193,18 +218,37 @@ def decide(
     """Admit and charge a request under all limits, or under none of them.
 
     `timeout` is the longest wait in seconds that is accepted where the algorithm lets wait. `account` owns the keys
-    that are a user's, an API key's or its own; `usage` says where the request is counted. `lease` names what `concurrency`
-    hands out (default: the receipt's nonce). `now` (µs since 1970 UTC) stands in for the server's clock.
+    that are a user's, an API key's or its own; `usage` says where the request is counted. `lease` names what
+    `concurrency` hands out (default: the receipt's nonce). `now` (µs since 1970 UTC) stands in for the server's clock.
     Raises engine.wire.Unavailable when the server cannot be asked.
     """
-    here = server()
-    return run(here, ask(here, call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)))
+    call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
+    return run(server(), ask(server(), call))
+
+
+async def adecide(
+    limits: Sequence[Limit],
+    *,
+    timeout: float = 0,
+    account: str = "",
+    usage: Usage | None = None,
+    now: int | None = None,
+    lease: str | None = None,
+) -> Decision:
+    """`decide`, awaited."""
+    call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
+    return await arun(server(), ask(server(), call))
 
 
 def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """What `decide` would answer, changing nothing."""
-    here = server()
-    return run(here, ask(here, call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)))
+    return run(server(), ask(server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)))
+
+
+async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
+    """`peek`, awaited."""
+    call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
+    return await arun(server(), ask(server(), call))
 
 
 def reserve(
@@ -216,4 +260,62 @@ def reserve(
     now: int | None = None,
 ) -> Decision:
     """Take permits ahead of time: granted with a `wait` of at most `max_wait` seconds (None: any)."""
-    return decide(limits, timeout=ANY if max_wait is None else max(max_wait, 0), account=account, usage=usage, now=now)
+    timeout = ANY if max_wait is None else max(max_wait, 0)
+    return decide(limits, timeout=timeout, account=account, usage=usage, now=now)
+
+
+async def areserve(
+    limits: Sequence[Limit],
+    *,
+    max_wait: float | None = None,
+    account: str = "",
+    usage: Usage | None = None,
+    now: int | None = None,
+) -> Decision:
+    """`reserve`, awaited."""
+    timeout = ANY if max_wait is None else max(max_wait, 0)
+    return await adecide(limits, timeout=timeout, account=account, usage=usage, now=now)
+
+
+def _nothing(receipt: Receipt) -> tuple[int, ...]:
+    return (0,) * len(receipt.costs)
+
+
+def refund(receipt: Receipt) -> Decision:
+    """Give back all that a receipt took, once; raises AlreadySettled the second time."""
+    return run(server(), ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)))
+
+
+async def arefund(receipt: Receipt) -> Decision:
+    """`refund`, awaited."""
+    return await arun(server(), ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)))
+
+
+def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
+    """Charge what was truly used, once, even over the limit: `costs` in the order they were charged in."""
+    return run(server(), ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL)))
+
+
+async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
+    """`settle`, awaited."""
+    return await arun(server(), ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL)))
+
+
+def release(receipt: Receipt) -> Decision:
+    """End the leases of a receipt; one that has ended or was released before is left alone."""
+    return run(server(), ask(server(), release_call(receipt)))
+
+
+async def arelease(receipt: Receipt) -> Decision:
+    """`release`, awaited."""
+    return await arun(server(), ask(server(), release_call(receipt)))
+
+
+def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
+    """Forget the states of these limits: as never seen. What was counted as usage stays counted."""
+    return run(server(), ask(server(), call_for(limits, account=account, op=Op.RESET)))
+
+
+async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
+    """`reset`, awaited."""
+    return await arun(server(), ask(server(), call_for(limits, account=account, op=Op.RESET)))

@@ -34,13 +34,15 @@ for i = 1, heads do
   local head = call('GET', KEYS[i])
   if head ~= ARGV[4] then
     local held, run = string.match(ARGV[4], '^(%d+) (.*)$')
-    if head then
-      local stored, before = string.match(head, '^(%d+) (.*)$')
-      if tonumber(held) < tonumber(stored) then return {0, tonumber(stored)} end
-      -- Another run of the server: what it may have forgotten ends with its batch.
-      if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[5]) end
+    local stored, before = string.match(head or '0 ?', '^(%d+) (.*)$')
+    held, stored = tonumber(held), tonumber(stored)
+    if held < stored then
+      if op <= PEEK then return {0, stored} end
+      held = stored -- what was admitted is given back or settled whatever the rules are by now
     end
-    call('SET', KEYS[i], ARGV[4])
+    -- Another run of the server: what it may have forgotten ends with its batch.
+    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[5]) end
+    if before ~= run or held ~= stored or not head then call('SET', KEYS[i], int(held) .. ' ' .. run) end
   end
 end
 
@@ -169,7 +171,9 @@ for i = 1, #limits do
       l.dirty = true
     end
   elseif op == SETTLE then
-    if l.cost > 0 then
+    if l.place and not l.entry then
+      -- Another algorithm by now, which never saw this request.
+    elseif l.cost > 0 then
       algorithm.charge(l)
       last, l.dirty = at, true
     elseif l.cost < 0 and l.entry then
