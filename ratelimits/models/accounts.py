@@ -1,0 +1,192 @@
+"""Who pays and on which terms: accounts, plans with what they include, and the keys that are on a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from simple_history.models import HistoricalRecords
+
+from ratelimits.engine import calendar
+from ratelimits.models.keys import derived_shard, validate_key
+from ratelimits.models.versions import Edit, Tombstone, Versioned
+
+
+def validate_timezone(name: str) -> None:
+    """ValidationError unless the text is an IANA time zone."""
+    try:
+        calendar.zone(name)
+    except ValueError as error:
+        raise ValidationError(str(error), code="timezone") from error
+
+
+def validate_period(valid_from: Any, valid_until: Any) -> None:
+    """ValidationError unless a validity period ends after it starts."""
+    if valid_from is not None and valid_until is not None and valid_until <= valid_from:
+        raise ValidationError(
+            {"valid_until": _("This ends before it starts: choose a moment after the start, or leave it empty.")}
+        )
+
+
+class Plan(Versioned):
+    """A named set of rules that keys and accounts are on, and what it includes."""
+
+    name = models.CharField(_("name"), max_length=80)
+    slug = models.SlugField(_("slug"), max_length=40, unique=True, help_text=_("Its name in reports and code."))
+
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("plan")
+        verbose_name_plural = _("plans")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class PlanInclusion(Versioned):
+    """How much of a meter a plan includes in each billing period, before anything is overage."""
+
+    plan = models.ForeignKey(Plan, models.CASCADE, related_name="inclusions", verbose_name=_("plan"))
+    meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
+    quantity = models.PositiveBigIntegerField(
+        _("quantity"), help_text=_("Units of the meter that each billing period includes.")
+    )
+
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("included quantity")
+        verbose_name_plural = _("included quantities")
+        ordering = ["plan", "meter"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["plan", "meter"],
+                name="ratelimits_inclusion_per_meter",
+                violation_error_message=_("This plan already includes a quantity of this meter: change that one."),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.quantity:,} {self.meter}"
+
+
+class Account(Versioned):
+    """Who pays: the billing owner of keys, with its time zone, billing anchor and plan."""
+
+    identifier = models.CharField(
+        _("identifier"),
+        max_length=64,
+        unique=True,
+        help_text=_("What RATELIMITS['ACCOUNT'] answers for its requests; by default the user's primary key."),
+    )
+    name = models.CharField(_("name"), max_length=120, blank=True)
+    timezone = models.CharField(
+        _("time zone"),
+        max_length=64,
+        default="UTC",
+        validators=[validate_timezone],
+        help_text=_("Of its invoices."),
+    )
+    billing_anchor = models.CharField(
+        _("billing anchor"),
+        max_length=32,
+        blank=True,
+        help_text=_(
+            "A local date and time at which a billing month starts, such as 2026-01-31T06:00; empty: calendar months."
+        ),
+    )
+    plan = models.ForeignKey(
+        Plan, models.PROTECT, null=True, blank=True, related_name="accounts", verbose_name=_("plan")
+    )
+    shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
+
+    history = HistoricalRecords()
+
+    about = ("identifier",)
+    derived_fields = ("shard",)
+
+    class Meta:
+        verbose_name = _("account")
+        verbose_name_plural = _("accounts")
+        ordering = ["identifier"]
+
+    def __str__(self) -> str:
+        return self.name or self.identifier
+
+    def clean(self) -> None:
+        try:
+            calendar.boundaries("month", self.timezone, self.billing_anchor or None, time.time_ns() // 1000)
+        except ValueError as error:
+            if "time zone" not in str(error):
+                raise ValidationError({"billing_anchor": str(error)}) from error
+
+    @property
+    def key(self) -> str:
+        """Its key string."""
+        return f"account:{self.identifier}"
+
+    @classmethod
+    def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return derived_shard(values, "identifier", "account:")
+
+    def tombstone(self, edit: Edit) -> Tombstone:
+        grave = super().tombstone(edit)
+        grave.key, grave.shard = self.key, self.shard
+        return grave
+
+
+class PlanMembership(Versioned):
+    """The plan that a key is on, from and until when."""
+
+    key = models.CharField(
+        _("key"),
+        max_length=160,
+        unique=True,
+        validators=[validate_key],
+        help_text=_("Such as api_key:9f3c or user:42."),
+    )
+    plan = models.ForeignKey(Plan, models.PROTECT, related_name="memberships", verbose_name=_("plan"))
+    valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
+    valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
+    shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
+
+    history = HistoricalRecords()
+
+    about = ("key",)
+    derived_fields = ("shard",)
+
+    class Meta:
+        verbose_name = _("plan membership")
+        verbose_name_plural = _("plan memberships")
+        ordering = ["key"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(valid_from=None)
+                | models.Q(valid_until=None)
+                | models.Q(valid_until__gt=models.F("valid_from")),
+                name="ratelimits_membership_period",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.plan}"
+
+    def clean(self) -> None:
+        if self.key.startswith("account:"):
+            raise ValidationError({"key": _("An account has its plan on itself: choose the plan on the account.")})
+        validate_period(self.valid_from, self.valid_until)
+
+    @classmethod
+    def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return derived_shard(values, "key")
+
+    def tombstone(self, edit: Edit) -> Tombstone:
+        grave = super().tombstone(edit)
+        grave.key, grave.shard, grave.plan = self.key, self.shard, self.plan_id
+        return grave

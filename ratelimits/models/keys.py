@@ -1,0 +1,58 @@
+"""Key strings such as "api_key:9f3c": their kinds, their form, and their shard of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.versions import KEY_SHARDS
+
+
+class KeyKind(models.TextChoices):
+    """Who a rule counts: the kind of the key that its permits are counted under."""
+
+    USER = "user", _("user")
+    API_KEY = "api_key", _("API key")
+    ACCOUNT = "account", _("account")
+    IP = "ip", _("address")
+    GLOBAL = "global", _("everyone together")
+    KEY = "key", _("key (API key, else user, else address)")
+
+
+#: Kinds that a key string can have; for each, the kinds of rule whose count is its own or a part of it.
+COVERS: dict[str, frozenset[str]] = {
+    "api_key": frozenset({"api_key", "key"}),
+    "user": frozenset({"user", "api_key", "key"}),
+    "account": frozenset({"account", "user", "api_key", "key"}),
+    "ip": frozenset({"ip", "key"}),
+}
+
+
+def key_shard(key: str) -> int:
+    """The shard of the configuration that says something about a key."""
+    return crc32(key.encode()) % KEY_SHARDS
+
+
+def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
+    """The column `shard` that follows from a new key in the column `name`; TypeError for an expression."""
+    if name not in values:
+        return {}
+    if not isinstance(values[name], str):
+        raise TypeError(f"{name} can only be set to a text, not to an expression: save the rows one by one")
+    return {"shard": key_shard(prefix + values[name])}
+
+
+def validate_key(key: str) -> None:
+    """ValidationError unless the text is a key string that a row can be about."""
+    kind, _colon, name = key.partition(":")
+    if kind not in COVERS or not name or name != name.strip():
+        raise ValidationError(
+            _("%(key)s is no key: write its kind, a colon and its id, such as user:42, %(others)s."),
+            code="key",
+            params={"key": key, "others": "api_key:9f3c, account:7, ip:203.0.113.9"},
+        )

@@ -1,0 +1,82 @@
+"""Overrides: other numbers, or another mode, for one key or account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from simple_history.models import HistoricalRecords
+
+from ratelimits.models.accounts import validate_period
+from ratelimits.models.keys import derived_shard, validate_key
+from ratelimits.models.rules import Rule, seconds_field
+from ratelimits.models.versions import Edit, Tombstone, Versioned
+
+
+class KeyOverride(Versioned):
+    """Other numbers, or another mode, for one key or account under the rules of one name."""
+
+    #: The numbers that an override can change.
+    NUMBERS = ("capacity", "rate", "period")
+
+    key = models.CharField(
+        _("key"),
+        max_length=160,
+        validators=[validate_key],
+        help_text=_("Such as api_key:9f3c, user:42, ip:203.0.113.9, or account:7 for all keys of an account."),
+    )
+    rule = models.SlugField(_("rule"), max_length=40, help_text=_("The name of the rule, in whichever plan."))
+    capacity = models.BigIntegerField(_("capacity"), null=True, blank=True, help_text=_("Empty: unchanged."))
+    rate = seconds_field(_("rate"), _("Empty: unchanged."))
+    period = seconds_field(_("period"), _("Empty: unchanged."))
+    mode = models.CharField(_("mode"), max_length=10, choices=[("", _("unchanged")), *Rule.Mode.choices], blank=True)
+    valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
+    valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
+    reason = models.CharField(_("reason"), max_length=200, blank=True)
+    shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
+
+    history = HistoricalRecords()
+
+    about = ("key", "rule")
+    derived_fields = ("shard",)
+
+    class Meta:
+        verbose_name = _("override")
+        verbose_name_plural = _("overrides")
+        ordering = ["key", "rule", "valid_from"]
+        indexes = [models.Index(fields=["key", "rule"], name="ratelimits_override_of")]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(valid_from=None) | Q(valid_until=None) | Q(valid_until__gt=models.F("valid_from")),
+                name="ratelimits_override_period",
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__in=["", "enforce", "shadow", "off"]), name="ratelimits_override_mode"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.rule} for {self.key}"
+
+    def changes(self) -> dict[str, Any]:
+        """The numbers that it changes."""
+        return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
+
+    @classmethod
+    def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return derived_shard(values, "key")
+
+    def tombstone(self, edit: Edit) -> Tombstone:
+        grave = super().tombstone(edit)
+        grave.key, grave.shard, grave.rule = self.key, self.shard, self.rule
+        return grave
+
+    def clean(self) -> None:
+        """Refuse what no rule could follow, what changes nothing, and what meets another override in time."""
+        from ratelimits.models import validation
+
+        validate_period(self.valid_from, self.valid_until)
+        validation.check_override(self)

@@ -1,0 +1,292 @@
+"""Rules: what is counted, by which algorithm, with what numbers, and what a refusal means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from decimal import Decimal
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from simple_history.models import HistoricalRecords
+
+from ratelimits.conf import conf
+from ratelimits.engine.calendar import UNITS
+from ratelimits.engine.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
+from ratelimits.models import sentences
+from ratelimits.models.accounts import Plan
+from ratelimits.models.keys import KeyKind
+from ratelimits.models.versions import Edit, Tombstone, Versioned
+
+#: The fields that some algorithms take and others do not, and what they hold when theirs does not.
+PARAMETERS: dict[str, Any] = {
+    "capacity": None,
+    "rate": None,
+    "period": None,
+    "initial": "",
+    "window_start": "",
+    "calendar_unit": "",
+    "timezone": "",
+    "anchor": "",
+    "sub_windows": None,
+    "weighted": False,
+    "delay_after": None,
+    "max_burst_seconds": None,
+    "warm_up": None,
+    "cold_factor": None,
+    "lease_ttl": None,
+}
+#: Algorithms that answer when to proceed: a rule of theirs must say how long a request may wait.
+WAITS = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
+#: Algorithms that let a request wait at all.
+LENDS = (*WAITS, "token_bucket", "gcra")
+
+_SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
+
+
+def split_scope(text: str) -> tuple[str, frozenset[str]]:
+    """A rule's scope and the methods it names (none: all): "search:POST" is ("search", {"POST"})."""
+    scope, _colon, methods = text.partition(":")
+    return scope, frozenset(methods.split(",")) if methods else frozenset()
+
+
+def required_fields(algorithm: str) -> tuple[str, ...]:
+    """The fields that an algorithm cannot do without."""
+    kind = ALGORITHMS[algorithm]
+    return tuple(field.name for field in fields(kind) if field.default is MISSING)
+
+
+def seconds_field(label: Any, help_text: Any = "") -> models.DecimalField[Any, Any]:
+    """An optional decimal with the six places that the engine reads exactly."""
+    return models.DecimalField(
+        label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
+    )
+
+
+def _complete() -> Q:
+    """The condition that a row has what its algorithm needs."""
+    condition = Q()
+    for algorithm in ALGORITHMS:
+        given = Q(algorithm=algorithm)
+        for name in required_fields(algorithm):
+            given &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
+        if algorithm in WAITS:
+            given &= Q(max_wait__isnull=False)
+        condition |= given
+    return condition
+
+
+class Rule(Versioned):
+    """One limit: whose requests it counts, by which algorithm, and what a refusal means."""
+
+    class Mode(models.TextChoices):
+        """What a refusal by this rule means."""
+
+        ENFORCE = "enforce", _("enforce")
+        SHADOW = "shadow", _("shadow: decide and record, never refuse")
+        OFF = "off", _("off")
+
+    class OnFailure(models.TextChoices):
+        """What happens while Redis does not answer."""
+
+        PROJECT = "", _("as the project's FAILURE_POLICY says")
+        ALLOW = "allow", _("allow")
+        DENY = "deny", _("deny")
+        LOCAL = "local", _("limit in each process")
+
+    class Kind(models.TextChoices):
+        """The algorithms."""
+
+        TOKEN_BUCKET = "token_bucket", _("token bucket")
+        FIXED_WINDOW = "fixed_window", _("fixed window")
+        CALENDAR_WINDOW = "calendar_window", _("calendar window")
+        SLIDING_WINDOW = "sliding_window", _("sliding window")
+        SLIDING_LOG = "sliding_log", _("sliding log")
+        GCRA = "gcra", _("GCRA")
+        LEAKY_BUCKET = "leaky_bucket", _("leaky bucket")
+        LEAKY_BUCKET_QUEUE = "leaky_bucket_queue", _("leaky bucket as a queue")
+        SMOOTH_BURSTY = "smooth_bursty", _("smooth, with bursts")
+        SMOOTH_WARMING_UP = "smooth_warming_up", _("smooth, warming up")
+        CONCURRENCY = "concurrency", _("concurrency")
+
+    name = models.SlugField(
+        _("name"),
+        max_length=40,
+        help_text=_("A plan's rule of the same name takes the place of the default one; usage is kept under it."),
+    )
+    plan = models.ForeignKey(
+        Plan,
+        models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="rules",
+        verbose_name=_("plan"),
+        help_text=_("Empty: the default, for everyone."),
+    )
+    scope = models.CharField(
+        _("scope"),
+        max_length=100,
+        default="*",
+        validators=[
+            RegexValidator(
+                rf"\A(?:{_SCOPE.pattern})\Z",
+                _("Write * for every request, a throttle_scope such as search, or search:POST,PUT."),
+            )
+        ],
+        help_text=_("* for every request, or a throttle_scope such as search, or with its methods search:POST."),
+    )
+    key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
+    meter = models.SlugField(
+        _("meter"), max_length=40, default="requests", db_index=False, help_text=_("What it counts.")
+    )
+    algorithm = models.CharField(_("algorithm"), max_length=20, choices=Kind.choices, default=Kind.TOKEN_BUCKET)
+
+    capacity = models.BigIntegerField(
+        _("capacity"), null=True, blank=True, help_text=_("Permits that can be taken at once, or per window.")
+    )
+    rate = seconds_field(_("rate"), _("Permits that come back per period."))
+    period = seconds_field(_("period"))
+    initial = models.CharField(
+        _("initial"),
+        max_length=20,
+        blank=True,
+        help_text=_("full, empty, or the number of tokens at the start."),
+    )
+    window_start = models.CharField(
+        _("window start"),
+        max_length=10,
+        blank=True,
+        choices=[("epoch", _("at the clock's full periods")), ("first_hit", _("at the first request"))],
+    )
+    calendar_unit = models.CharField(
+        _("calendar unit"), max_length=10, blank=True, choices=[(unit, _(unit)) for unit in UNITS]
+    )
+    timezone = models.CharField(
+        _("time zone"), max_length=64, blank=True, help_text=_("Such as Europe/Paris; empty: UTC.")
+    )
+    anchor = models.CharField(
+        _("anchor"),
+        max_length=32,
+        blank=True,
+        help_text=_("A local date and time at which some period starts, such as 2026-01-31T06:00."),
+    )
+    sub_windows = models.PositiveIntegerField(
+        _("sub-windows"), null=True, blank=True, help_text=_("Steps that the window slides in; empty: 10.")
+    )
+    weighted = models.BooleanField(
+        _("weighted"), default=False, help_text=_("Count the step that is leaving by its remaining share.")
+    )
+    delay_after = models.BigIntegerField(
+        _("delay after"),
+        null=True,
+        blank=True,
+        help_text=_("Requests that pass unspaced before the queue forms."),
+    )
+    max_burst_seconds = seconds_field(_("max burst seconds"), _("Seconds of idleness that are saved up; empty: 1."))
+    warm_up = seconds_field(_("warm-up"), _("Seconds until the full rate is reached; empty: 1."))
+    cold_factor = seconds_field(_("cold factor"), _("How many times slower a cold start is; empty: 3."))
+    lease_ttl = seconds_field(_("lease time to live"), _("Seconds after which a place that was not released is free."))
+    max_wait = seconds_field(_("max wait"), _("Seconds that a request may be held back instead of being refused."))
+
+    mode = models.CharField(_("mode"), max_length=10, choices=Mode.choices, default=Mode.ENFORCE)
+    bills = models.BooleanField(
+        _("bills"),
+        default=False,
+        help_text=_("The lines of usage name this rule: one per kind of key and meter."),
+    )
+    on_failure = models.CharField(
+        _("when Redis is away"),
+        max_length=10,
+        choices=OnFailure.choices,
+        blank=True,
+        default=OnFailure.PROJECT,
+    )
+
+    history = HistoricalRecords()
+
+    about = ("name", "plan_id")
+
+    class Meta:
+        verbose_name = _("rule")
+        verbose_name_plural = _("rules")
+        ordering = ["name", "plan"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["name", "plan"],
+                name="ratelimits_rule_per_plan",
+                violation_error_message=_("This plan already has a rule of this name: change that one."),
+            ),
+            models.UniqueConstraint(
+                fields=["name"],
+                condition=Q(plan=None),
+                name="ratelimits_rule_by_default",
+                violation_error_message=_("There is a default rule of this name: change that one, or choose a plan."),
+            ),
+            # What clean() says in words, for rows that are written without it.
+            models.UniqueConstraint(
+                fields=["plan", "key_kind", "meter"],
+                condition=Q(bills=True),
+                name="ratelimits_one_bills_per_plan",
+            ),
+            models.UniqueConstraint(
+                fields=["key_kind", "meter"],
+                condition=Q(bills=True, plan=None),
+                name="ratelimits_one_bills_by_default",
+            ),
+            models.CheckConstraint(condition=_complete(), name="ratelimits_rule_complete"),
+            models.CheckConstraint(condition=Q(capacity=None) | Q(capacity__gte=0), name="ratelimits_rule_capacity"),
+            models.CheckConstraint(condition=Q(rate=None) | Q(rate__gt=0), name="ratelimits_rule_rate"),
+            models.CheckConstraint(condition=Q(period=None) | Q(period__gt=0), name="ratelimits_rule_period"),
+            models.CheckConstraint(condition=Q(max_wait=None) | Q(max_wait__gte=0), name="ratelimits_rule_max_wait"),
+            models.CheckConstraint(condition=Q(key_kind__in=KeyKind.values), name="ratelimits_rule_key_kind"),
+            models.CheckConstraint(condition=Q(mode__in=["enforce", "shadow", "off"]), name="ratelimits_rule_mode"),
+            models.CheckConstraint(
+                condition=Q(on_failure__in=["", "allow", "deny", "local"]), name="ratelimits_rule_on_failure"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.plan})" if self.plan_id else self.name
+
+    def parameters(self) -> dict[str, Any]:
+        """The algorithm's own fields as RULE.json has them; what is not given is left out."""
+        given = {name: getattr(self, name) for name in fields_of(self.algorithm)}
+        return {"algorithm": self.algorithm} | {
+            name: value.normalize() if isinstance(value, Decimal) else value
+            for name, value in given.items()
+            if value is not None and value != ""
+        }
+
+    def to_algorithm(self, **changes: Any) -> Algorithm:
+        """The algorithm with this row's numbers, some of them changed; ValueError says what is wrong."""
+        return algorithm_from_json(self.parameters() | changes)
+
+    def sentence(self) -> str:
+        """What the rule says, for people: "5 requests per second, bursts to 10, per API key"."""
+        unit = conf.UNITS.get(self.meter, self.meter)
+        try:
+            return sentences.sentence(self.to_algorithm(), unit, self.key_kind, self.scope, self.max_wait)
+        except ValueError as error:
+            return str(_("not in force: %(error)s") % {"error": error})
+
+    def tombstone(self, edit: Edit) -> Tombstone:
+        grave = super().tombstone(edit)
+        grave.rule, grave.plan = self.name, self.plan_id
+        return grave
+
+    def clean(self) -> None:
+        """Refuse what makes no sense, at the field that is wrong; drop the fields of other algorithms."""
+        from ratelimits.models import validation
+
+        if self.algorithm not in ALGORITHMS:
+            return  # said by the field itself
+        known = fields_of(self.algorithm)
+        for name, empty in PARAMETERS.items():
+            if name not in known:
+                setattr(self, name, empty)
+        if self.algorithm not in LENDS:
+            self.max_wait = None
+        validation.check_rule(self)

@@ -1,0 +1,187 @@
+"""What makes no sense in a rule or an override, said at the field that is wrong and with what to do about it.
+
+Rule.clean() and KeyOverride.clean() come here; the admin and rules as code both go through them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import ROUND_UP, Decimal
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.engine.keys import name_id
+from ratelimits.engine.limits import Algorithm, fields_of
+from ratelimits.models.keys import COVERS, KeyKind
+from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
+from ratelimits.models.sentences import number
+
+Errors = dict[str, list[Any]]
+
+_ADVICE = {
+    "rate": _("Write how many permits come back per period, such as 5."),
+    "capacity": _("Write how many permits can be taken at once, such as 10."),
+    "period": _("Write it in seconds, such as 1, 60 or 86400."),
+    "calendar_unit": _("Choose hour, day, week, month or year."),
+}
+
+
+def check_rule(rule: Rule) -> None:
+    """ValidationError, with all that is wrong, unless the rule makes sense and gets along with the others."""
+    errors = _parameters(rule) or _overrides_of(rule)
+    errors |= _name(rule) | _billing(rule)
+    if errors:
+        raise ValidationError(errors)
+
+
+def _parameters(rule: Rule) -> Errors:
+    """What is wrong with the algorithm's own fields; defaults are filled in where nothing was said."""
+    missing = [name for name in required_fields(rule.algorithm) if getattr(rule, name) in (None, "")]
+    if missing:
+        return {name: [_ADVICE[name]] for name in missing}
+    try:
+        algorithm = rule.to_algorithm()
+    except ValueError as error:
+        return _at_field(str(error))
+    for name in fields_of(rule.algorithm):
+        if getattr(rule, name) in (None, ""):
+            setattr(rule, name, getattr(algorithm, name) or PARAMETERS[name])
+    if rule.algorithm in WAITS and rule.max_wait is None:
+        suggestion = f"{suggested_max_wait(rule):f}"
+        message = _("Say how many seconds a request may wait, such as %(suggestion)s.")
+        return {"max_wait": [message % {"suggestion": suggestion}]}
+    if rule.max_wait is not None and rule.max_wait < 0:
+        return {"max_wait": [_("Write 0 to let nobody wait, or a number of seconds.")]}
+    return {}
+
+
+def _at_field(message: str) -> Errors:
+    """The engine's messages start with the name of the field, except about what a field names."""
+    first = re.split(r"\W", message, maxsplit=1)[0]
+    if "time zone" in message:
+        first = "timezone"
+    elif "calendar_unit" in message:
+        first = "calendar_unit"
+    field = first if first in PARAMETERS else "algorithm"
+    return {field: [f"{message}.", *([_ADVICE[field]] if field in _ADVICE else [])]}
+
+
+def suggested_max_wait(rule: Rule) -> Decimal:
+    """The longest wait in seconds that the algorithm itself leads to: for a queue, that of all its places."""
+    wait: Decimal | None
+    if rule.algorithm == "smooth_bursty":
+        wait = rule.max_burst_seconds
+    elif rule.algorithm == "smooth_warming_up":
+        wait = rule.warm_up
+    else:
+        assert rule.capacity is not None
+        assert rule.period is not None
+        assert rule.rate is not None
+        wait = rule.capacity * rule.period / rule.rate
+    return Decimal(1 if wait is None else wait).quantize(Decimal("0.000001"), ROUND_UP).normalize()
+
+
+def _overrides_of(rule: Rule) -> Errors:
+    """An edit must leave the overrides of the rule in force."""
+    if rule._state.adding:
+        return {}
+    rows = KeyOverride.objects.filter(rule=rule.name).order_by()
+    for numbers in rows.values_list(*KeyOverride.NUMBERS).distinct():
+        changes = {name: n for name, n in zip(KeyOverride.NUMBERS, numbers, strict=True) if n is not None}
+        try:
+            check_numbers(rule, changes)
+        except ValueError as error:
+            shown = ", ".join(f"{name} {number(n)}" for name, n in changes.items())
+            message = _("An override of this rule (%(shown)s) would no longer fit: %(error)s. Change it first.")
+            return {"algorithm": [message % {"shown": shown, "error": error}]}
+    return {}
+
+
+def _name(rule: Rule) -> Errors:
+    others = Rule.objects.exclude(name=rule.name).order_by().values_list("name", flat=True).distinct()
+    twin = next((other for other in others if name_id(other) == name_id(rule.name)), None)
+    if twin is None:
+        return {}
+    message = _("Rename it: “%(name)s” and “%(twin)s” would be kept under the same number in Redis (crc32).")
+    return {"name": [message % {"name": rule.name, "twin": twin}]}
+
+
+def _billing(rule: Rule) -> Errors:
+    """At most one rule bills for a kind of key and a meter: in a plan, together with the default rules."""
+    if not rule.bills:
+        return {}
+    billing = Rule.objects.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
+    billing = billing.exclude(name=rule.name).exclude(pk=rule.pk)
+    twin = billing.filter(plan=rule.plan_id).first()
+    message = _("“%(twin)s” already bills %(meter)s per %(kind)s here: untick it there first, or here.")
+    if twin is None:
+        # A plan's rules come on top of the default ones, except those whose names they have.
+        message = _(
+            "“%(twin)s” bills %(meter)s per %(kind)s for the same keys: give both the same name, so that "
+            "the plan's takes the place of the default one, or untick one of them."
+        )
+        if rule.plan_id is not None:
+            replaced = Rule.objects.filter(plan=rule.plan_id).values("name")
+            twin = billing.filter(plan=None).exclude(name__in=replaced).first()
+        else:
+            replacing = Rule.objects.filter(name=rule.name).exclude(plan=None).values("plan")
+            twin = billing.exclude(plan=None).exclude(plan__in=replacing).first()
+    if twin is None:
+        return {}
+    return {"bills": [message % {"twin": twin, "meter": rule.meter, "kind": KeyKind(rule.key_kind).label}]}
+
+
+def check_numbers(rule: Rule, changes: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of a rule under an override's numbers; ValueError says what is wrong."""
+    for name in changes:
+        if name not in fields_of(rule.algorithm):
+            raise ValueError(f"{name} means nothing to {rule}, a {rule.get_algorithm_display()}")
+    return rule.to_algorithm(**changes)
+
+
+def check_override(override: KeyOverride) -> None:
+    """ValidationError if no rule could follow it, it changes nothing, or it meets another one in time."""
+    changes = override.changes()
+    if not changes and not override.mode:
+        raise ValidationError(_("It changes nothing: give a capacity, rate, period or mode."))
+    rules = list(Rule.objects.filter(name=override.rule))
+    if not rules:
+        names = ", ".join(sorted(Rule.objects.order_by().values_list("name", flat=True).distinct()[:20]))
+        message = _("No rule has this name; there are: %(names)s.")
+        raise ValidationError({"rule": message % {"names": names or "–"}})
+    if changes:
+        for rule in rules:
+            _numbers(override, rule, changes)
+    _overlap(override)
+
+
+def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
+    if rule.key_kind not in COVERS.get(override.key.partition(":")[0], ()):
+        message = _(
+            "%(rule)s counts per %(kind)s, which others share with %(key)s: numbers cannot differ for this "
+            "key alone. Override the mode instead, or the numbers of a wider key."
+        )
+        shown = {"rule": rule, "kind": KeyKind(rule.key_kind).label, "key": override.key}
+        raise ValidationError(message % shown)
+    try:
+        check_numbers(rule, changes)
+    except ValueError as error:
+        field = next((name for name in changes if str(error).startswith(name)), next(iter(changes)))
+        raise ValidationError({field: f"{error}."}) from error
+
+
+def _overlap(override: KeyOverride) -> None:
+    others = KeyOverride.objects.filter(key=override.key, rule=override.rule).exclude(pk=override.pk)
+    if override.valid_until is not None:
+        others = others.filter(Q(valid_from=None) | Q(valid_from__lt=override.valid_until))
+    if override.valid_from is not None:
+        others = others.filter(Q(valid_until=None) | Q(valid_until__gt=override.valid_from))
+    other = others.first()
+    if other is not None:
+        message = _("Override %(pk)s holds for the same key and rule at that time: end it first.")
+        raise ValidationError({"valid_from": message % {"pk": other.pk}})

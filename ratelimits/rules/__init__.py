@@ -1,0 +1,61 @@
+"""Rows to frozen snapshot; facts about a request to the limits that apply.
+
+`current()` is what holds now and costs a look at the clock; `reload(v)` follows a decision that was answered "stale".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.core.signals import setting_changed
+from django.db.models.signals import post_migrate
+
+from ratelimits.rules.loader import Loader, RulesUnavailable
+from ratelimits.rules.snapshot import AppliedRule, Billing, Selection, Snapshot
+
+if TYPE_CHECKING:
+    from ratelimits.identity import Identity
+
+__all__ = [
+    "AppliedRule",
+    "Billing",
+    "RulesUnavailable",
+    "Selection",
+    "Snapshot",
+    "acurrent",
+    "areload",
+    "aselect",
+    "current",
+    "forget",
+    "reload",
+]
+
+_loader = Loader()
+
+current = _loader.current
+acurrent = _loader.acurrent
+reload = _loader.reload
+areload = _loader.areload
+forget = _loader.forget
+
+
+async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:
+    """`snapshot.select`, without blocking the event loop when a shard of keys has to be read first."""
+    missing = snapshot.missing(identity)
+    if missing:
+        snapshot = await _loader.aload(missing)
+    return snapshot.select(scope, method, identity)
+
+
+def _forget_after_migrate(using: str, **kwargs: object) -> None:
+    """A database that was migrated or emptied is another one."""
+    forget()
+
+
+def _forget_settings(setting: str, **kwargs: object) -> None:
+    if setting in ("RATELIMITS", "DATABASES"):
+        forget()
+
+
+post_migrate.connect(_forget_after_migrate, dispatch_uid="ratelimits.rules.forget")
+setting_changed.connect(_forget_settings, dispatch_uid="ratelimits.rules.settings")

@@ -1,0 +1,186 @@
+"""Reading the rules: one thread of its own per process, with its own connection, so never inside a request's
+transaction, where an old snapshot or an uncommitted edit would pass for the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from ratelimits.conf import conf
+from ratelimits.models.versions import ConfigVersion
+from ratelimits.rules import rows
+from ratelimits.rules.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Seconds that a request waits for the database at most.
+PATIENCE = 5.0
+#: After a failure the database is left alone for so many µs, unless a reload is asked for.
+_PAUSE = 1_000_000
+#: A clock may step back so far, in µs, before what was seen at a moment is looked at again.
+_STEP = 1_000_000
+
+
+class RulesUnavailable(Exception):
+    """The database could not be asked for the rules, and nothing that is held will do."""
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+class Loader:
+    """Holds the newest snapshot of this process and brings it up to date. `clock`: µs since 1970 UTC."""
+
+    def __init__(self, clock: Callable[[], int] = _now) -> None:
+        self._clock = clock
+        self._held: Snapshot | None = None
+        self._refresh_at = 0
+        self._failure: tuple[int, str] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
+
+    def current(self) -> Snapshot:
+        """The rules as they hold now, read on first use; RulesUnavailable if that fails.
+
+        With rules held this only looks at the clock. After RELOAD_INTERVAL they are read again in the background.
+        """
+        held, now = self._held, self._clock()
+        if held is None:
+            return self._wait(self._submit(self._load, 0))
+        if held.made_at - _STEP <= now < min(held.good_until, self._refresh_at):
+            return held
+        return self._renew(held, now)
+
+    async def acurrent(self) -> Snapshot:
+        """Like `current`, without blocking the event loop."""
+        if self._held is None:
+            return await self._await(self._submit(self._load, 0))
+        return self.current()
+
+    def reload(self, minimum_version: int | None = None) -> Snapshot:
+        """The rules as the database has them, or those held if they are of `minimum_version` at least.
+
+        RulesUnavailable when the database cannot be asked; what is held stays held.
+        """
+        return self._wait(self._submit(self._load, minimum_version))
+
+    async def areload(self, minimum_version: int | None = None) -> Snapshot:
+        """Like `reload`, without blocking the event loop."""
+        return await self._await(self._submit(self._load, minimum_version))
+
+    async def aload(self, shards: frozenset[int]) -> Snapshot:
+        """A snapshot with these shards of keys read."""
+        return await self._await(self._submit(self._load_shards, shards))
+
+    def forget(self) -> None:
+        """Hold nothing: the next use reads everything."""
+        with self._lock:
+            self._held = self._failure = None
+
+    def _renew(self, held: Snapshot, now: int) -> Snapshot:
+        """Past an edge of validity look at the same rows anew; past the interval have them read again."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            if now >= self._refresh_at or now < held.made_at - _STEP:
+                self._refresh_at = now + self._interval()
+                self._thread.submit(self._refresh)
+            if self._held is held and not held.made_at - _STEP <= now < held.good_until:
+                self._held = self._at(held.rows, now)
+            return self._held or held
+
+    def _refresh(self) -> None:
+        try:
+            self._load(None)
+        except RulesUnavailable as error:
+            logger.warning("The rules could not be read again; those held stay in force: %s", error)
+
+    def _at(self, held: rows.Rows, now: int) -> Snapshot:
+        return Snapshot(held, now, lambda shards: self._wait(self._submit(self._load_shards, shards)))
+
+    def _interval(self) -> int:
+        return int(conf.RELOAD_INTERVAL * 1_000_000)
+
+    def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
+        if self._pid != os.getpid():
+            self._begin()  # threads do not survive a fork
+        if self._failure is not None and argument is not None:
+            at, message = self._failure
+            if self._clock() - at < _PAUSE:
+                raise RulesUnavailable(message)
+        return self._thread.submit(job, argument)
+
+    def _wait(self, future: Future[R]) -> R:
+        try:
+            return future.result(PATIENCE)
+        except TimeoutError as error:
+            raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from error
+
+    async def _await(self, future: Future[R]) -> R:
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), PATIENCE)
+        except TimeoutError as error:
+            raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from error
+
+    def _load(self, minimum_version: int | None) -> Snapshot:
+        """In the thread: bring the rows up to date. Whoever waited for another's reload finds it done."""
+        held = self._held
+        if held is not None and minimum_version is not None and held.version >= minimum_version:
+            return held
+        found = self._ask(lambda: rows.read(conf.DATABASE, held.rows if held is not None else None))
+        return self._hold(found)
+
+    def _load_shards(self, shards: frozenset[int]) -> Snapshot:
+        """In the thread: read shards of keys into the rows that are held, once these are up to date."""
+        held = self._held
+
+        def read() -> rows.Rows:
+            for _attempt in range(3):
+                found = rows.read(conf.DATABASE, held.rows if held is not None else None)
+                wanted = [shard for shard in shards if found.shards[shard] is None]
+                read_now = rows.read_shards(conf.DATABASE, wanted)
+                if ConfigVersion.read(conf.DATABASE)[0] == found.version:
+                    break
+            for shard, keys in read_now.items():
+                found.shards[shard] = keys
+            return found
+
+        return self._hold(self._ask(read))
+
+    def _hold(self, found: rows.Rows) -> Snapshot:
+        with self._lock:
+            now = self._clock()
+            self._refresh_at = now + self._interval()
+            if self._held is None or self._held.rows is not found:
+                self._held = self._at(found, now)
+            return self._held
+
+    def _ask(self, query: Callable[[], R]) -> R:
+        try:
+            answer = query()
+        except DatabaseError as error:
+            message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}"
+            self._failure = self._clock(), message
+            raise RulesUnavailable(f"{message}; is it up, and was `manage.py migrate` run?") from error
+        finally:
+            connections[conf.DATABASE].close()
+        self._failure = None
+        return answer

@@ -1,0 +1,360 @@
+"""The rules as they hold now: facts about a request in, the limits that apply out.
+
+A snapshot is what the database says at one version, seen at one moment: validity periods have begun or ended. All
+that does not depend on who asks is compiled once and shared: requests of the same scope by keys on the same plan,
+without overrides of their own, get the same Selection object.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from ratelimits.conf import conf
+from ratelimits.engine import calendar
+from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
+from ratelimits.models.keys import COVERS
+from ratelimits.models.versions import KEY_SHARDS
+from ratelimits.rules.rows import NEVER, AccountRow, KeyRows, MembershipRow, OverrideRow, Rows, RuleRow
+
+if TYPE_CHECKING:
+    from ratelimits.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+#: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits
+#: know since when they hold.
+RECENT = 86_400_000_000
+#: Selections that a snapshot keeps at most; past it, it starts anew.
+MOST_SELECTIONS = 4096
+GLOBAL_KEY = "global"
+
+_API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
+_NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRule:
+    """A rule as it applies to a request.
+
+    `key` is what is counted, such as "user:42" ("" in a Selection, which is not about one key), and `key_kind` the
+    field of Identity that it comes from, or "global". `version` is that of the newest row that shaped the rule (its
+    own, an override, a rule that went away above it), `since` when these parameters came into force, in µs since
+    1970 UTC. `max_wait` is in seconds; `plan` is the slug of the rule's plan, "" for a default rule.
+    """
+
+    name: str
+    key: str
+    key_kind: str
+    algorithm: Algorithm
+    meter: str
+    mode: Mode
+    bills: bool
+    on_failure: str
+    max_wait: Decimal
+    rule: int
+    version: int
+    since: int
+    plan: str
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Selection:
+    """The rules of all requests that are alike; compared and hashed by identity."""
+
+    rules: tuple[AppliedRule, ...]
+    #: The configuration version that they are of: what a decision hands to the script.
+    version: int
+
+    def keys(self, identity: Identity) -> tuple[str, ...]:
+        """What each rule counts this identity under."""
+        return tuple(
+            GLOBAL_KEY if rule.key_kind == GLOBAL_KEY else getattr(identity, rule.key_kind) for rule in self.rules
+        )
+
+
+class Billing(NamedTuple):
+    """An account's billing periods: starts of the previous, current, next and next but one, in µs since 1970 UTC."""
+
+    timezone: str
+    anchor: str | None
+    boundaries: tuple[int, int, int, int]
+
+
+class KeyFacts(NamedTuple):
+    """What holds for one key now. `moved`: when that last changed, if recently, in µs since 1970 UTC, else 0."""
+
+    plan: int
+    account: AccountRow | None
+    overrides: tuple[OverrideRow, ...]
+    moved: int
+
+
+#: Which kinds of key there are, the key's plan, the account's plan, when any of that changed, and the overrides.
+_Asked = tuple[int, int, int, int, tuple[OverrideRow, ...]]
+
+
+class Snapshot:
+    """The rules at `version`, as they hold until `good_until` (µs since 1970 UTC).
+
+    Immutable in what it answers; what it was asked before it remembers. A shard of keys that was not read yet is
+    read on first touch, through `load`, which answers with a snapshot that has it.
+    """
+
+    __slots__ = (
+        "_billing",
+        "_facts",
+        "_load",
+        "_lock",
+        "_methods",
+        "_plans",
+        "_recent",
+        "_scopes",
+        "_selections",
+        "good_until",
+        "made_at",
+        "rows",
+        "version",
+    )
+
+    def __init__(self, rows: Rows, now: int, load: Callable[[frozenset[int]], Snapshot]) -> None:
+        self.rows = rows
+        self.version = rows.version
+        self.made_at = now
+        self.good_until = NEVER
+        self._recent = now - RECENT
+        self._load = load
+        self._lock = threading.Lock()
+        self._facts: list[dict[str, KeyFacts] | None] = [None] * KEY_SHARDS
+        self._selections: dict[tuple[str, str, _Asked], Selection] = {}
+        self._billing: dict[tuple[str, str | None], Billing] = {}
+        self._plans: dict[int, dict[str, RuleRow]] = {}
+        for row in rows.rules.values():
+            self._plans.setdefault(row.plan, {})[row.name] = row
+        self._scopes = {row.scope for row in rows.rules.values()}
+        self._methods = {method for row in rows.rules.values() for method in row.methods}
+
+    def select(self, scope: str, method: str, identity: Identity) -> Selection:
+        """The rules that apply to such a request by this identity.
+
+        Once its keys' shards are read this takes no lock, no query and no settings look-up.
+        """
+        asked = self._ask(identity)
+        if asked is None:
+            return self.having(identity).select(scope, method, identity)
+        if scope not in self._scopes:
+            scope = "*"
+        if method not in self._methods:
+            method = ""
+        about = (scope, method, asked)
+        selection = self._selections.get(about)
+        if selection is None:
+            selection = self._compile(scope, method, asked)
+            with self._lock:
+                if len(self._selections) >= MOST_SELECTIONS:
+                    self._selections.clear()
+                selection = self._selections.setdefault(about, selection)
+        return selection
+
+    def _ask(self, identity: Identity) -> _Asked | None:
+        """What is said of an identity's keys, or None if that was not read yet."""
+        present = key_plan = account_plan = moved = 0
+        overrides: tuple[OverrideRow, ...] = ()
+        facts = self._facts
+        for bit, key in (
+            (_API_KEY, identity.api_key),
+            (_USER, identity.user),
+            (_ADDRESS, identity.address),
+            (_ACCOUNT, identity.account),
+        ):
+            if key is None:
+                continue
+            present |= bit
+            shard = facts[crc32(key.encode()) % KEY_SHARDS]
+            if shard is None:
+                return None
+            fact = shard.get(key)
+            if fact is None:
+                continue
+            if bit == _ACCOUNT:
+                account_plan = fact.account.plan if fact.account is not None else 0
+            else:
+                key_plan = key_plan or fact.plan
+            overrides += fact.overrides
+            moved = max(moved, fact.moved)
+        return present, key_plan, account_plan, moved, overrides
+
+    def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
+        """The rules of `select`, each with the key that it counts this identity under."""
+        selection = self.select(scope, method, identity)
+        return tuple(
+            replace(rule, key=key) for rule, key in zip(selection.rules, selection.keys(identity), strict=True)
+        )
+
+    def billing(self, account: str | None) -> Billing:
+        """The billing periods of an account, such as "account:7"; calendar months in UTC where nothing is said."""
+        timezone, anchor = "UTC", None
+        if account is not None:
+            shard = self._facts[crc32(account.encode()) % KEY_SHARDS]
+            if shard is None:
+                return self._with({crc32(account.encode()) % KEY_SHARDS}).billing(account)
+            fact = shard.get(account)
+            if fact is not None and fact.account is not None:
+                timezone, anchor = fact.account.timezone, fact.account.anchor
+        billing = self._billing.get((timezone, anchor))
+        if billing is None:
+            billing = Billing(timezone, anchor, calendar.boundaries("month", timezone, anchor, self.made_at))
+            self._lower(billing.boundaries[2])
+            self._billing[timezone, anchor] = billing
+        return billing
+
+    def missing(self, identity: Identity) -> frozenset[int]:
+        """The shards that this identity's keys are in and that are not read yet."""
+        keys = (identity.api_key, identity.user, identity.address, identity.account)
+        shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
+        return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
+
+    def having(self, identity: Identity) -> Snapshot:
+        """This snapshot, or a newer one if this one's rows cannot be completed, with all that `identity` needs."""
+        keys = (identity.api_key, identity.user, identity.address, identity.account)
+        return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None})
+
+    def _with(self, shards: Iterable[int]) -> Snapshot:
+        missing = frozenset(shard for shard in shards if self.rows.shards[shard] is None)
+        if missing:
+            newer = self._load(missing)
+            if newer.rows is not self.rows:
+                return newer
+        for shard in shards:
+            rows = self.rows.shards[shard]
+            if self._facts[shard] is None and rows is not None:
+                facts, until = _facts(rows, self.made_at, self._recent)
+                self._lower(until)
+                self._facts[shard] = facts
+        return self
+
+    def _lower(self, until: int) -> None:
+        with self._lock:
+            self.good_until = min(self.good_until, until)
+
+    def _compile(self, scope: str, method: str, asked: _Asked) -> Selection:
+        """Rule by rule, by name: the key's plan over the account's plan over the default; then the overrides."""
+        present, key_plan, account_plan, moved, overrides = asked
+        ranks = (0, account_plan, key_plan)
+        chosen: dict[str, tuple[int, RuleRow]] = {}
+        for rank, plan in enumerate(ranks):
+            if rank == 0 or plan:
+                chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
+        applied = []
+        for name in sorted(chosen):
+            rank, row = chosen[name]
+            kind = _counted(row.key_kind, present)
+            if kind is None or row.scope not in ("*", scope) or (row.methods and method not in row.methods):
+                continue
+            gone = [self.rows.scars[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.scars]
+            rule = self._apply(row, kind, [o for o in overrides if o.rule == name], gone, moved)
+            if rule is not None:
+                applied.append((rank, rule))
+        return Selection(_one_bill(applied), self.version)
+
+    def _apply(
+        self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
+    ) -> AppliedRule | None:
+        mode = next((o.mode for o in overrides if o.mode), row.mode)
+        if mode == "off":
+            return None
+        algorithm = _overridden(row, overrides)
+        if isinstance(algorithm, CalendarWindow):
+            now = self.made_at
+            self._lower(calendar.boundaries(algorithm.calendar_unit, algorithm.timezone, algorithm.anchor, now)[2])
+        return AppliedRule(
+            name=row.name,
+            key="",
+            key_kind=kind,
+            algorithm=algorithm,
+            meter=row.meter,
+            mode=Mode.SHADOW if mode == "shadow" else Mode.ENFORCE,
+            bills=row.bills,
+            on_failure=row.on_failure or conf.FAILURE_POLICY,
+            max_wait=row.max_wait,
+            rule=row.pk,
+            version=max(row.version, *(version for version, _since in gone), *(o.version for o in overrides), 0),
+            since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),
+            plan=self.rows.plans.get(row.plan, ""),
+        )
+
+
+def _counted(key_kind: str, present: int) -> str | None:
+    """The field of Identity that a rule counts, or None when the identity lacks it."""
+    if key_kind == GLOBAL_KEY:
+        return GLOBAL_KEY
+    if key_kind == "key":
+        return next((name for bit, name in _NARROWEST if present & bit), None)
+    if key_kind == "account":
+        return "account" if present & _ACCOUNT else None
+    field = "address" if key_kind == "ip" else key_kind
+    return next((name for bit, name in _NARROWEST if name == field and present & bit), None)
+
+
+def _overridden(row: RuleRow, overrides: list[OverrideRow]) -> Algorithm:
+    """The row's algorithm under the overrides' numbers, the first override that has one giving each."""
+    numbers: dict[str, object] = {}
+    for override in reversed(overrides):
+        if row.key_kind in COVERS[override.key.partition(":")[0]]:
+            numbers |= dict(override.numbers)
+    if not numbers:
+        return row.algorithm
+    try:
+        return row.with_numbers(numbers)
+    except ValueError as error:
+        pks = ", ".join(str(override.pk) for override in overrides)
+        logger.error("Overrides %s of rule %s make no sense and are not in force: %s", pks, row.name, error)
+        return row.algorithm
+
+
+def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
+    """At most one rule bills per counted key and meter: that of the nearest plan, then the first by name."""
+    bills: dict[tuple[str, str], AppliedRule] = {}
+    for _rank, rule in sorted(applied, key=lambda one: -one[0]):
+        if rule.bills:
+            bills.setdefault((rule.key_kind, rule.meter), rule)
+    return tuple(
+        replace(rule, bills=False) if rule.bills and bills[rule.key_kind, rule.meter] is not rule else rule
+        for _rank, rule in applied
+    )
+
+
+def _facts(rows: KeyRows, now: int, recent: int) -> tuple[dict[str, KeyFacts], int]:
+    """What holds at `now` for each key of a shard of which anything is said, and until when."""
+    until = NEVER
+    plans: dict[str, int] = {}
+    accounts: dict[str, AccountRow] = {}
+    overrides: dict[str, list[OverrideRow]] = {}
+    moved = dict(rows.scars)
+
+    def holds(row: OverrideRow | MembershipRow) -> bool:
+        nonlocal until
+        edges = [edge for edge in (row.valid_from, row.valid_until) if 0 < edge < NEVER]
+        until = min([until, *(edge for edge in edges if edge > now)])
+        moved[row.key] = max([moved.get(row.key, 0), row.since, *(edge for edge in edges if edge <= now)])
+        return row.valid_from <= now < row.valid_until
+
+    for membership in rows.memberships.values():
+        if holds(membership):
+            plans[membership.key] = membership.plan
+    for override in sorted(rows.overrides.values(), key=lambda row: -row.version):
+        if holds(override) and all(other.rule != override.rule for other in overrides.get(override.key, ())):
+            overrides.setdefault(override.key, []).append(override)
+    for account in rows.accounts.values():
+        accounts[account.key] = account
+        moved[account.key] = max(moved.get(account.key, 0), account.since)
+    moved = {key: since for key, since in moved.items() if since > recent}
+    return {
+        key: KeyFacts(plans.get(key, 0), accounts.get(key), tuple(overrides.get(key, ())), moved.get(key, 0))
+        for key in plans.keys() | accounts.keys() | overrides.keys() | moved.keys()
+    }, until
