@@ -1,0 +1,224 @@
+"""The ledger: sealed batches of usage in the order they were applied, their lines, and what may be missing.
+
+Rows of Batch and Line are written once, by the drain, and never changed; compaction and pruning replace whole batches.
+Moments are microseconds since 1970 UTC, bins and periods seconds since 1970 UTC, as Redis counted them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+#: A line's primary key is its batch's times this, plus its number in the batch: unique without an index of its own.
+LINES_PER_BATCH = 1 << 22
+
+#: The counters of a line, in the order in which they are digested and exported.
+COUNTERS = (
+    "admitted_requests",
+    "admitted_units",
+    "denied_requests",
+    "denied_units",
+    "refunded_requests",
+    "refunded_units",
+    "shadow_requests",
+    "shadow_units",
+)
+#: What a line is about, in the order in which it is digested and sorted.
+SUBJECT = ("account", "key", "meter", "rule", "version", "period", "bin")
+
+
+def moment(microseconds: int) -> datetime:
+    """The aware UTC datetime of microseconds since 1970."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+class ShardState(models.Model):
+    """Where the ledger stands in one shard; its row lock puts drainers in order."""
+
+    shard = models.PositiveIntegerField(_("shard"), primary_key=True)
+    incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
+    seq = models.BigIntegerField(_("newest batch applied"), default=0)
+    cum = models.BigIntegerField(_("running sum"), default=0, help_text=_("Modulo 10^15."))
+    run = models.CharField(_("run of the server"), max_length=128, blank=True)
+    position = models.BigIntegerField(_("batches applied"), default=0)
+    head = models.CharField(_("head of the digest chain"), max_length=64, blank=True)
+    watermark = models.BigIntegerField(
+        _("watermark"), default=0, help_text=_("Usage counted before this moment (µs) is in the ledger.")
+    )
+    frozen = models.BooleanField(
+        _("frozen"),
+        default=False,
+        help_text=_("A quarantined batch holds the watermark until it is resolved."),
+    )
+
+    class Meta:
+        verbose_name = _("shard")
+        verbose_name_plural = _("shards")
+
+    def __str__(self) -> str:
+        return f"{self.shard:02d}"
+
+
+class Batch(models.Model):
+    """One sealed batch, or several that compaction made one; its identity was minted when it was opened in Redis."""
+
+    shard = models.PositiveIntegerField(_("shard"))
+    incarnation = models.CharField(_("incarnation"), max_length=64)
+    seq = models.BigIntegerField(_("number"))
+    position = models.BigIntegerField(
+        _("position"), help_text=_("Its place in the shard's chain, from 1, without gaps.")
+    )
+    previous_cum = models.BigIntegerField(_("running sum before"), help_text=_("Modulo 10^15."))
+    cum = models.BigIntegerField(_("running sum after"), help_text=_("Requests and units, modulo 10^15."))
+    content = models.CharField(_("digest of its content"), max_length=64)
+    previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
+    digest = models.CharField(
+        _("digest"), max_length=64, help_text=_("SHA-256 of the digest before and the content.")
+    )
+    opened_at = models.BigIntegerField(_("opened at (µs)"))
+    sealed_at = models.BigIntegerField(_("sealed at (µs)"))
+    run = models.CharField(_("opened under run"), max_length=128)
+    sealed_run = models.CharField(_("sealed under run"), max_length=128)
+    follows = models.CharField(_("follows"), max_length=100, blank=True)
+    fence = models.CharField(
+        _("fence"), max_length=16, help_text=_("How it was made sure that Redis keeps it.")
+    )
+    line_count = models.PositiveIntegerField(_("lines"))
+    applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
+    # Of a compacted batch: the first of the batches it is made of (it bears the last one's identity), and all their
+    # content digests, by which the chain can still be followed.
+    first_seq = models.BigIntegerField(_("first number"))
+    first_position = models.BigIntegerField(_("first position"))
+    parts = models.BinaryField(_("digests of its parts"), default=b"", editable=False)
+    signature = models.CharField(_("signature"), max_length=64, blank=True)
+
+    class Meta:
+        verbose_name = _("batch")
+        verbose_name_plural = _("batches")
+        constraints = [
+            models.UniqueConstraint(fields=["shard", "incarnation", "seq"], name="ratelimits_batch_identity"),
+            models.UniqueConstraint(fields=["shard", "position"], name="ratelimits_batch_position"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.shard:02d}:{self.incarnation}:{self.seq}"
+
+    def line_ids(self) -> tuple[int, int]:
+        """The half-open range of its lines' primary keys."""
+        assert self.pk is not None
+        return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
+
+    def lines(self) -> models.QuerySet[Line]:
+        """Its lines in their digested order."""
+        first, end = self.line_ids()
+        rows = Line.objects.using(self._state.db) if self._state.db else Line.objects.all()
+        return rows.filter(pk__gte=first, pk__lt=end).order_by("pk")
+
+
+class Line(models.Model):
+    """Usage of one key, meter and rule version in one bin, as one batch counted it."""
+
+    id = models.BigIntegerField(primary_key=True)
+    # No constraint and no index: a line is written with its batch in one transaction and found by its primary key.
+    batch = models.ForeignKey(
+        Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch")
+    )
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty: no account (anonymous).")
+    )
+    key = models.CharField(_("key"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=255)
+    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills it, or that refused; 0: none."))
+    version = models.BigIntegerField(_("rule version"))
+    period = models.BigIntegerField(_("billing period (s)"), help_text=_("Its start; 0: none."))
+    bin = models.BigIntegerField(_("bin (s)"), help_text=_("Start of its 15 minutes."))
+    admitted_requests = models.BigIntegerField(_("admitted requests"))
+    admitted_units = models.BigIntegerField(_("admitted units"))
+    denied_requests = models.BigIntegerField(_("denied requests"))
+    denied_units = models.BigIntegerField(_("denied units"))
+    refunded_requests = models.BigIntegerField(_("refunded requests"))
+    refunded_units = models.BigIntegerField(_("refunded units"))
+    shadow_requests = models.BigIntegerField(_("shadow-refused requests"))
+    shadow_units = models.BigIntegerField(_("shadow-refused units"))
+    checksum = models.BigIntegerField(_("checksum"), help_text=_("CRC-32, to name a line that was changed."))
+
+    class Meta:
+        verbose_name = _("ledger line")
+        verbose_name_plural = _("ledger lines")
+        indexes = [
+            models.Index(fields=["account", "period"], name="ratelimits_line_account"),
+            models.Index(fields=["bin"], name="ratelimits_line_bin"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.meter} {moment(self.bin * 1_000_000):%Y-%m-%d %H:%M}"
+
+
+class GapKind(models.TextChoices):
+    """Why usage may be missing."""
+
+    RESTART = "restart", _("the server restarted or was replaced")
+    INCARNATION = "incarnation", _("counting began anew")
+    MISSING = "missing", _("batches are missing")
+    ROLLBACK = "rollback", _("the server's data went back to an older state")
+    WIPE = "wipe", _("the server's data was wiped")
+    SUM = "sum", _("the running sum does not continue")
+    FORK = "fork", _("a batch came again with less in it")
+    UNKNOWN = "unknown", _("replies were lost")
+    UNMETERED = "unmetered", _("requests were admitted unmetered")
+
+
+class DurabilityGap(models.Model):
+    """A declared possibility that usage of a shard, between two moments, is missing from the ledger."""
+
+    #: What happened, as text that the same event always makes again: it is declared once.
+    event = models.CharField(_("event"), max_length=300, unique=True)
+    kind = models.CharField(_("kind"), max_length=16, choices=GapKind)
+    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty: all."))
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty: all of the shard.")
+    )
+    incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
+    first_seq = models.BigIntegerField(_("first batch"), null=True, blank=True)
+    last_seq = models.BigIntegerField(_("last batch"), null=True, blank=True)
+    since = models.BigIntegerField(_("since (µs)"))
+    until = models.BigIntegerField(_("until (µs)"))
+    fsync = models.CharField(_("fsync policy"), max_length=16, blank=True)
+    units = models.BigIntegerField(_("known to be missing"), null=True, blank=True)
+    detail = models.TextField(_("detail"), blank=True)
+    declared_at = models.DateTimeField(_("declared at"), auto_now_add=True)
+    recovered_at = models.DateTimeField(_("recovered at"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("durability gap")
+        verbose_name_plural = _("durability gaps")
+        indexes = [models.Index(fields=["shard", "until"], name="ratelimits_gap_shard")]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
+
+
+class QuarantinedBatch(models.Model):
+    """A batch that the ledger cannot take without guessing: kept whole, until someone decides."""
+
+    shard = models.PositiveIntegerField(_("shard"))
+    name = models.CharField(_("batch"), max_length=200)
+    reason = models.CharField(_("reason"), max_length=300)
+    content = models.CharField(_("digest of its content"), max_length=64)
+    fields: Any = models.JSONField(_("fields"), default=dict)
+    arrived_at = models.DateTimeField(_("arrived at"), auto_now_add=True)
+    resolution = models.CharField(_("resolution"), max_length=300, blank=True)
+    resolved_at = models.DateTimeField(_("resolved at"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("quarantined batch")
+        verbose_name_plural = _("quarantined batches")
+        constraints = [
+            models.UniqueConstraint(fields=["shard", "name", "content"], name="ratelimits_quarantined_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.shard:02d}:{self.name}"

@@ -1,0 +1,202 @@
+"""Applying a batch: one transaction, under the shard's row lock, that writes the batch and its lines exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from itertools import islice
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from ratelimits.models.ledger import (
+    COUNTERS,
+    LINES_PER_BATCH,
+    SUBJECT,
+    Batch,
+    DurabilityGap,
+    GapKind,
+    Line,
+    QuarantinedBatch,
+    ShardState,
+)
+from ratelimits.usage import crash, gaps
+from ratelimits.usage.packet import Packet, canonical, chained, checksum, values
+
+_COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
+_CHUNK = 2000
+
+
+class Outcome(Enum):
+    """What became of a batch."""
+
+    APPLIED = auto()  # it is in the ledger now
+    KNOWN = auto()  # it was there before
+    DISCARDED = auto()  # the ledger has it with more in it; declared
+    QUARANTINED = auto()  # kept aside, the watermark frozen
+    LOST = auto()  # listed, gone from Redis and never applied; declared
+    BUSY = auto()  # another drainer has the shard
+
+
+def locked(using: str, shard: int, *, wait: bool = True) -> ShardState | None:
+    """The shard's row, locked until the transaction ends; None if it is locked and `wait` is false."""
+    rows = ShardState.objects.using(using).filter(shard=shard)
+    features = connections[using].features
+    if features.has_select_for_update:
+        skip = not wait and features.has_select_for_update_skip_locked
+        return rows.select_for_update(skip_locked=skip).first()
+    # A write as the transaction's first statement takes SQLite's lock without ever upgrading a read one.
+    rows.update(position=F("position"))
+    return rows.get()
+
+
+def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outcome:
+    """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns."""
+    with transaction.atomic(using=using, durable=True):
+        state = locked(using, packet.shard, wait=wait)
+        if state is None:
+            return Outcome.BUSY
+        crash.reached("drain:locked")
+        known = (
+            Batch.objects.using(using)
+            .filter(shard=packet.shard, incarnation=packet.incarnation)
+            .filter(first_seq__lte=packet.seq, seq__gte=packet.seq)
+            .first()
+        )
+        if known is not None:
+            outcome = _again(using, state, known, packet, fence)
+        elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _recovers(using, packet):
+            outcome = quarantine(using, state, packet, "its number was passed, and the ledger does not have it")
+        else:
+            gaps.declare_breaks(using, state, packet, fence)
+            _insert(using, state, packet, fence)
+            _advance(state, packet)
+            outcome = Outcome.APPLIED
+        state.save(using=using)
+        crash.reached("drain:state-written")
+    crash.reached("drain:committed")
+    return outcome
+
+
+def _advance(state: ShardState, packet: Packet) -> None:
+    if packet.incarnation != state.incarnation or packet.seq > state.seq:
+        state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
+
+
+def _recovers(using: str, packet: Packet) -> bool:
+    """Whether a batch that was declared missing has come after all."""
+    missing = DurabilityGap.objects.using(using).filter(
+        kind=GapKind.MISSING,
+        shard=packet.shard,
+        incarnation=packet.incarnation,
+        first_seq__lte=packet.seq,
+        last_seq__gte=packet.seq,
+    )
+    return bool(missing.update(recovered_at=timezone.now()))
+
+
+def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> Outcome:
+    """A batch whose identity is in the ledger: the same one, an older state of it, or a fork."""
+    if known.first_seq != known.seq:
+        first = 32 * (packet.seq - known.first_seq)
+        if bytes(known.parts)[first : first + 32].hex() == packet.content:
+            return Outcome.KNOWN
+        return quarantine(using, state, packet, "a compacted batch came again with other contents")
+    if known.content == packet.content:
+        return Outcome.KNOWN
+    held = {tuple(row[:7]): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
+    for line in packet.lines:
+        counted = values(line)
+        most = held.get(tuple(counted[:7]))
+        if most is None or any(int(now) > int(before) for now, before in zip(counted[7:], most, strict=True)):
+            return quarantine(using, state, packet, "it came again with something in it that the ledger does not have")
+    gaps.declare(
+        using,
+        GapKind.FORK,
+        f"{packet.shard}:{packet.incarnation}:{packet.seq}:{packet.content}",
+        shard=packet.shard,
+        since=packet.opened_at,
+        until=max(packet.sealed_at, known.sealed_at),
+        fsync=fence,
+        incarnation=packet.incarnation,
+        first_seq=packet.seq,
+        last_seq=packet.seq,
+        detail="the server forgot some of this batch after the ledger had it; what came again was discarded",
+    )
+    return Outcome.DISCARDED
+
+
+def quarantine(
+    using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
+) -> Outcome:
+    """Keep a batch aside, whole, and freeze the shard's watermark. Under the shard's lock."""
+    content: Any = list(packet.lines) if packet else fields
+    QuarantinedBatch.objects.using(using).get_or_create(
+        shard=state.shard,
+        name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
+        content=packet.content if packet else checksum_of(fields),
+        defaults={"reason": reason[:300], "fields": content},
+    )
+    state.frozen = True
+    if packet is not None:
+        _advance(state, packet)
+    return Outcome.QUARANTINED
+
+
+def checksum_of(fields: Any) -> str:
+    """A digest of fields that are no readable batch."""
+    return f"{checksum(canonical([str(fields)])):08x}"
+
+
+def _insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
+    state.position += 1
+    digest = chained(state.head, packet.content)
+    batch = Batch(
+        shard=packet.shard,
+        incarnation=packet.incarnation,
+        seq=packet.seq,
+        position=state.position,
+        previous_cum=packet.previous_cum,
+        cum=packet.cum,
+        content=packet.content,
+        previous_digest=state.head,
+        digest=digest,
+        opened_at=packet.opened_at,
+        sealed_at=packet.sealed_at,
+        run=packet.run,
+        sealed_run=packet.sealed_run,
+        follows=packet.follows,
+        fence=fence,
+        line_count=len(packet.lines),
+        first_seq=packet.seq,
+        first_position=state.position,
+    )
+    batch.save(using=using, force_insert=True)
+    crash.reached("drain:batch-written")
+    write_lines(using, batch, packet.lines)
+    crash.reached("drain:lines-written")
+    state.head = digest
+
+
+def write_lines(using: str, batch: Batch, lines: Sequence[str]) -> None:
+    """Insert the canonical lines of a batch: by COPY where the database is PostgreSQL, else in chunks."""
+    if len(lines) >= LINES_PER_BATCH:
+        raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
+    first, batch_id = batch.line_ids()[0], batch.pk
+    connection = connections[using]
+    table = connection.ops.quote_name(Line._meta.db_table)
+    columns = ", ".join(map(connection.ops.quote_name, _COLUMNS))
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
+            rows = "".join(
+                [f"{first + i}\t{batch_id}\t{line}\t{checksum(line)}\n" for i, line in enumerate(lines)]
+            )
+            with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
+                copy.write(rows)
+            return
+        statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
+        tuples = ((first + i, batch_id, *values(line), checksum(line)) for i, line in enumerate(lines))
+        while chunk := list(islice(tuples, _CHUNK)):
+            cursor.executemany(statement, chunk)

@@ -1,0 +1,32 @@
+"""The named steps of the pipeline, so that tests can end a process between any two of them.
+
+`reached` is called with the step's name and does nothing; a test puts its own callable there, in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: Every step, in the order of one pass: sealing, then draining.
+POINTS = (
+    "seal:before",
+    "seal:after",
+    "drain:listed",
+    "drain:fenced",
+    "drain:read",
+    "drain:locked",
+    "drain:batch-written",
+    "drain:lines-written",
+    "drain:state-written",
+    "drain:committed",
+    "drain:dropped",
+    "drain:watermark-locked",
+    "drain:watermark-written",
+)
+
+
+def _nothing(point: str) -> None:
+    return
+
+
+reached: Callable[[str], None] = _nothing

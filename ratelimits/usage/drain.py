@@ -1,0 +1,218 @@
+"""Draining: fenced batches go from Redis to the ledger, in order in each shard, each exactly once.
+
+Any number of drainers may run at once: a batch is applied under its shard's row lock, and forgotten by Redis only after
+the transaction that holds it was committed. A drainer that dies anywhere leaves nothing that the next one cannot finish.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import redis
+from django.db import transaction
+from redis.exceptions import ResponseError
+
+from ratelimits.conf import conf
+from ratelimits.engine import scripts
+from ratelimits.engine.server import Server, server
+from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
+from ratelimits.usage import crash, gaps
+from ratelimits.usage.apply import Outcome, apply, locked, quarantine
+from ratelimits.usage.fence import fence
+from ratelimits.usage.packet import Packet, Unreadable, packet
+
+logger = logging.getLogger(__name__)
+
+#: Batches of one shard that one pass takes: they are listed, fenced and applied together.
+BATCHES_PER_PASS = 64
+_SCAN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waited in one shard at one moment (times in µs).
+
+    The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed; how
+    many batches wait, and the oldest of them.
+    """
+
+    shard: int
+    run: str
+    up_since: int
+    now: int
+    incarnation: str
+    seq: int
+    sealed_at: int
+    count: int
+    batches: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Drained:
+    """What one drain did: batches by outcome, ledger lines written, the fsync policy that it was fenced under."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    lines: int = 0
+    fsync: str = ""
+
+    @property
+    def batches(self) -> int:
+        return self.outcomes[Outcome.APPLIED]
+
+
+def waiting(here: Server) -> list[Waiting]:
+    """What waits in every shard, in one round trip."""
+    text = scripts.read("pending").text.decode()
+    with here.wire.client.pipeline(transaction=False) as pipeline:
+        for shard in range(here.keyspace.shards):
+            pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
+        replies = pipeline.execute()
+    return [
+        Waiting(
+            *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
+            tuple(map(bytes.decode, names)),
+        )
+        for shard, (run, up, now, incarnation, seq, at, count, names) in enumerate(replies)
+    ]
+
+
+def drain() -> Drained:
+    """Take every batch that waits into the ledger, and move the watermarks.
+
+    Raises NotFencedError when the server may still forget what was read, redis.exceptions.RedisError when it is away;
+    what was applied before stays applied, and the next drain goes on.
+    """
+    here, using, done = server(), conf.DATABASE, Drained()
+    shards = range(here.keyspace.shards)
+    if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
+        ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
+    while True:
+        found = waiting(here)
+        crash.reached("drain:listed")
+        if len({each.run for each in found}) > 1:
+            continue  # restarted while it was asked
+        done.fsync = fence(here.wire.client, found[0].run, here.keyspace.meta(0))
+        crash.reached("drain:fenced")
+        _meet(using, found, done.fsync)
+        busy = [each for each in found if each.batches]
+        # Several drainers start at several shards, so that they seldom meet.
+        start = random.randrange(len(busy)) if busy else 0  # noqa: S311
+        progress = [_drain_shard(here, using, each, done) for each in busy[start:] + busy[:start]]
+        _move_idle(using, [each for each in found if not each.count])
+        if not any(progress):
+            return done
+
+
+def _meet(using: str, found: list[Waiting], fsync: str) -> None:
+    """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
+    states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
+    odd = [each for each in found if _differs(states[each.shard], each)]
+    if not odd:
+        return
+    with transaction.atomic(using=using, durable=True):
+        for each in odd:
+            state = locked(using, each.shard)
+            if state is None or not _differs(state, each):
+                continue
+            if each.incarnation or not each.count:
+                gaps.declare_server(using, state, each.incarnation, each.seq, fsync=fsync, now=each.now)
+            if state.run and state.run != each.run:
+                gaps.declare_restart(using, state, each.run, up_since=each.up_since, now=each.now, fsync=fsync)
+            state.run = each.run
+            state.save(using=using)
+
+
+def _differs(state: ShardState, each: Waiting) -> bool:
+    wiped = not each.incarnation and not each.count
+    forgot = wiped or (each.incarnation == state.incarnation and each.seq < state.seq)
+    return state.run != each.run or (bool(state.incarnation) and forgot)
+
+
+def _move_idle(using: str, idle: list[Waiting]) -> None:
+    """Shards in which nothing waited: all that was counted before their last seal is in the ledger."""
+    idle = [each for each in idle if each.sealed_at]
+    if idle:
+        mark = min(each.sealed_at for each in idle)
+        rows = ShardState.objects.using(using).filter(shard__in=[each.shard for each in idle])
+        rows.filter(watermark__lt=mark, frozen=False).update(watermark=mark)
+
+
+def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool:
+    """Apply what was listed of a shard; whether more waits that this drainer should go on with."""
+    for name in each.batches:
+        outcome = _drain_batch(here, using, each, name, done)
+        done.outcomes[outcome] += 1
+        if outcome is Outcome.BUSY:
+            return False
+        _drop(here, each.shard, name)
+        crash.reached("drain:dropped")
+    if each.count > len(each.batches):
+        return True
+    with transaction.atomic(using=using, durable=True):
+        state = locked(using, each.shard)
+        crash.reached("drain:watermark-locked")
+        if state is not None and not state.frozen and each.sealed_at > state.watermark:
+            state.watermark = each.sealed_at
+            state.save(using=using, update_fields=["watermark"])
+    crash.reached("drain:watermark-written")
+    return False
+
+
+def _drain_batch(here: Server, using: str, each: Waiting, name: str, done: Drained) -> Outcome:
+    key = here.keyspace.batch(each.shard, name)
+    try:
+        read = packet(each.shard, _fields(here.wire.client, key))
+    except (Unreadable, ResponseError) as error:
+        outcome = _unreadable(here, using, each, name, str(error))
+    else:
+        crash.reached("drain:read")
+        outcome = apply(using, read, done.fsync, wait=False)
+        if outcome is Outcome.APPLIED:
+            done.lines += len(read.lines)
+    if outcome not in (Outcome.APPLIED, Outcome.KNOWN, Outcome.BUSY):
+        logger.error("usage batch %02d:%s was %s", each.shard, name, outcome.name.lower())
+    return outcome
+
+
+def _fields(client: redis.Redis, key: str) -> Iterator[tuple[bytes, bytes]]:
+    # A hash that is scanned may show a field twice; a sealed batch does not change, so the values are equal.
+    seen: dict[bytes, bytes] = {}
+    for name, value in client.hscan_iter(key, count=_SCAN):
+        seen[name] = value
+    return iter(seen.items())
+
+
+def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> Outcome:
+    """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
+    key, client = here.keyspace.batch(each.shard, name), here.wire.client
+    with transaction.atomic(using=using, durable=True):
+        # Under the lock nobody else can drain it, so what is read now is what there is.
+        state = locked(using, each.shard)
+        assert state is not None
+        kind = client.type(key).decode()
+        incarnation, _colon, number = name.partition("~")[0].rpartition(":")
+        if number.isdigit() and (kind == "none" or "~" not in name):
+            rows = Batch.objects.using(using).filter(shard=each.shard, incarnation=incarnation)
+            if rows.filter(first_seq__lte=int(number), seq__gte=int(number)).exists():
+                return Outcome.KNOWN
+        if kind == "none":
+            aside = QuarantinedBatch.objects.using(using).filter(shard=each.shard, name=name[:200])
+            if not number.isdigit() or aside.exists():
+                return Outcome.KNOWN
+            gaps.declare_gone(using, state, incarnation, int(number), until=each.now)
+            state.save(using=using)
+            return Outcome.LOST
+        raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
+        fields = {field.decode(errors="replace"): value.decode(errors="replace") for field, value in raw.items()}
+        outcome = quarantine(using, state, None, reason, name=name, fields=fields)
+        state.save(using=using)
+        return outcome
+
+
+def _drop(here: Server, shard: int, name: str) -> None:
+    text = scripts.read("drop").text.decode()
+    here.wire.client.eval(text, 1, here.keyspace.meta(shard), name)

@@ -1,0 +1,125 @@
+"""The fence: a batch that Redis could still forget must not reach the ledger.
+
+A batch that was drained and then forgotten would be counted again under the same identity, with other contents. So
+before any SQL the drain waits until everything it read has been fsynced to the append-only file of the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+from redis.exceptions import ResponseError
+
+from ratelimits.conf import conf
+
+#: Longest wait for an fsync, in seconds: everysec takes up to two when the disk is busy.
+PATIENCE = 10.0
+#: Under everysec an fsync of what is in the file starts within a second; seen at rest for longer, it has taken place.
+_REST = 2.2
+_POLL = 0.1
+
+
+class NotFencedError(RuntimeError):
+    """What was read may still be forgotten by the server; the message says what to do."""
+
+
+def run_of(info: dict[str, Any]) -> str:
+    """The run of the server that answered INFO."""
+    return f"{info.get('run_id')}:{info.get('master_replid')}"
+
+
+def fence(client: redis.Redis, run: str, key: str, patience: float = PATIENCE) -> str:
+    """Wait until all that the server did so far is on its disk; return its fsync policy ("none" without a fence).
+
+    `key` is a hash of ours that may be written to; `run` is the server's run as it was when the batches were read.
+    Raises NotFencedError, and redis.exceptions.RedisError when the server is away.
+    """
+    if conf.FENCE == "none":
+        _same(client.info(), run)
+        return "none"
+    deadline = time.monotonic() + patience
+    # One connection, so that its write is the one waited for, and each question follows a turn of the server's loop.
+    with client.client() as connection:
+        info = _sound(connection, run)
+        policy, suspends = _policy(connection)
+        if policy == "no":
+            raise NotFencedError(
+                "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
+            )
+        connection.hset(key, "fenced_at", time.time_ns() // 1000)
+        if not _waited(connection, deadline) and policy != "always":
+            if policy != "everysec" or suspends:
+                raise NotFencedError(
+                    "a server without WAITAOF must answer CONFIG GET appendfsync with everysec or always, and"
+                    " no-appendfsync-on-rewrite with no"
+                )
+            _rested(connection, run, deadline, info)
+        _sound(connection, run)
+    return policy
+
+
+def _same(info: dict[str, Any], run: str) -> None:
+    if run_of(info) != run:
+        raise NotFencedError("the server was restarted or replaced since the batches were read: draining starts anew")
+
+
+def _sound(connection: redis.Redis, run: str) -> dict[str, Any]:
+    info: dict[str, Any] = connection.info()
+    _same(info, run)
+    if not info.get("aof_enabled"):
+        raise NotFencedError(
+            "the server keeps no append-only file: set appendonly yes, or declare RATELIMITS['FENCE'] = 'none'"
+        )
+    if info.get("aof_last_write_status") != "ok":
+        raise NotFencedError("the server could not write its append-only file: look at its log and its disk")
+    return info
+
+
+def _policy(connection: redis.Redis) -> tuple[str, bool]:
+    """The fsync policy, "unknown" where the server does not tell, and whether rewriting the file suspends it."""
+    try:
+        answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
+    except ResponseError:
+        # Several parameters at once are for newer servers, and hosted ones refuse all.
+        try:
+            answer = {**connection.config_get("appendfsync"), **connection.config_get("no-appendfsync-on-rewrite")}
+        except ResponseError:
+            return "unknown", False
+    found = {_text(name): _text(value) for name, value in answer.items()}
+    return found.get("appendfsync", "unknown"), found.get("no-appendfsync-on-rewrite") == "yes"
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _waited(connection: redis.Redis, deadline: float) -> bool:
+    """Whether the server has WAITAOF, and it says that this connection's write is on disk."""
+    while True:
+        try:
+            local, _replicas = connection.execute_command("WAITAOF", 1, 0, 100)
+        except ResponseError as error:
+            if "unknown command" in str(error).lower():
+                return False
+            raise NotFencedError(f"the server does not confirm its fsync: {error}") from error
+        if local:
+            return True
+        if time.monotonic() > deadline:
+            raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
+
+
+def _rested(connection: redis.Redis, run: str, deadline: float, info: dict[str, Any]) -> None:
+    """Servers without WAITAOF: no fsync pending for longer than one takes to be started."""
+    since = None
+    while True:
+        now = time.monotonic()
+        rest = not info.get("aof_pending_bio_fsync") and not info.get("aof_buffer_length")
+        since = (since or now) if rest else None
+        if since is not None and now - since > _REST:
+            return
+        if now > deadline:
+            raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
+        time.sleep(_POLL)
+        info = _sound(connection, run)

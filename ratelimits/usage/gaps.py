@@ -1,0 +1,125 @@
+"""Declaring what may be missing: each event is one row, however often it is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, ShardState
+from ratelimits.usage.packet import CUM_MODULUS, Packet
+
+_DETAIL = {
+    "always": "appendfsync always: nothing that was acknowledged can be missing",
+    "everysec": "appendfsync everysec: about the last second before it can be missing",
+    "none": "no fence was required: anything not yet drained can be missing",
+    "unknown": "the fsync policy is not known: anything not yet drained can be missing",
+}
+
+
+def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
+    """Declare one event; 1 if it was new, else 0."""
+    _row, created = DurabilityGap.objects.using(using).get_or_create(
+        event=f"{kind}:{event}"[:300],
+        defaults={"kind": kind, "since": min(since, until), "until": until, "fsync": fsync, **details},
+    )
+    return int(created)
+
+
+def declare_restart(using: str, state: ShardState, run: str, *, up_since: int, now: int, fsync: str) -> int:
+    """The shard's server is of another run than when it was last drained."""
+    began = up_since if up_since > state.watermark else now
+    return declare(
+        using,
+        GapKind.RESTART,
+        f"{state.shard}:{state.run}>{run}",
+        shard=state.shard,
+        since=state.watermark or began,
+        until=began,
+        fsync=fsync,
+        detail=_DETAIL.get(fsync, ""),
+    )
+
+
+def declare_missing(using: str, state: ShardState, incarnation: str, first: int, last: int, **details: Any) -> int:
+    """The batches `first` to `last` of an incarnation did not come."""
+    return declare(
+        using,
+        GapKind.MISSING,
+        f"{state.shard}:{incarnation}:{first}-{last}",
+        shard=state.shard,
+        incarnation=incarnation,
+        first_seq=first,
+        last_seq=last,
+        **details,
+    )
+
+
+def declare_server(using: str, state: ShardState, incarnation: str, seq: int, *, fsync: str, now: int) -> None:
+    """What the server remembers of a shard is less than what the ledger has of it."""
+    event = f"{state.shard}:{state.incarnation}:{state.seq}"
+    details: dict[str, Any] = {"shard": state.shard, "since": state.watermark or now, "until": now, "fsync": fsync}
+    if state.incarnation and not incarnation:
+        declare(using, GapKind.WIPE, event, **details)
+        state.incarnation, state.seq, state.cum = "", 0, 0
+    elif incarnation == state.incarnation and seq < state.seq:
+        detail = f"the server remembers batch {seq}, the ledger has {state.seq}"
+        declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
+
+
+def declare_gone(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
+    """A batch that was listed is not there and was never applied."""
+    declare_missing(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
+    if incarnation != state.incarnation:
+        state.incarnation, state.seq, state.cum = incarnation, seq, 0
+    state.seq = max(state.seq, seq)
+
+
+def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str) -> int:
+    """Whatever lies between the newest batch in the ledger and this next one."""
+    window: dict[str, Any] = {"since": state.watermark or packet.opened_at, "until": max(packet.opened_at, state.watermark), "fsync": fsync}
+    if packet.incarnation == state.incarnation:
+        count = 0
+        lost = (packet.previous_cum - state.cum) % CUM_MODULUS
+        if packet.seq > state.seq + 1:
+            count += declare_missing(using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **window)
+        elif lost and not _counted(using, state, lost):
+            count += declare(
+                using,
+                GapKind.SUM,
+                f"{state.shard}:{packet.incarnation}:{packet.seq}",
+                shard=state.shard,
+                detail=f"the running sum was {state.cum} in the ledger and {packet.previous_cum} in the batch",
+                **window,
+            )
+        return count
+    return _declare_incarnation(using, state, packet, window)
+
+
+def _counted(using: str, state: ShardState, lost: int) -> int:
+    """The batch before was declared missing without knowing how much was in it: that is known now."""
+    missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
+    return missing.filter(incarnation=state.incarnation, last_seq=state.seq).update(units=lost)
+
+
+def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:
+    count = 0
+    named, _colon, number = packet.follows.rpartition(":")
+    event = f"{state.shard}:{state.incarnation}:{state.seq}"
+    details: dict[str, Any] = {"shard": state.shard, **window}
+    if not state.incarnation:
+        pass  # the ledger's first batch of this shard
+    elif not packet.follows:
+        count += declare(using, GapKind.WIPE, event, **details)
+    elif named != state.incarnation:
+        detail = f"an incarnation between left no batch: {packet.follows}"
+        count += declare(using, GapKind.INCARNATION, event, detail=detail, **details)
+    elif int(number) > state.seq:
+        count += declare_missing(using, state, named, state.seq + 1, int(number), **window)
+    elif int(number) < state.seq:
+        detail = f"the server remembers batch {number}, the ledger has {state.seq}"
+        count += declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
+    rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation).order_by("-seq")
+    seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)
+    if packet.seq > seq + 1:
+        lost = (packet.previous_cum - cum) % CUM_MODULUS
+        count += declare_missing(using, state, packet.incarnation, seq + 1, packet.seq - 1, units=lost, **window)
+    return count

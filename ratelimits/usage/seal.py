@@ -1,0 +1,40 @@
+"""Sealing: the open batches of all shards become sealed ones, which can be drained."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from ratelimits.engine import scripts
+from ratelimits.engine.server import server
+from ratelimits.usage import crash
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """What sealing one shard answered: the server's time in µs, its run, the batch sealed ("" = none), batches waiting."""
+
+    shard: int
+    at: int
+    run: str
+    batch: str
+    waiting: int
+
+
+def seal() -> list[Sealing]:
+    """Seal the open batch of every shard, in one round trip.
+
+    Doing it again, or at once from several processes, is harmless. Raises redis.exceptions.RedisError when the server
+    is away; a batch that was sealed meanwhile stays sealed.
+    """
+    here, text = server(), scripts.read("batch", "seal").text.decode()
+    crash.reached("seal:before")
+    with here.wire.client.pipeline(transaction=False) as pipeline:
+        for shard in range(here.keyspace.shards):
+            pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "")
+        replies = pipeline.execute()
+    crash.reached("seal:after")
+    return [
+        Sealing(shard, int(at), run.decode(), batch.decode(), int(waiting))
+        for shard, (at, run, batch, waiting) in enumerate(replies)
+    ]
