@@ -1,0 +1,72 @@
+"""The interface between the replay and one limit: pure functions of a state and a moment (µs)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tests.reference.amounts import SECOND
+
+NEVER = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`retry_after` is 0 when the request passes after `wait`, NEVER when it never can; both in µs."""
+
+    retry_after: int | None
+    wait: int = 0
+
+    @property
+    def passes(self) -> bool:
+        return self.retry_after == 0
+
+
+PASS = Verdict(0)
+NO_HOPE = Verdict(NEVER)
+
+
+class Limit:
+    """One rule's definition. `State` is any immutable value; `now` never lies before the state's own moments."""
+
+    algorithm: ClassVar[str]
+    shown: float
+
+    def born(self, now: int) -> Any:
+        """The state of a key that comes into being."""
+        raise NotImplementedError
+
+    def judge(self, state: Any, now: int, cost: int, patience: int | None) -> Verdict:
+        """What becomes of a request of `cost` ≥ 1 that would wait `patience` µs (None: as long as it takes)."""
+        raise NotImplementedError
+
+    def charged(self, state: Any, now: int, cost: int, lease: str) -> Any:
+        """The state after a request that passed."""
+        raise NotImplementedError
+
+    def refunded(self, state: Any, now: int, cost: int, lease: str) -> Any:
+        """The state after `cost` permits were given back."""
+        raise NotImplementedError
+
+    def released(self, state: Any, now: int, lease: str) -> Any:
+        """The state after a lease was released."""
+        return state
+
+    def jumped(self, state: Any, newest: int, to: int) -> Any:
+        """The state of `newest` told as of the earlier moment `to`."""
+        raise NotImplementedError
+
+    def handed_over(self, state: Any, now: int, new: Any) -> Any:
+        """The state under another rule of the same algorithm, from `now` on."""
+        raise NotImplementedError
+
+    def remaining(self, state: Any, now: int) -> int:
+        """Whole permits that could be taken at once, never below 0."""
+        raise NotImplementedError
+
+    def reset_after(self, state: Any, now: int) -> int:
+        """µs until the state is as if never used."""
+        raise NotImplementedError
+
+
+JUMP = 60 * SECOND
