@@ -30,10 +30,12 @@ DEFAULTS: dict[str, Any] = {
     "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
     "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
     "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
+    "MAX_WAITING": 100,  # requests that a process holds back at once; one more that would wait is refused
     "X_RATELIMIT_HEADERS": False,  # send X-RateLimit-* beside the RateLimit fields
     # Usage and billing
     "UNITS": {},  # meter -> its unit; default: the meter's own name
     "SEAL_INTERVAL": 60,  # seconds between two sealings of the open batches
+    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also those that Redis may forget
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
@@ -56,9 +58,11 @@ class Conf:
     RELOAD_INTERVAL: float
     DENY_CACHE_SECONDS: float
     RECEIPT_TTL: int
+    MAX_WAITING: int
     X_RATELIMIT_HEADERS: bool
     UNITS: dict[str, str]
     SEAL_INTERVAL: float
+    FENCE: str
     DRAIN_INTERVAL: float
     GRACE_SECONDS: int
     SIGNING_KEY: str

@@ -20,7 +20,7 @@ ANY = -1.0
 _REQUEST = struct.Struct("<BBBBdddd")
 _BOUNDS = struct.Struct("<dddd")
 _PLACE = struct.Struct("<dd")
-_VIRTUAL, _ONCE, _WHOLE = 1, 2, 4
+_VIRTUAL, _ONCE, _WHOLE, _AT_ONCE = 1, 2, 4, 8
 _OWNED = ("user:", "api_key:", "account:")
 
 
@@ -50,13 +50,16 @@ class Usage:
     """Where a request is counted: its account ("" if none), its key, its meters and the billing periods around now.
 
     The first costs of the call are those of `meters`, in their order; `periods` are the starts of the previous, the
-    current, the next and the next but one billing period, in µs since 1970 UTC.
+    current, the next and the next but one billing period, in µs since 1970 UTC: calendar months of `timezone`, from
+    `anchor` (ISO local date-time) if there is one.
     """
 
     account: str
     key: str
     meters: tuple[Meter, ...]
     periods: tuple[int, int, int, int]
+    timezone: str = "UTC"
+    anchor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,8 @@ class Call:
     `keys` are the program's, such as "user:42"; a user's, an API key's and the account's own live in the shard of
     `account`, if there is one, all others in their own. `costs` are by slot, negative where a receipt is settled for
     less. `timeout` in seconds is the longest wait accepted; ANY: any. `version` is that of the caller's rules. `now` in
-    µs stands in for the server's clock, and with `virtual` nothing expires, in tests and simulations. `receipt_ttl` is
-    in seconds.
+    µs stands in for the server's clock, and with `virtual` nothing expires, in tests and simulations. `at_once` refuses
+    whatever would have to wait. `receipt_ttl` is in seconds.
     """
 
     program: Program
@@ -101,6 +104,7 @@ class Call:
     virtual: bool = False
     receipt: Receipt | None = None
     whole: bool = False
+    at_once: bool = False
     receipt_ttl: float = 86_400
 
 
@@ -141,7 +145,7 @@ class Command:
         heads = [] if call.virtual else self._heads(keyspace, call, shards)
         keys = self._keys(keyspace, call, shards, heads)
         usage, receipt = call.usage, call.receipt
-        flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE
+        flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         request = _REQUEST.pack(
             call.op,
             flags,

@@ -7,11 +7,12 @@ from sync and from async code. The functions by their plain names wait for the s
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits.conf import conf
+from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage
 from ratelimits.engine.limits import MICROSECONDS, Limit
 from ratelimits.engine.program import Program, Term, program
@@ -109,6 +110,10 @@ def ask(here: Server, call: Call) -> Steps[Decision]:
     reply = yield command
     if reply[0] == -2 and call.now is None:
         # This machine's clock is in another calendar period than the server's: place the calendars by that one.
+        usage = call.usage
+        if usage is not None:
+            periods = boundaries("month", usage.timezone, usage.anchor, reply[1])
+            call = replace(call, usage=replace(usage, periods=periods))
         command = Command(here.keyspace, call, reply[1])
         reply = yield command
     if reply[0] == 0:

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal, InvalidOperation
 from enum import IntEnum
 from fractions import Fraction
-from math import lcm
+from math import ceil, lcm
 from typing import Any, ClassVar
 
 from ratelimits.engine import calendar
@@ -23,6 +23,8 @@ HORIZON = 2**52
 #: Most permits a capacity may hold.
 MOST = 10**12
 Params = tuple[int, ...]
+# A month and a year have no one length.
+_LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
 
 
 class Mode(IntEnum):
@@ -101,6 +103,12 @@ class _Algorithm:
         capacity: int = getattr(self, "capacity")  # noqa: B009
         return capacity
 
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
+        capacity: int = getattr(self, "capacity")  # noqa: B009
+        return capacity, None
+
     def params(self, now: int) -> Params:
         """The numbers handed to the script, at most eight; only calendars look at `now` (µs since 1970 UTC)."""
         raise NotImplementedError
@@ -122,6 +130,10 @@ class FixedWindow(_Algorithm):
         self._set_period()
         _choice("window_start", self.window_start, ("epoch", "first_hit"))
 
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, _micros(self.period)
+
     def params(self, now: int) -> Params:
         return _micros(self.period), int(self.window_start == "first_hit"), 0, 0, 0, self.capacity
 
@@ -142,6 +154,10 @@ class CalendarWindow(_Algorithm):
         self._set_capacity()
         calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, 10**15)
         self._set("anchor", self.anchor or None)
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, _LENGTHS.get(self.calendar_unit)
 
     def params(self, now: int) -> Params:
         return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
@@ -174,6 +190,10 @@ class SlidingWindow(_Algorithm):
                 f"period {self.period} does not divide into {self.sub_windows} sub_windows of whole microseconds"
             )
 
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, _micros(self.period)
+
     def params(self, now: int) -> Params:
         return (
             _micros(self.period) // self.sub_windows,
@@ -198,6 +218,10 @@ class SlidingLog(_Algorithm):
     def _check(self) -> None:
         self._set_capacity()
         self._set_period()
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, _micros(self.period)
 
     def params(self, now: int) -> Params:
         return _micros(self.period), 0, 0, 0, 0, self.capacity
@@ -238,6 +262,10 @@ class _Level(_Paced):
     def _check(self) -> None:
         self._set_capacity()
         self._set_pace(self.capacity + 1)
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, ceil(self.interval * self.capacity)
 
     def _params(self, room: int, extra: int) -> Params:
         limit = self.interval * room
@@ -317,6 +345,10 @@ class _Smooth(_Paced):
     period: Decimal
 
     script = "smooth"
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return ceil(self.rate), _micros(self.period)
 
     @property
     def shown(self) -> int | float:

@@ -11,7 +11,7 @@ from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
 
-_RECORD = struct.Struct("<I4I4I4BBBBBddddddddd".replace("I4", "I"))
+_RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Algorithms whose state has a key of its own, beside the packed one or instead of it.
 _BESIDE = {"sliding_log", "concurrency"}
 _INSTEAD = {"sliding_window"}
@@ -29,6 +29,8 @@ class Term:
     rule: int = 0
     version: int = 0
     since: int = 0
+    #: Longest wait in µs; -1: the request's timeout.
+    max_wait: int = -1
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Program:
             own = places.get((term.key, term.name), 0)
             state = own if term.algorithm.id in _INSTEAD else places[term.key, None]
             head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own
-            out.append(_RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since))
+            out.append(
+                _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
+            )
         return b"".join(out)
 
     @cached_property

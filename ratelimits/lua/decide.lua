@@ -3,11 +3,13 @@
 --
 -- KEYS     heads of the shards touched, the account's first; then `open` of that shard if there are meters; then the
 --          receipt if flag 2 is set; then the states, as the program numbers them
--- ARGV[1]  request, '<BBBBdddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt),
+-- ARGV[1]  request, '<BBBBdddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt; 8 no
+--          waiting whatever the limits say),
 --          number of heads, number of meters, now (µs; -1: the server's), timeout (µs; -1: any), the moment that a
 --          settled receipt was charged at (µs, 0 unknown), the receipt's time to live (ms)
--- ARGV[2]  program, a record for each limit, '<I4I4I4BBBBBddddddddd': name, rule, version, algorithm, mode (1 shadow),
---          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now)
+-- ARGV[2]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
+--          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
+--          wait (µs; -1: the request's timeout)
 -- ARGV[3]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
 -- ARGV[4]  the head that is expected, "<configuration version> <run>"
 -- ARGV[5]  nonce: unique for each call; the name of its leases
@@ -23,7 +25,7 @@
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, heads, meters, now, timeout, charged_at, ttl = unpack_struct('<BBBBdddd', ARGV[1])
-local virtual, once, whole = flags % 2 == 1, flags % 4 >= 2, flags >= 4
+local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags >= 8
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
@@ -53,9 +55,10 @@ if once then first = first + 1 end
 local states, limits, program, pos, at = {}, {}, ARGV[2], 1, now
 local size = #program
 while pos <= size do
-  local l, name, code, index, own, slot, a, b, c, d, e, f, g, h = {timeout = timeout, charged_at = charged_at, lease = ARGV[5]}
-  name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, pos =
-    unpack_struct('<I4I4I4BBBBBddddddddd', program, pos)
+  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[5]}
+  name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, max_wait, pos =
+    unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
+  l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
   l.cost = unpack_struct('<d', ARGV[3], slot * 8 - 7)
   if own > 0 then l.own = KEYS[first + own] end

@@ -1,0 +1,71 @@
+"""Decision to HTTP: the RateLimit fields and the problem document of a refusal.
+
+After draft-ietf-httpapi-ratelimit-headers-10, which still moves: this module alone writes its syntax (RFC 9651).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+from ratelimits.engine.limits import MICROSECONDS, Algorithm
+
+#: The draft's problem type for a refusal by quota.
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+
+class Policy(NamedTuple):
+    """A limit as a client is told of it: name, quota in permits, and window in seconds (None: no window)."""
+
+    name: str
+    quota: int
+    window: int | None
+
+
+def policy(name: str, algorithm: Algorithm) -> Policy:
+    """The policy of a rule. A window is the time in which the whole quota comes back, rounded up to seconds."""
+    quota, micros = algorithm.quota
+    return Policy(name, quota, None if micros is None else max(ceil(micros / MICROSECONDS), 1))
+
+
+def _text(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def policies(all_policies: Sequence[Policy]) -> str:
+    """The RateLimit-Policy field."""
+    return ", ".join(
+        f"{_text(one.name)};q={one.quota}" + (f";w={one.window}" if one.window is not None else "")
+        for one in all_policies
+    )
+
+
+def standing(name: str, remaining: int, reset: float) -> str:
+    """The RateLimit field: permits left of the policy that binds, and seconds until more."""
+    return f"{_text(name)};r={remaining};t={ceil(reset)}"
+
+
+def retry_after(seconds: float) -> str:
+    """The Retry-After field in whole seconds, rounded up like the RateLimit field's `t`, so never earlier than that."""
+    return str(max(ceil(seconds), 1))
+
+
+def legacy(limit: float, remaining: int, reset: float) -> dict[str, str]:
+    """The X-RateLimit fields that many clients know; the reset is in seconds from now."""
+    return {
+        "X-RateLimit-Limit": f"{limit:g}",
+        "X-RateLimit-Remaining": str(remaining),
+        "X-RateLimit-Reset": str(ceil(reset)),
+    }
+
+
+def problem(violated: Sequence[str], detail: str) -> dict[str, Any]:
+    """The body of a refusal as application/problem+json (RFC 9457)."""
+    return {
+        "type": QUOTA_EXCEEDED,
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "detail": detail,
+        "violated-policies": list(violated),
+    }

@@ -1,0 +1,113 @@
+"""Request to identity: whose account, API key, user and address it is. Never a secret: ids, or digests of them."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Model
+from django.http import HttpRequest
+
+from ratelimits.conf import conf
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a request is, as key strings such as "user:42"; None for what it is not."""
+
+    user: str | None = None
+    api_key: str | None = None
+    account: str | None = None
+    address: str | None = None
+
+    @property
+    def narrowest(self) -> str | None:
+        """The key that usage is booked to: the API key, else the user."""
+        return self.api_key or self.user
+
+    @property
+    def owner(self) -> str:
+        """The account's identifier, without its kind; "" if there is none."""
+        return self.account[8:] if self.account is not None else ""
+
+
+def _digest(secret: str | bytes) -> str:
+    data = secret.encode() if isinstance(secret, str) else secret
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def api_key_of(auth: Any) -> str | None:
+    """The id of what `request.auth` is: a row's number or UUID, else a digest.
+
+    DRF's own Token has its secret for a primary key, so text never appears as it is. A mapping, such as the claims of
+    a JWT, is no API key.
+    """
+    if auth is None:
+        return None
+    value = auth.pk if isinstance(auth, Model) else auth
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, UUID)):
+        return f"api_key:{value}"
+    if isinstance(value, (str, bytes)) and value:
+        return f"api_key:{_digest(value)}"
+    return None
+
+
+def _proxies() -> int | None:
+    if conf.NUM_PROXIES is not None:
+        return conf.NUM_PROXIES
+    from rest_framework.settings import api_settings
+
+    configured: int | None = api_settings.NUM_PROXIES
+    return configured
+
+
+def address_of(request: HttpRequest) -> str | None:
+    """The client's address as a key: IPv4 whole, IPv6 by its /64, which one subscriber has to himself.
+
+    X-Forwarded-For is believed for as many entries, from its end, as there are trusted proxies (NUM_PROXIES, as in
+    DRF); with none configured it is not believed at all, since whoever asks can write it.
+    """
+    remote: str | None = request.META.get("REMOTE_ADDR")
+    proxies = _proxies()
+    forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
+    if proxies and forwarded:
+        chain = forwarded.split(",")
+        remote = chain[-min(proxies, len(chain))].strip()
+    return network(remote) if remote else None
+
+
+_PREFIX = ~((1 << 64) - 1)
+
+
+def network(text: str) -> str | None:
+    """An address as a key; None for text that is no address (a unix socket's peer, say)."""
+    try:
+        address = ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return f"ip:{address.ipv4_mapped}"
+        return f"ip:{ipaddress.IPv6Address(int(address) & _PREFIX)}/64"
+    return f"ip:{address}"
+
+
+def identify(request: Any) -> Identity:
+    """Who a request is; works for Django's requests and DRF's."""
+    user = getattr(request, "user", None)
+    known = user is not None and user.is_authenticated and user.pk is not None
+    if conf.ACCOUNT is not None:
+        account = conf.ACCOUNT(request)
+    else:
+        account = str(user.pk) if known and user is not None else None
+    return Identity(
+        user=f"user:{user.pk}" if known and user is not None else None,
+        api_key=api_key_of(getattr(request, "auth", None)),
+        account=f"account:{account}" if account else None,
+        address=address_of(request),
+    )

@@ -1,0 +1,71 @@
+"""The DRF face: one throttle that decides all rules, as the only entry of DEFAULT_THROTTLE_CLASSES.
+
+DRF runs every throttle of a view even after one has refused, so several would charge what they then refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+
+from ratelimits.identity import identify
+from ratelimits.quota import ONE_REQUEST, Answer
+from ratelimits.waiting import check_and_wait
+
+Cost = int | Mapping[str, int]
+
+
+class QuotaUnavailable(APIException):
+    """No decision could be had, and the rules say to refuse then."""
+
+    status_code = 503
+    default_detail = _("The quota of this request cannot be checked now.")
+    default_code = "quota_unavailable"
+
+
+def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
+    """A view's cost by meter: None is one request, a number so many, a callable is asked, a mapping says it all."""
+    if callable(cost):
+        cost = cost(*about)
+    if cost is None:
+        return ONE_REQUEST
+    return cost if isinstance(cost, Mapping) else {"requests": cost}
+
+
+class QuotaThrottle(BaseThrottle):
+    """Decides a request by the rules of the admin.
+
+    A view may have `throttle_scope`, which rules can name (default "*"), and `throttle_cost`: a number of requests, a
+    mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable of (request, view) that
+    returns one of these. The answer is kept as `request.quota`; its decision's receipt can be refunded or settled.
+    """
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Whether the request may proceed, charged; writes the RateLimit fields onto the view's response headers."""
+        cost = getattr(view, "throttle_cost", None)
+        if callable(cost) and getattr(cost, "__self__", None) is view:
+            costs = costs_of(cost, request)
+        else:
+            costs = costs_of(cost, request, view)
+        scope = getattr(view, "throttle_scope", None) or "*"
+        answer = check_and_wait(identify(request), scope, request.method or "", costs)
+        self._answer = request.quota = answer  # type: ignore[attr-defined]
+        headers = getattr(view, "headers", None)
+        if headers is not None:
+            headers.update(answer.headers())
+        if answer.unavailable:
+            raise QuotaUnavailable
+        return answer.allowed
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be admitted; None if it never can be."""
+        return self._answer.retry_after if self._answer is not None else None
