@@ -98,6 +98,11 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
 
 REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "project.authentication.ApiKeyAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.QuotaThrottle"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "NUM_PROXIES": 0,
@@ -107,4 +112,8 @@ SPECTACULAR_SETTINGS = {"TITLE": "The demo API", "VERSION": "1", "SERVE_INCLUDE_
 RATELIMITS: dict[str, Any] = {
     "CACHE_ALIAS": "ratelimits",
     "NAMESPACE": os.environ.get("RATELIMITS_NAMESPACE", "demo"),
+    "ACCOUNT": "project.authentication.account_of",
+    # So short that the demo need not be waited for; a busy site keeps the defaults.
+    "SEAL_INTERVAL": 1,
+    "DRAIN_INTERVAL": 1,
 }

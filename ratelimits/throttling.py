@@ -6,17 +6,19 @@ DRF runs every throttle of a view even after one has refused, so several would c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
-from rest_framework.views import APIView
 
 from ratelimits.identity import identify
 from ratelimits.quota import ONE_REQUEST, Answer
 from ratelimits.waiting import check_and_wait
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView  # which itself imports the throttle classes
 
 Cost = int | Mapping[str, int]
 

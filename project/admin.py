@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin
+from django.http import HttpRequest
+
+from project.models import ApiKey
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin[ApiKey]
+else:
+    Base = admin.ModelAdmin  # which only the stubs can subscript
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(Base):
+    list_display = ("name", "limit_key", "user", "account", "created_at", "revoked_at")
+    list_select_related = ("user", "account")
+    search_fields = ("name", "account__identifier")
+    readonly_fields = ("limit_key", "created_at")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Keys are issued by code, where their secret can be handed over once."""
+        return False

@@ -1,0 +1,69 @@
+"""A small real API: one endpoint that costs nearly nothing, one whose cost depends on what it is sent."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from zoneinfo import ZoneInfo, available_timezones
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+WORD = re.compile(r"\w+")
+
+
+class TimeQuery(serializers.Serializer[dict[str, str]]):
+    zone = serializers.CharField(default="UTC")
+
+    def validate_zone(self, zone: str) -> str:
+        if zone not in available_timezones():
+            raise serializers.ValidationError("Not an IANA time zone such as 'Europe/Paris'.")
+        return zone
+
+
+class TimeAnswer(serializers.Serializer[dict[str, str]]):
+    zone = serializers.CharField()
+    time = serializers.DateTimeField()
+
+
+class TimeView(APIView):
+    """The time in a time zone: one request, nothing else."""
+
+    throttle_scope = "time"
+
+    @extend_schema(parameters=[TimeQuery], responses=TimeAnswer)
+    def get(self, request: Request) -> Response:
+        query = TimeQuery(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        zone = query.validated_data["zone"]
+        return Response({"zone": zone, "time": timezone.now().astimezone(ZoneInfo(zone)).isoformat()})
+
+
+class TextQuery(serializers.Serializer[dict[str, str]]):
+    text = serializers.CharField(max_length=20_000)
+
+
+class TextAnswer(serializers.Serializer[dict[str, object]]):
+    tokens = serializers.IntegerField()
+    frequent = serializers.DictField(child=serializers.IntegerField())
+
+
+class TextView(APIView):
+    """The words of a text, counted: one request, and as many tokens as the text has words."""
+
+    throttle_scope = "text"
+
+    def throttle_cost(self, request: Request) -> dict[str, int]:
+        text = request.data.get("text", "") if isinstance(request.data, dict) else ""
+        return {"requests": 1, "tokens": len(WORD.findall(str(text)))}
+
+    @extend_schema(request=TextQuery, responses=TextAnswer)
+    def post(self, request: Request) -> Response:
+        query = TextQuery(data=request.data)
+        query.is_valid(raise_exception=True)
+        words = WORD.findall(query.validated_data["text"].lower())
+        return Response({"tokens": len(words), "frequent": dict(Counter(words).most_common(5))})

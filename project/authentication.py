@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from project.models import ApiKey, digest_of
+
+SCHEME = "Api-Key"
+
+
+class ApiKeyAuthentication(BaseAuthentication):
+    """`Authorization: Api-Key <secret>`: the key becomes `request.auth`, its owner `request.user`."""
+
+    def authenticate(self, request: Request) -> tuple[Any, ApiKey] | None:
+        scheme, _, secret = get_authorization_header(request).decode("latin-1").partition(" ")
+        if scheme.lower() != SCHEME.lower():
+            return None
+        try:
+            key = ApiKey.objects.select_related("user").get(
+                digest=digest_of(secret.strip()), revoked_at=None, user__is_active=True
+            )
+        except ApiKey.DoesNotExist:
+            raise AuthenticationFailed("This API key is unknown or revoked.") from None
+        return key.user, key
+
+    def authenticate_header(self, request: Request) -> str:
+        return SCHEME
+
+
+def account_of(request: HttpRequest | Request) -> str | None:
+    """Who pays for a request: the account of its API key; whoever is only logged in pays nothing."""
+    auth = getattr(request, "auth", None)
+    return auth.account_id if isinstance(auth, ApiKey) else None
+
+
+class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = ApiKeyAuthentication
+    name = "ApiKey"
+
+    def get_security_definition(self, auto_schema: object) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": f"{SCHEME} <secret>"}
