@@ -1,0 +1,102 @@
+"""The clients' counts beside the ledger's, key by key; the ledger's come from its rows in the database alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Sum
+from django_redis import get_redis_connection
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from project.demo.seed import IssuedKey
+from project.demo.traffic import Tally
+from ratelimits.conf import conf
+from ratelimits.engine.keys import shard_of
+from ratelimits.models import Line, ShardState
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key: what its clients were answered, and what the ledger says of it."""
+
+    name: str
+    seen: Tally
+    admitted: int
+    denied: int
+    tokens: int
+
+    @property
+    def difference(self) -> int:
+        """Units by which the two differ, over all counts; 0 or the demo has failed."""
+        return (
+            abs(self.seen.admitted - self.admitted)
+            + abs(self.seen.denied - self.denied)
+            + abs(self.seen.tokens - self.tokens)
+            + self.seen.other
+            + self.seen.unanswered
+        )
+
+
+def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
+    """One row for each key."""
+    ledger: dict[tuple[str, str], dict[str, Any]] = {
+        (line["key"], line["meter"]): line
+        for line in Line.objects.filter(key__in=tallies)
+        .values("key", "meter")
+        .order_by()
+        .annotate(units=Sum("admitted_units"), denied=Sum("denied_requests"))
+    }
+    nothing = {"units": 0, "denied": 0}
+    return [
+        Row(
+            name=key.name,
+            seen=tallies[key.key],
+            admitted=ledger.get((key.key, "requests"), nothing)["units"],
+            denied=ledger.get((key.key, "requests"), nothing)["denied"],
+            tokens=ledger.get((key.key, "tokens"), nothing)["units"],
+        )
+        for key in keys
+    ]
+
+
+def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
+    """Until the ledger says that it holds all that these keys have used so far, or that many seconds."""
+    now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
+    moment = now * 1_000_000 + microseconds
+    shards = {shard_of(key.account, conf.SHARDS) for key in keys}
+    complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
+    deadline = time.monotonic() + seconds
+    while complete.count() < len(shards) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def table(rows: list[Row]) -> Table:
+    """The comparison for the terminal: four columns as the clients counted, three as the ledger says."""
+    result = Table(
+        title="Clients: sent, 200, 429, tokens | ledger: admitted, denied, tokens",
+        box=SIMPLE_HEAD,
+        show_footer=True,
+        pad_edge=False,
+    )
+    result.add_column("API key", "all", no_wrap=True)
+    columns: tuple[tuple[str, Callable[[Row], int]], ...] = (
+        ("sent", lambda row: row.seen.sent),
+        ("200", lambda row: row.seen.admitted),
+        ("429", lambda row: row.seen.denied),
+        ("tokens", lambda row: row.seen.tokens),
+        ("admitted", lambda row: row.admitted),
+        ("denied", lambda row: row.denied),
+        ("tokens", lambda row: row.tokens),
+        ("diff", lambda row: row.difference),
+    )
+    for heading, count in columns:
+        total = sum(map(count, rows))
+        result.add_column(heading, f"{total:,}", justify="right", no_wrap=True)
+    for row in rows:
+        counts = [f"{count(row):,}" for _, count in columns]
+        result.add_row(row.name, *counts, style="red" if row.difference else None)
+    return result

@@ -1,0 +1,86 @@
+"""The rows that the demo starts from: plans, rules, a staff user and, for each run, accounts and API keys."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db import transaction
+
+from project.models import ApiKey
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
+
+STAFF = "admin"
+
+
+@dataclass(frozen=True)
+class IssuedKey:
+    """An API key as its holder has it."""
+
+    name: str
+    key: str
+    secret: str
+    account: str
+    plan: str
+
+
+def seed_staff() -> str:
+    """The staff user with a new password, which is returned."""
+    password = secrets.token_urlsafe(9)
+    user, _ = get_user_model().objects.get_or_create(username=STAFF, defaults={"is_staff": True, "is_superuser": True})
+    user.set_password(password)
+    user.save()
+    return password
+
+
+@transaction.atomic
+def seed_rules() -> None:
+    """Two plans and the rules of both, unless they are there: what staff edited stays as it is."""
+    free, _ = Plan.objects.get_or_create(slug="free", defaults={"name": "Free"})
+    pro, _ = Plan.objects.get_or_create(slug="pro", defaults={"name": "Pro"})
+    for included, meter, quantity in (
+        (free, "requests", 500),
+        (free, "tokens", 5_000),
+        (pro, "requests", 50_000),
+        (pro, "tokens", 1_000_000),
+    ):
+        PlanInclusion.objects.get_or_create(plan=included, meter=meter, defaults={"quantity": quantity})
+    bucket = {"algorithm": "token_bucket", "period": 1}
+    window = {"algorithm": "fixed_window", "period": 60}
+    rules: tuple[tuple[str, Plan | None, dict[str, Any]], ...] = (
+        # Billing rules: wide enough for every plan, and the ones that invoices name.
+        ("requests", None, {**window, "key_kind": "api_key", "capacity": 100_000, "bills": True}),
+        (
+            "tokens",
+            None,
+            {**window, "key_kind": "api_key", "meter": "tokens", "capacity": 500_000, "bills": True},
+        ),
+        ("everyone", None, {**window, "key_kind": "global", "capacity": 1_000_000}),
+        ("account", None, {**window, "key_kind": "account", "capacity": 2_500}),
+        ("burst", free, {**bucket, "key_kind": "api_key", "capacity": 20, "rate": 10}),
+        ("burst", pro, {**bucket, "key_kind": "api_key", "capacity": 200, "rate": 80}),
+        ("text", free, {**bucket, "key_kind": "api_key", "meter": "tokens", "capacity": 200, "rate": 50}),
+    )
+    for name, plan, fields in rules:
+        Rule.objects.get_or_create(name=name, plan=plan, defaults=fields)
+
+
+@transaction.atomic
+def seed_keys() -> list[IssuedKey]:
+    """Two new accounts, so that what a run counted stands apart from earlier runs, and five API keys."""
+    run = secrets.token_hex(2)
+    plans = {plan.slug: plan for plan in Plan.objects.filter(slug__in=("free", "pro"))}
+    issued = []
+    for company, slug, names in (("acme", "pro", ("web", "mobile", "batch")), ("globex", "free", ("web", "trial"))):
+        identifier = f"{company}-{run}"
+        Account.objects.create(identifier=identifier, name=company.title(), plan=plans[slug])
+        user = get_user_model().objects.create_user(username=identifier)
+        for name in names:
+            key, secret = ApiKey.objects.issue(name=f"{company} {name}", user=user, account=identifier)
+            issued.append(IssuedKey(key.name, key.limit_key, secret, identifier, slug))
+    # One key is on another plan than its account.
+    trial = next(key for key in issued if key.name == "globex trial")
+    PlanMembership.objects.create(key=trial.key, plan=plans["pro"])
+    return [replace(key, plan="pro") if key is trial else key for key in issued]

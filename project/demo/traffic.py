@@ -1,0 +1,120 @@
+"""Real HTTP traffic from several clients at once, each of which counts the answers it was given."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+VOCABULARY = ("quota", "token", "bucket", "ledger", "window", "burst", "lease", "meter", "batch", "report")
+
+
+@dataclass
+class Tally:
+    """What the clients saw of one key."""
+
+    sent: int = 0
+    admitted: int = 0  # answers 200
+    denied: int = 0  # answers 429
+    tokens: int = 0  # words of the texts that were answered 200
+    other: int = 0  # any other answer
+    unanswered: int = 0  # sent, and the connection ended before an answer
+
+
+@dataclass(frozen=True)
+class Client:
+    """One credential that requests are sent with."""
+
+    key: str
+    secret: str
+
+
+@dataclass
+class Traffic:
+    """`requests` requests to the API at `port`, shared out evenly to `clients`, sent from `threads` threads.
+
+    `seed` decides which of them are texts, and how long.
+    """
+
+    port: int
+    clients: list[Client]
+    requests: int
+    threads: int = 8
+    seed: int = 2026
+    tallies: dict[str, Tally] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tallies = {client.key: Tally() for client in self.clients}
+        self._lock = threading.Lock()
+
+    def run(self, on_answer: Callable[[], None]) -> dict[str, Tally]:
+        """Send everything; `on_answer` is called after each request. Raises what a thread raised."""
+        failures: list[BaseException] = []
+        stop = threading.Event()
+
+        def work(number: int) -> None:
+            try:
+                self._send_share(number, on_answer, stop)
+            except BaseException as error:  # noqa: BLE001  (handed to the caller's thread)
+                failures.append(error)
+                stop.set()
+
+        workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(self.threads)]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                worker.join()
+        finally:
+            stop.set()
+        if failures:
+            raise failures[0]
+        return self.tallies
+
+    def _send_share(self, number: int, on_answer: Callable[[], None], stop: threading.Event) -> None:
+        choice = random.Random(self.seed * 1000 + number)  # noqa: S311  (traffic, no secrets)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        for turn in range(number, self.requests, self.threads):
+            if stop.is_set():
+                break
+            client = self.clients[(turn // self.threads + number) % len(self.clients)]
+            words = choice.choices(VOCABULARY, k=choice.randint(5, 60)) if choice.random() < 0.3 else []
+            status = _send(connection, client.secret, words)
+            with self._lock:
+                _count(self.tallies[client.key], status, len(words))
+                on_answer()
+        connection.close()
+
+
+def _send(connection: http.client.HTTPConnection, secret: str, words: list[str]) -> int | None:
+    """The answer's status, None when there was none: such a request is never sent again."""
+    headers = {"Authorization": f"Api-Key {secret}", "Accept": "application/json"}
+    try:
+        if words:
+            body = json.dumps({"text": " ".join(words)})
+            connection.request("POST", "/api/text/", body, {**headers, "Content-Type": "application/json"})
+        else:
+            connection.request("GET", "/api/time/?zone=Europe/Paris", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return None
+    return answer.status
+
+
+def _count(tally: Tally, status: int | None, tokens: int) -> None:
+    tally.sent += 1
+    match status:
+        case 200:
+            tally.admitted += 1
+            tally.tokens += tokens
+        case 429:
+            tally.denied += 1
+        case None:
+            tally.unanswered += 1
+        case _:
+            tally.other += 1

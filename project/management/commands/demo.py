@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from project.demo.processes import DemoError, only_demo_in
+from project.demo.run import Options, run_demo
+from ratelimits.embedded import Server, ServerStartError, die_with_parent
+
+
+class Command(BaseCommand):
+    help = (
+        "Runs everything for real on this machine: Valkey, a database, a web server, a Celery worker and "
+        "HTTP clients; then compares what the clients counted with the usage ledger, and prints the report."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--once", action="store_true", help="end after the report; status 1 if a key differs")
+        parser.add_argument("--requests", type=int, default=6_000, help="how many to send (default 6000)")
+        parser.add_argument("--clients", type=int, default=8, help="how many send at once (default 8)")
+        parser.add_argument("--port", type=int, default=0, help="of the web server (default: a free one)")
+        parser.add_argument("--redis-port", type=int, default=0, help="of the Valkey (default: a free one)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            if "REDIS_URL" in os.environ:
+                chosen = Options(**{name: options[name] for name in ("once", "requests", "clients", "port")})
+                status = run_demo(chosen)
+            else:
+                with only_demo_in(settings.DATA_DIR):
+                    status = self._run_on_embedded_server(options["redis_port"])
+        except (DemoError, ServerStartError) as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            status = 130
+        if status:
+            sys.exit(status)
+
+    def _run_on_embedded_server(self, port: int) -> int:
+        """This same command once more, with the address of a Valkey that lives as long as it does."""
+        with ExitStack() as stack:
+            server = Server(settings.DATA_DIR / "valkey", port=port, aof=True)
+            stack.callback(server.stop)
+            child = subprocess.Popen(
+                [sys.executable, *sys.argv],
+                env={**os.environ, "REDIS_URL": server.url},
+                preexec_fn=die_with_parent,
+            )
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                # Ctrl-C reached it as well; a SIGTERM did not.
+                child.terminate()
+                return child.wait()
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from project.models import ApiKey
+from ratelimits.models import Rule
+from tests.end_to_end.conftest import Asker
+
+# A permit a day comes back, and the window opens at the first request: none of a hundred is replaced meanwhile.
+LIMITS = {
+    "token_bucket": {"capacity": 100, "rate": 1, "period": 86_400},
+    "fixed_window": {"capacity": 100, "period": 86_400, "window_start": "first_hit"},
+}
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+def test_eight_processes_at_once_are_admitted_exactly_as_often_as_the_limit_says(
+    algorithm: str,
+    askers: Callable[[int], list[Asker]],
+    issue_key: Callable[[str], tuple[ApiKey, str]],
+    long_run: bool,
+) -> None:
+    numbers: dict[str, Any] = LIMITS[algorithm]
+    Rule.objects.create(name="hundred", key_kind="api_key", algorithm=algorithm, **numbers)
+    processes = askers(8)
+    trials = 20 if long_run else 3
+    seen = []
+    for trial in range(trials):
+        _, secret = issue_key(f"trial-{trial}")
+        for process in processes:
+            process.ask(secret, times=400)
+        answers = [process.answer()["statuses"] for process in processes]
+        seen.append(tuple(sum(answer.get(status, 0) for answer in answers) for status in ("200", "429")))
+    assert seen == [(100, 3_100)] * trials

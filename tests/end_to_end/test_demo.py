@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import ROOT
+
+DEMO = [sys.executable, "manage.py", "demo", "--requests", "300"]
+
+
+@pytest.fixture
+def demo_environment(tmp_path: Path) -> dict[str, str]:
+    """As somebody has who just cloned the repository: no server is named."""
+    own = {"REDIS_URL", "DATABASE_URL", "DJANGO_SETTINGS_MODULE"}
+    rest = {name: value for name, value in os.environ.items() if name not in own}
+    return {**rest, "DEMO_DATA_DIR": str(tmp_path / "demo")}
+
+
+def left_behind(environment: dict[str, str]) -> list[str]:
+    """Processes that still run of the demo with this data directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("DEMO_DATA_DIR") == environment["DEMO_DATA_DIR"]:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_the_demo_ends_with_no_difference_and_leaves_no_process(demo_environment: dict[str, str]) -> None:
+    done = subprocess.run([*DEMO, "--once"], cwd=ROOT, env=demo_environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Difference over all keys: 0" in done.stdout
+    assert left_behind(demo_environment) == []
+
+
+def test_the_demo_fails_when_the_ledger_lost_a_line(demo_environment: dict[str, str]) -> None:
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=demo_environment, check=True
+    )
+    database = sqlite3.connect(Path(demo_environment["DEMO_DATA_DIR"]) / "db.sqlite3")
+    database.execute(
+        "CREATE TRIGGER lose AFTER INSERT ON ratelimits_line WHEN (SELECT count(*) FROM ratelimits_line) = 1"
+        " BEGIN DELETE FROM ratelimits_line; END"
+    )
+    database.close()
+    done = subprocess.run([*DEMO, "--once"], cwd=ROOT, env=demo_environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Difference over all keys: 0" not in done.stdout
+
+
+@pytest.fixture
+def demo_that_stays_up(demo_environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The demo in a process group of its own, as a terminal would start it, once it has printed its addresses."""
+    output = tmp_path / "output"
+    with output.open("wb") as written:
+        process = subprocess.Popen(
+            DEMO, cwd=ROOT, env=demo_environment, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + 90
+    while b"Press Ctrl-C" not in output.read_bytes():
+        assert process.poll() is None, output.read_text()
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def ctrl_c(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def terminate(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+
+
+@pytest.mark.parametrize("end", [ctrl_c, terminate, kill])
+def test_however_the_demo_is_ended_it_leaves_no_process(
+    end: Callable[[subprocess.Popen[bytes]], None],
+    demo_that_stays_up: subprocess.Popen[bytes],
+    demo_environment: dict[str, str],
+) -> None:
+    assert len(left_behind(demo_environment)) > 4
+    end(demo_that_stays_up)
+    demo_that_stays_up.wait(60)
+    deadline = time.monotonic() + 30
+    while left_behind(demo_environment) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_behind(demo_environment) == []
