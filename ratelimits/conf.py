@@ -30,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
     "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
     "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
+    "PATHS": [],  # path prefixes of plain Django views that the middleware governs, such as "/files/"
+    "BILL_ERRORS": False,  # whether a response of 500 or above is billed; the middleware gives it back otherwise
     "MAX_WAITING": 100,  # requests that a process holds back at once; one more that would wait is refused
     "X_RATELIMIT_HEADERS": False,  # send X-RateLimit-* beside the RateLimit fields
     # Usage and billing
@@ -58,6 +60,8 @@ class Conf:
     RELOAD_INTERVAL: float
     DENY_CACHE_SECONDS: float
     RECEIPT_TTL: int
+    PATHS: list[str]
+    BILL_ERRORS: bool
     MAX_WAITING: int
     X_RATELIMIT_HEADERS: bool
     UNITS: dict[str, str]

@@ -60,8 +60,16 @@ def legacy(limit: float, remaining: int, reset: float) -> dict[str, str]:
     }
 
 
-def problem(violated: Sequence[str], detail: str) -> dict[str, Any]:
-    """The body of a refusal as application/problem+json (RFC 9457)."""
+def unavailable() -> dict[str, Any]:
+    """The body of a refusal because no decision could be had."""
+    return {"title": "The quota of this request cannot be checked now", "status": 503}
+
+
+def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:
+    """The body of a refusal as application/problem+json (RFC 9457); `seconds` until it would pass, None: never."""
+    detail = (
+        "This request can never be admitted." if seconds is None else f"Try again in {max(ceil(seconds), 1)} seconds."
+    )
     return {
         "type": QUOTA_EXCEEDED,
         "title": "Request cannot be satisfied as assigned quota has been exceeded",

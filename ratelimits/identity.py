@@ -97,6 +97,14 @@ def network(text: str) -> str | None:
     return f"ip:{address}"
 
 
+async def aidentify(request: HttpRequest) -> Identity:
+    """`identify` for async code: the user is loaded without blocking, then nothing else asks the database."""
+    auser = getattr(request, "auser", None)
+    if auser is not None:
+        request.user = await auser()
+    return identify(request)
+
+
 def identify(request: Any) -> Identity:
     """Who a request is; works for Django's requests and DRF's."""
     user = getattr(request, "user", None)

@@ -1,0 +1,72 @@
+"""The middleware: governs plain Django views by path, and closes what a request left open once its response is made.
+
+Any request that a face has admitted, DRF's throttle and the decorator included, is finished here: a server error is
+given back, and a `concurrency` lease ends with the response instead of with its time to live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import Resolver404, resolve
+
+from ratelimits import receipts
+from ratelimits.conf import conf
+from ratelimits.decorators import refusal, told
+from ratelimits.identity import aidentify, identify
+from ratelimits.quota import ONE_REQUEST
+from ratelimits.waiting import acheck_and_wait, check_and_wait
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
+
+
+def governed(request: HttpRequest) -> bool:
+    """Whether the path is one of RATELIMITS["PATHS"] and its view has no face of its own (DRF's, or the decorator)."""
+    if not any(request.path.startswith(prefix) for prefix in conf.PATHS):
+        return False
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        return True
+    return not hasattr(view, "cls") and not hasattr(view, "ratelimits")
+
+
+class QuotaMiddleware:
+    """Behind AuthenticationMiddleware; the rules of scope "*" apply to the paths that it governs."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+        self._async = iscoroutinefunction(get_response)
+        if self._async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self._async:
+            return self._answer(request)
+        answer = None
+        if governed(request):
+            answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST)
+            request.quota = answer  # type: ignore[attr-defined]
+            if not answer.allowed:
+                return refusal(answer)
+        response = cast("HttpResponseBase", self.get_response(request))
+        receipts.finish(request, response.status_code)
+        return response if answer is None else told(response, answer)
+
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        answer = None
+        if governed(request):
+            answer = await acheck_and_wait(await aidentify(request), "*", request.method or "", ONE_REQUEST)
+            request.quota = answer  # type: ignore[attr-defined]
+            if not answer.allowed:
+                return refusal(answer)
+        response = await cast("Awaitable[HttpResponseBase]", self.get_response(request))
+        await receipts.async_finish(request, response.status_code)
+        return response if answer is None else told(response, answer)
