@@ -7,7 +7,7 @@ no server decided, has nothing to give back, and they say so with None.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -37,7 +37,7 @@ def receipt_of(request: Any) -> Receipt | None:
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Costs by slot: those given by meter, and for the other meters what was charged. ValueError for an unknown meter."""
+    """Costs by slot: those given by meter, for the other meters what was charged; ValueError for an unknown one."""
     meters = [meter.name for meter in receipt.usage.meters] if receipt.usage is not None else []
     unknown = set(costs) - set(meters)
     if unknown:
@@ -82,7 +82,8 @@ def _last(receipt: Receipt, status: int) -> list[Callable[[Receipt], Decision]]:
     return [*([_refund] if refunds else []), *([_release] if _leases(receipt) else [])]
 
 
-_ASYNC = {_refund: arefund, _release: arelease}
+_Step = Callable[[Receipt], Decision]
+_ASYNC: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {_refund: arefund, _release: arelease}
 
 
 def finish(request: Any, status: int) -> None:
@@ -91,22 +92,30 @@ def finish(request: Any, status: int) -> None:
     Never raises: the response is on its way. What could not be done is logged.
     """
     receipt = receipt_of(request)
-    for step in _last(receipt, status) if receipt is not None else []:
+    if receipt is None:
+        return
+    for step in _last(receipt, status):
         try:
             step(receipt)
         except AlreadySettled:
             continue
         except (Unavailable, ResponseError) as error:
-            logger.error("%s of receipt %s failed after the response: %s", step.__name__, receipt.nonce, error)
+            logger.error(
+                "%s of receipt %s failed after the response: %s", getattr(step, "__name__", step), receipt.nonce, error
+            )
 
 
 async def async_finish(request: Any, status: int) -> None:
     """`finish`, awaited."""
     receipt = receipt_of(request)
-    for step in _last(receipt, status) if receipt is not None else []:
+    if receipt is None:
+        return
+    for step in _last(receipt, status):
         try:
             await _ASYNC[step](receipt)
         except AlreadySettled:
             continue
         except (Unavailable, ResponseError) as error:
-            logger.error("%s of receipt %s failed after the response: %s", step.__name__, receipt.nonce, error)
+            logger.error(
+                "%s of receipt %s failed after the response: %s", getattr(step, "__name__", step), receipt.nonce, error
+            )

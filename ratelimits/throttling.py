@@ -5,22 +5,20 @@ DRF runs every throttle of a view even after one has refused, so several would c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
+from ratelimits.decorators import costs_of
 from ratelimits.identity import identify
-from ratelimits.quota import ONE_REQUEST, Answer
+from ratelimits.quota import Answer
 from ratelimits.waiting import check_and_wait
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # which itself imports the throttle classes
-
-Cost = int | Mapping[str, int]
 
 
 class QuotaUnavailable(APIException):
@@ -29,15 +27,6 @@ class QuotaUnavailable(APIException):
     status_code = 503
     default_detail = _("The quota of this request cannot be checked now.")
     default_code = "quota_unavailable"
-
-
-def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
-    """A view's cost by meter: None is one request, a number so many, a callable is asked, a mapping says it all."""
-    if callable(cost):
-        cost = cost(*about)
-    if cost is None:
-        return ONE_REQUEST
-    return cost if isinstance(cost, Mapping) else {"requests": cost}
 
 
 class QuotaThrottle(BaseThrottle):
@@ -60,7 +49,9 @@ class QuotaThrottle(BaseThrottle):
             costs = costs_of(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"
         answer = check_and_wait(identify(request), scope, request.method or "", costs)
-        self._answer = request.quota = answer  # type: ignore[attr-defined]
+        self._answer = answer
+        # On Django's request, where the middleware sees it; DRF's reads through to that.
+        getattr(request, "_request", request).quota = answer
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
