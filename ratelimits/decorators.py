@@ -69,8 +69,8 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
                 return refusal(answer)
             return told(await view(request, *args, **kwargs), answer)
 
-        wrapped = async_view if iscoroutinefunction(view) else sync_view
-        wrapped.ratelimits = True  # type: ignore[attr-defined]
+        wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
+        wrapped.ratelimits = True
         return cast("View", wrapped)
 
     return decorate

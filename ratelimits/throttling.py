@@ -5,7 +5,7 @@ DRF runs every throttle of a view even after one has refused, so several would c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException
@@ -51,7 +51,8 @@ class QuotaThrottle(BaseThrottle):
         answer = check_and_wait(identify(request), scope, request.method or "", costs)
         self._answer = answer
         # On Django's request, where the middleware sees it; DRF's reads through to that.
-        getattr(request, "_request", request).quota = answer
+        plain: Any = getattr(request, "_request", request)
+        plain.quota = answer
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
