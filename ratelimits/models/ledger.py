@@ -75,17 +75,13 @@ class Batch(models.Model):
     cum = models.BigIntegerField(_("running sum after"), help_text=_("Requests and units, modulo 10^15."))
     content = models.CharField(_("digest of its content"), max_length=64)
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
-    digest = models.CharField(
-        _("digest"), max_length=64, help_text=_("SHA-256 of the digest before and the content.")
-    )
+    digest = models.CharField(_("digest"), max_length=64, help_text=_("SHA-256 of the digest before and the content."))
     opened_at = models.BigIntegerField(_("opened at (µs)"))
     sealed_at = models.BigIntegerField(_("sealed at (µs)"))
     run = models.CharField(_("opened under run"), max_length=128)
     sealed_run = models.CharField(_("sealed under run"), max_length=128)
     follows = models.CharField(_("follows"), max_length=100, blank=True)
-    fence = models.CharField(
-        _("fence"), max_length=16, help_text=_("How it was made sure that Redis keeps it.")
-    )
+    fence = models.CharField(_("fence"), max_length=16, help_text=_("How it was made sure that Redis keeps it."))
     line_count = models.PositiveIntegerField(_("lines"))
     applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
     # Of a compacted batch: the first of the batches it is made of (it bears the last one's identity), and all their
@@ -123,12 +119,8 @@ class Line(models.Model):
 
     id = models.BigIntegerField(primary_key=True)
     # No constraint and no index: a line is written with its batch in one transaction and found by its primary key.
-    batch = models.ForeignKey(
-        Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch")
-    )
-    account = models.CharField(
-        _("account"), max_length=255, blank=True, help_text=_("Empty: no account (anonymous).")
-    )
+    batch = models.ForeignKey(Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch"))
+    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty: no account (anonymous)."))
     key = models.CharField(_("key"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills it, or that refused; 0: none."))
@@ -176,11 +168,9 @@ class DurabilityGap(models.Model):
 
     #: What happened, as text that the same event always makes again: it is declared once.
     event = models.CharField(_("event"), max_length=300, unique=True)
-    kind = models.CharField(_("kind"), max_length=16, choices=GapKind)
+    kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
     shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty: all."))
-    account = models.CharField(
-        _("account"), max_length=255, blank=True, help_text=_("Empty: all of the shard.")
-    )
+    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty: all of the shard."))
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
     first_seq = models.BigIntegerField(_("first batch"), null=True, blank=True)
     last_seq = models.BigIntegerField(_("last batch"), null=True, blank=True)
@@ -216,9 +206,7 @@ class QuarantinedBatch(models.Model):
     class Meta:
         verbose_name = _("quarantined batch")
         verbose_name_plural = _("quarantined batches")
-        constraints = [
-            models.UniqueConstraint(fields=["shard", "name", "content"], name="ratelimits_quarantined_once")
-        ]
+        constraints = [models.UniqueConstraint(fields=["shard", "name", "content"], name="ratelimits_quarantined_once")]
 
     def __str__(self) -> str:
         return f"{self.shard:02d}:{self.name}"

@@ -190,9 +190,7 @@ def write_lines(using: str, batch: Batch, lines: Sequence[str]) -> None:
     columns = ", ".join(map(connection.ops.quote_name, _COLUMNS))
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
-            rows = "".join(
-                [f"{first + i}\t{batch_id}\t{line}\t{checksum(line)}\n" for i, line in enumerate(lines)]
-            )
+            rows = "".join([f"{first + i}\t{batch_id}\t{line}\t{checksum(line)}\n" for i, line in enumerate(lines)])
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
                 copy.write(rows)
             return

@@ -1,7 +1,8 @@
 """Draining: fenced batches go from Redis to the ledger, in order in each shard, each exactly once.
 
-Any number of drainers may run at once: a batch is applied under its shard's row lock, and forgotten by Redis only after
-the transaction that holds it was committed. A drainer that dies anywhere leaves nothing that the next one cannot finish.
+Any number of drainers may run at once: a batch is applied under its shard's row lock, and forgotten by Redis only
+after the transaction that holds it was committed. A drainer that dies anywhere leaves nothing that the next one cannot
+finish.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 from django.db import transaction
@@ -23,7 +25,7 @@ from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.apply import Outcome, apply, locked, quarantine
 from ratelimits.usage.fence import fence
-from ratelimits.usage.packet import Packet, Unreadable, packet
+from ratelimits.usage.packet import Unreadable, packet
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,8 @@ _SCAN = 1000
 class Waiting:
     """What waited in one shard at one moment (times in µs).
 
-    The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed; how
-    many batches wait, and the oldest of them.
+    The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed;
+    how many batches wait, and the oldest of them.
     """
 
     shard: int
@@ -180,15 +182,14 @@ def _drain_batch(here: Server, using: str, each: Waiting, name: str, done: Drain
 
 def _fields(client: redis.Redis, key: str) -> Iterator[tuple[bytes, bytes]]:
     # A hash that is scanned may show a field twice; a sealed batch does not change, so the values are equal.
-    seen: dict[bytes, bytes] = {}
-    for name, value in client.hscan_iter(key, count=_SCAN):
-        seen[name] = value
+    seen: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
     return iter(seen.items())
 
 
 def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> Outcome:
     """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
-    key, client = here.keyspace.batch(each.shard, name), here.wire.client
+    client: Any = here.wire.client
+    key = here.keyspace.batch(each.shard, name)
     with transaction.atomic(using=using, durable=True):
         # Under the lock nobody else can drain it, so what is read now is what there is.
         state = locked(using, each.shard)
@@ -206,11 +207,16 @@ def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str)
             gaps.declare_gone(using, state, incarnation, int(number), until=each.now)
             state.save(using=using)
             return Outcome.LOST
-        raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
-        fields = {field.decode(errors="replace"): value.decode(errors="replace") for field, value in raw.items()}
+        fields = _raw(client, key, kind)
         outcome = quarantine(using, state, None, reason, name=name, fields=fields)
         state.save(using=using)
         return outcome
+
+
+def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
+    """A key's contents as text, whatever it holds."""
+    raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
+    return {field.decode(errors="replace"): value.decode(errors="replace") for field, value in raw.items()}
 
 
 def _drop(here: Server, shard: int, name: str) -> None:

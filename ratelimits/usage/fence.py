@@ -41,7 +41,7 @@ def fence(client: redis.Redis, run: str, key: str, patience: float = PATIENCE) -
         return "none"
     deadline = time.monotonic() + patience
     # One connection, so that its write is the one waited for, and each question follows a turn of the server's loop.
-    with client.client() as connection:
+    with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
         info = _sound(connection, run)
         policy, suspends = _policy(connection)
         if policy == "no":
@@ -99,7 +99,7 @@ def _waited(connection: redis.Redis, deadline: float) -> bool:
     """Whether the server has WAITAOF, and it says that this connection's write is on disk."""
     while True:
         try:
-            local, _replicas = connection.execute_command("WAITAOF", 1, 0, 100)
+            local, _replicas = connection.waitaof(1, 0, 100)
         except ResponseError as error:
             if "unknown command" in str(error).lower():
                 return False

@@ -75,12 +75,18 @@ def declare_gone(using: str, state: ShardState, incarnation: str, seq: int, *, u
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str) -> int:
     """Whatever lies between the newest batch in the ledger and this next one."""
-    window: dict[str, Any] = {"since": state.watermark or packet.opened_at, "until": max(packet.opened_at, state.watermark), "fsync": fsync}
+    window: dict[str, Any] = {
+        "since": state.watermark or packet.opened_at,
+        "until": max(packet.opened_at, state.watermark),
+        "fsync": fsync,
+    }
     if packet.incarnation == state.incarnation:
         count = 0
         lost = (packet.previous_cum - state.cum) % CUM_MODULUS
         if packet.seq > state.seq + 1:
-            count += declare_missing(using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **window)
+            count += declare_missing(
+                using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **window
+            )
         elif lost and not _counted(using, state, lost):
             count += declare(
                 using,

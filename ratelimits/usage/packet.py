@@ -1,4 +1,4 @@
-"""A sealed batch read from Redis: its fields checked and put together to lines, with a digest that the ledger can repeat."""
+"""A sealed batch read from Redis: its fields checked and put together to lines, with a digest the ledger can repeat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _SUBJECT = re.compile(
 _PLACES = {
     (kind, count): places
     for number, kind in enumerate(b"adrs")
-    for count, places in ((b"1"[0], (2 * number, 2 * number + 1)), (b"n"[0], (2 * number,)), (b"u"[0], (2 * number + 1,)))
+    for count, places in (
+        (ord("1"), (2 * number, 2 * number + 1)),
+        (ord("n"), (2 * number,)),
+        (ord("u"), (2 * number + 1,)),
+    )
 }
 
 _LINE = "%s" + "\t%d" * 8
@@ -176,4 +180,3 @@ def values(line: str) -> list[str | int]:
     """The values of a canonical line, texts as they were."""
     parts = line.split("\t")
     return [*(unescaped(part) for part in parts[:3]), *map(int, parts[3:])]
-

@@ -12,7 +12,7 @@ from ratelimits.usage import crash
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """What sealing one shard answered: the server's time in µs, its run, the batch sealed ("" = none), batches waiting."""
+    """What sealing a shard answered: the server's time (µs), its run, the batch sealed ("" = none), batches waiting."""
 
     shard: int
     at: int

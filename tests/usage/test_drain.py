@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimits import engine
-from ratelimits.engine.server import server
-from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
-from ratelimits.usage.apply import Outcome
+from ratelimits.models import Batch, Line, ShardState
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.usage.traffic import NOON, PERIODS, use

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from redis.exceptions import RedisError
+
+from ratelimits.usage.seal import seal
+
+
+class Command(BaseCommand):
+    help = "Seals the open batches of usage in Redis, so that they can be drained."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            sealed = seal()
+        except RedisError as error:
+            raise CommandError(f"Redis could not be asked: {error}") from error
+        self.stdout.write(f"Sealed {sum(bool(shard.batch) for shard in sealed)} batches of {len(sealed)} shards.")

@@ -1,0 +1,65 @@
+"""Billing periods: months in an account's time zone, calendar or from its anchor; half-open, in µs since 1970 UTC."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ratelimits.engine import calendar
+
+SECOND = 1_000_000
+_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Period:
+    """One billing period of one account; start and end in µs since 1970 UTC."""
+
+    start: int
+    end: int
+    timezone: str
+
+
+def month_window(month: str) -> tuple[int, int]:
+    """The µs between which a period that starts in a month like "2026-11" starts, in whatever time zone.
+
+    Raises ValueError for what is no month.
+    """
+    found = _MONTH.fullmatch(month)
+    if found is None:
+        raise ValueError(f"{month!r} is no month: write it like 2026-11")
+    year, number = int(found[1]), int(found[2])
+    first = datetime(year, number, 1, tzinfo=UTC)
+    following = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
+    # The earliest local midnight is 14 hours before UTC's, the latest 12 hours after it.
+    return calendar.instant(first) - 14 * 3600 * SECOND, calendar.instant(following) + 12 * 3600 * SECOND
+
+
+def starts_in(month: str, start: int, timezone: str) -> bool:
+    """Whether a moment lies in a month like "2026-11" by the clocks of a time zone."""
+    return f"{moment(start).astimezone(calendar.zone(timezone)):%Y-%m}" == month
+
+
+def period_at(timezone: str, anchor: str | None, at: int) -> Period:
+    """The billing period around a moment."""
+    _previous, start, end, _next = calendar.boundaries("month", timezone, anchor or None, at)
+    return Period(start, end, timezone)
+
+
+def period_from(timezone: str, anchor: str | None, start: int) -> Period:
+    """The period that usage was counted under as starting then.
+
+    It ends where the account's next one starts, also when the account's terms were others when the usage was counted.
+    """
+    return Period(start, period_at(timezone, anchor, start).end, timezone)
+
+
+def moment(microseconds: int) -> datetime:
+    """The aware UTC datetime of µs since 1970."""
+    return datetime.fromtimestamp(microseconds // SECOND, UTC).replace(microsecond=microseconds % SECOND)
+
+
+def iso(microseconds: int) -> str:
+    """ISO 8601 in UTC, to the second, or the microsecond where there is one."""
+    return moment(microseconds).isoformat().replace("+00:00", "Z")

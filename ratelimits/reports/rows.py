@@ -1,0 +1,94 @@
+"""The row of a report: DESIGN's columns, in their order, and how each is written."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from urllib.parse import quote
+
+from ratelimits.reports.periods import iso
+
+PROVISIONAL, FINAL = "provisional", "final"
+USAGE, ADJUSTMENT = "usage", "adjustment"
+CORRECTION = "correction"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a report. Moments are µs since 1970 UTC, intervals half-open, quantities whole units of the meter.
+
+    consumed_quantity is what was admitted; less refunded_quantity it is included_quantity + overage_quantity.
+    `limit` is the capacity (or rate) that the rule had in that version, "" if it is not known.
+    """
+
+    report_id: str
+    report_version: int
+    status: str
+    line_id: str
+    account: str
+    key: str
+    meter: str
+    unit: str
+    charge_category: str
+    charge_class: str
+    corrects_line_id: str
+    billing_period_start: int
+    billing_period_end: int
+    charge_period_start: int
+    charge_period_end: int
+    timezone: str
+    consumed_quantity: int
+    included_quantity: int
+    overage_quantity: int
+    refunded_quantity: int
+    admitted_count: int
+    denied_count: int
+    unknown_count: int
+    limit: str
+    rule: str
+    rule_version: int
+    plan: str
+    batch_range: str
+    durability_gap: str
+
+    def texts(self) -> list[str]:
+        """The values as every export writes them: moments in ISO 8601, numbers as decimals."""
+        return [
+            iso(value) if name in _MOMENTS else str(value)
+            for name, value in zip(COLUMNS, (getattr(self, name) for name in COLUMNS), strict=True)
+        ]
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_MOMENTS = {
+    "billing_period_start",
+    "billing_period_end",
+    "charge_period_start",
+    "charge_period_end",
+}
+#: Columns whose values are numbers.
+QUANTITIES = frozenset(
+    {
+        "report_version",
+        "consumed_quantity",
+        "included_quantity",
+        "overage_quantity",
+        "refunded_quantity",
+        "admitted_count",
+        "denied_count",
+        "unknown_count",
+        "rule_version",
+    }
+)
+
+
+def report_id(account: str, start: int) -> str:
+    """The name of an account's report of the period that starts then; the same in every database."""
+    compact = iso(start).replace("-", "").replace(":", "")
+    return f"{quote(account, safe='') or '~anonymous'}.{compact}"
+
+
+def line_id(report: str, *about: str | int) -> str:
+    """A line's name, from what it is about; the same in every database, so a second delivery is recognised."""
+    text = "\n".join([report, *map(str, about)])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,51 @@
+"""Celery tasks: each only calls what does the work, and can be delivered twice or run beside itself.
+
+Add them to your app's beat schedule (docs/billing.md):
+
+    @app.on_after_finalize.connect
+    def schedule(sender, **kwargs):
+        from ratelimits.tasks import beat_schedule
+        sender.conf.beat_schedule |= beat_schedule()
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import shared_task
+from redis.exceptions import RedisError
+
+from ratelimits.conf import conf
+from ratelimits.usage import drain as draining
+from ratelimits.usage import seal as sealing
+from ratelimits.usage.fence import NotFencedError
+
+logger = logging.getLogger(__name__)
+
+
+@shared_task(name="ratelimits.seal", ignore_result=True, acks_late=True)
+def seal() -> None:
+    """Seal the open batches of all shards."""
+    try:
+        sealing.seal()
+    except RedisError as error:
+        logger.warning("The usage could not be sealed: %s", error)
+
+
+@shared_task(name="ratelimits.drain", ignore_result=True, acks_late=True)
+def drain() -> None:
+    """Bring all sealed batches into the ledger."""
+    try:
+        draining.drain()
+    except (NotFencedError, RedisError) as error:
+        logger.warning("The usage could not be drained; the next drain goes on: %s", error)
+
+
+def beat_schedule() -> dict[str, dict[str, Any]]:
+    """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped."""
+    every = {"ratelimits.seal": conf.SEAL_INTERVAL, "ratelimits.drain": conf.DRAIN_INTERVAL}
+    return {
+        name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, 1)}}
+        for name, seconds in every.items()
+    }
