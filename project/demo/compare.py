@@ -81,6 +81,7 @@ def table(rows: list[Row]) -> Table:
         box=SIMPLE_HEAD,
         show_footer=True,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     result.add_column("API key", "all", no_wrap=True)
     columns: tuple[tuple[str, Callable[[Row], int]], ...] = (

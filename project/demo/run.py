@@ -45,7 +45,7 @@ def run_demo(options: Options) -> int:
         # Entered last, so left first: from then on nothing interrupts the ending of the processes.
         stack.enter_context(_deaf_afterwards())
         address = f"http://127.0.0.1:{port}"
-        console.print(f"Web server: {address}, Celery worker with beat, broker and limits: {settings.REDIS_URL}")
+        console.print(f"Web server at {address}, Celery worker with beat; all of it on {settings.REDIS_URL}")
         tallies = _send(console, port, keys, options)
         with console.status("Waiting until the worker has drained the usage into the ledger"):
             compare.wait_for_ledger(keys, LEDGER_SECONDS)
