@@ -120,11 +120,12 @@ class Account(Versioned):
         return self.name or self.identifier
 
     def clean(self) -> None:
+        if not self.billing_anchor:
+            return
         try:
-            calendar.boundaries("month", self.timezone, self.billing_anchor or None, time.time_ns() // 1000)
+            calendar.boundaries("month", "UTC", self.billing_anchor, time.time_ns() // 1000)
         except ValueError as error:
-            if "time zone" not in str(error):
-                raise ValidationError({"billing_anchor": str(error)}) from error
+            raise ValidationError({"billing_anchor": str(error)}) from error
 
     @property
     def key(self) -> str:

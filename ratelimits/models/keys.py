@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any
 from zlib import crc32
 
@@ -55,4 +56,27 @@ def validate_key(key: str) -> None:
             _("%(key)s is no key: write its kind, a colon and its id, such as user:42, %(others)s."),
             code="key",
             params={"key": key, "others": "api_key:9f3c, account:7, ip:203.0.113.9"},
+        )
+    if kind == "ip":
+        _validate_address(name)
+
+
+def _validate_address(name: str) -> None:
+    """Addresses are counted in one form only: IPv4 whole, IPv6 by its /64."""
+    try:
+        network = ip_network(name, strict=False)
+    except ValueError as error:
+        raise ValidationError(
+            _("%(name)s is no address: write one such as 203.0.113.9 or 2001:db8::/64."),
+            code="key",
+            params={"name": name},
+        ) from error
+    if network.version == 6:
+        network = network if network.prefixlen < 64 else network.supernet(new_prefix=64)
+    wanted = str(network) if network.version == 6 else str(network.network_address)
+    if name != wanted or network.prefixlen not in (32, 64):
+        raise ValidationError(
+            _("Addresses are counted one by one, IPv6 by its /64: write ip:%(wanted)s."),
+            code="key",
+            params={"wanted": wanted if network.version == 4 else f"{network.network_address}/64"},
         )

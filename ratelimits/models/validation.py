@@ -63,7 +63,7 @@ def _parameters(rule: Rule) -> Errors:
 def _at_field(message: str) -> Errors:
     """The engine's messages start with the name of the field, except about what a field names."""
     first = re.split(r"\W", message, maxsplit=1)[0]
-    if "time zone" in message:
+    if message.startswith("unknown time zone"):
         first = "timezone"
     elif "calendar_unit" in message:
         first = "calendar_unit"
@@ -181,7 +181,7 @@ def _overlap(override: KeyOverride) -> None:
         others = others.filter(Q(valid_from=None) | Q(valid_from__lt=override.valid_until))
     if override.valid_from is not None:
         others = others.filter(Q(valid_until=None) | Q(valid_until__gt=override.valid_from))
-    other = others.first()
+    other = others.order_by("pk").first()
     if other is not None:
         message = _("Override %(pk)s holds for the same key and rule at that time: end it first.")
         raise ValidationError({"valid_from": message % {"pk": other.pk}})

@@ -7,6 +7,7 @@ tombstone for what went away, and publishes the version to Redis once the transa
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ from django.db.models import F
 from django.db.models.signals import pre_delete, pre_save
 from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
+from redis.exceptions import RedisError
+
+from ratelimits.conf import conf
+from ratelimits.engine.publish import publish_version
+
+logger = logging.getLogger(__name__)
 
 #: Shards that overrides, memberships and accounts are read by; part of the data, so not a setting.
 KEY_SHARDS = 64
@@ -89,19 +96,27 @@ class _Publisher:
         self.done = False
 
     def __call__(self) -> None:
-        if not self.done:
-            from ratelimits.engine.publish import publish_version
-
-            self.done = True
-            publish_version(ConfigVersion.read(self.using)[0])
+        if self.done:
+            return
+        self.done = True
+        version = ConfigVersion.read(self.using)[0]
+        try:
+            publish_version(version)
+        except (RedisError, OSError) as error:
+            logger.error(
+                "Configuration version %s is saved, but Redis could not be told of it: other processes follow within"
+                " RELOAD_INTERVAL (%s s). %s",
+                version,
+                conf.RELOAD_INTERVAL,
+                error,
+            )
 
 
 def _publish_on_commit(using: str) -> None:
     pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
-    # For every edit, since a savepoint that is rolled back takes its hooks along; robust, since an edit that
-    # Redis cannot be told of is saved all the same, and comes into force with the periodic reload.
-    transaction.on_commit(publisher, using=using, robust=True)
+    # For every edit, since a savepoint that is rolled back takes its hooks along.
+    transaction.on_commit(publisher, using=using)
 
 
 def _advance(using: str) -> Edit:

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError
+
+from ratelimits.engine.limits import ALGORITHMS, TokenBucket
+from ratelimits.models import Plan, Rule
+from tests.rows import NEEDED, rule, unsaved
+
+pytestmark = pytest.mark.django_db
+
+
+def errors(row: Any) -> dict[str, str]:
+    """What validation says, by field."""
+    with pytest.raises(ValidationError) as caught:
+        row.full_clean()
+    return {field: " ".join(messages) for field, messages in caught.value.message_dict.items()}
+
+
+def test_every_algorithm_can_be_chosen_and_nothing_else() -> None:
+    assert set(Rule.Kind.values) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rule_with_what_its_algorithm_needs_is_valid(algorithm: str) -> None:
+    row = rule(algorithm=algorithm)
+    assert isinstance(Rule.objects.get().to_algorithm(), ALGORITHMS[algorithm])
+    assert Rule.objects.get().to_algorithm() == row.to_algorithm()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "field"), [(algorithm, field) for algorithm, fields in NEEDED.items() for field in fields]
+)
+def test_what_an_algorithm_cannot_do_without_is_asked_for(algorithm: str, field: str) -> None:
+    said = errors(unsaved(algorithm=algorithm, **{field: "" if field == "calendar_unit" else None}))
+    assert list(said) == [field]
+
+
+def test_decimals_are_read_as_they_were_written() -> None:
+    rule(rate=Decimal("0.9"), period=Decimal("1.000001"))
+    assert Rule.objects.get().to_algorithm() == TokenBucket(10, Decimal("0.9"), Decimal("1.000001"))
+
+
+def test_a_rate_of_zero_is_refused() -> None:
+    assert errors(unsaved(rate=0))["rate"] == (
+        "rate must be above 0, not 0. Write how many permits come back per period, such as 5."
+    )
+
+
+def test_a_capacity_below_one_is_refused() -> None:
+    assert "from 1 to" in errors(unsaved(capacity=0))["capacity"]
+    assert "such as 10" in errors(unsaved(capacity=0))["capacity"]
+
+
+def test_an_unknown_time_zone_is_refused() -> None:
+    said = errors(unsaved(algorithm="calendar_window", timezone="Europe/Atlantis"))
+    assert said == {
+        "timezone": "unknown time zone 'Europe/Atlantis': use an IANA name such as 'UTC' or 'Europe/Paris'."
+    }
+
+
+def test_an_anchor_that_is_no_moment_is_refused() -> None:
+    said = errors(unsaved(algorithm="calendar_window", anchor="the 31st"))
+    assert "2026-01-31T06:00" in said["anchor"]
+    said = errors(unsaved(algorithm="calendar_window", anchor="2026-01-31T06:00Z"))
+    assert "carries an offset" in said["anchor"]
+
+
+def test_more_than_six_decimal_places_are_refused() -> None:
+    assert "6 decimal places" in errors(unsaved(rate=Decimal("0.1234567")))["rate"]
+
+
+def test_a_start_above_the_capacity_is_refused() -> None:
+    assert "initial must be full, empty or a whole number" in errors(unsaved(initial="11"))["initial"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields", "suggestion"),
+    [
+        ("leaky_bucket_queue", {"capacity": 10, "rate": 5, "period": 1}, "2"),
+        ("leaky_bucket_queue", {"capacity": 10, "rate": 3, "period": 1}, "3.333334"),
+        ("smooth_bursty", {"max_burst_seconds": 4}, "4"),
+        ("smooth_warming_up", {"warm_up": 30}, "30"),
+    ],
+)
+def test_an_algorithm_that_waits_asks_for_the_longest_wait(
+    algorithm: str, fields: dict[str, Any], suggestion: str
+) -> None:
+    said = errors(unsaved(algorithm=algorithm, **fields, max_wait=None))
+    assert said == {"max_wait": f"Say how many seconds a request may wait, such as {suggestion}."}
+
+
+def test_what_belongs_to_another_algorithm_is_dropped() -> None:
+    row = rule(algorithm="fixed_window", rate=5, sub_windows=3, weighted=True, warm_up=1, timezone="UTC", max_wait=4)
+    assert (row.rate, row.sub_windows, row.weighted, row.warm_up) == (None, None, False, None)
+    assert (row.timezone, row.max_wait) == ("", None)
+
+
+def test_what_is_left_out_shows_as_what_holds() -> None:
+    assert rule().initial == "full"
+    assert rule("window", "sliding_window").sub_windows == 10
+    assert rule("month", "calendar_window").timezone == "UTC"
+
+
+@pytest.mark.parametrize("scope", ["*", "search", "search:POST", "search:POST,PUT", "*:DELETE"])
+def test_a_scope_may_name_methods(scope: str) -> None:
+    unsaved(scope=scope).full_clean()
+
+
+@pytest.mark.parametrize("scope", ["", "search:", "search:post", "a b", "a:GET:PUT", "a,b"])
+def test_a_scope_that_no_request_has_is_refused(scope: str) -> None:
+    assert "scope" in errors(unsaved(scope=scope))
+
+
+def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
+    rule("monthly", bills=True, key_kind="account")
+    assert errors(unsaved("daily", bills=True, key_kind="account")) == {
+        "bills": "“monthly” already bills requests per account here: untick it there first, or here."
+    }
+    rule("tokens", bills=True, key_kind="account", meter="tokens")
+    rule("per-user", bills=True, key_kind="user")
+
+
+def test_a_plan_takes_over_billing_only_under_the_same_name() -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    rule("monthly", bills=True, key_kind="account")
+    assert (
+        "give both the same name" in errors(unsaved("pro-monthly", plan=plan, bills=True, key_kind="account"))["bills"]
+    )
+    rule("monthly", plan=plan, bills=True, key_kind="account")
+
+
+def test_a_default_rule_may_not_bill_what_a_plan_already_bills() -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    rule("pro-monthly", plan=plan, bills=True, key_kind="account")
+    assert "“pro-monthly (Pro)” bills" in errors(unsaved("monthly", bills=True, key_kind="account"))["bills"]
+
+
+def test_a_name_is_given_once_per_plan() -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    rule()
+    rule(plan=plan)
+    assert errors(unsaved()) == {"__all__": "There is a default rule of this name: change that one, or choose a plan."}
+    assert "This plan already has" in errors(unsaved(plan=plan))["__all__"]
+
+
+def test_names_that_redis_would_confuse_are_refused() -> None:
+    rule("plumless")
+    assert "Rename it" in errors(unsaved("buckeroo"))["name"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rate": 0},
+        {"period": -1},
+        {"capacity": None},
+        {"capacity": -1},
+        {"mode": "sometimes"},
+        {"key_kind": "planet"},
+        {"on_failure": "panic"},
+        {"algorithm": "dice"},
+        {"algorithm": "smooth_bursty", "max_wait": None},
+    ],
+)
+def test_the_database_refuses_what_was_saved_without_validation(fields: dict[str, Any]) -> None:
+    with pytest.raises(IntegrityError):
+        Rule(**{"name": "x", "algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1, **fields}).save()
+
+
+def test_the_database_refuses_a_second_billing_rule() -> None:
+    unsaved("monthly", bills=True).save()
+    with pytest.raises(IntegrityError):
+        unsaved("daily", bills=True).save()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields", "sentence"),
+    [
+        ("token_bucket", {}, "5 requests per second, bursts to 10, per API key"),
+        ("token_bucket", {"rate": 1, "period": 60}, "1 request per minute, bursts to 10, per API key"),
+        ("token_bucket", {"initial": "empty"}, "5 requests per second, bursts to 10, empty at the start, per API key"),
+        ("token_bucket", {"initial": "3"}, "5 requests per second, bursts to 10, 3 at the start, per API key"),
+        ("token_bucket", {"max_wait": 2}, "5 requests per second, bursts to 10, waiting up to 2 seconds, per API key"),
+        ("gcra", {"rate": Decimal("0.9")}, "0.9 requests per second, bursts to 10, per API key"),
+        ("leaky_bucket", {}, "5 requests per second, from a leaky bucket of 10, per API key"),
+        (
+            "leaky_bucket_queue",
+            {"delay_after": 3},
+            (
+                "5 requests per second, evenly spaced, the first 3 unspaced, at most 10 queued, "
+                "waiting up to 2 seconds, per API key"
+            ),
+        ),
+        (
+            "leaky_bucket_queue",
+            {"max_wait": 0},
+            "5 requests per second, evenly spaced, at most 10 queued, per API key",
+        ),
+        ("fixed_window", {}, "100 requests per minute, in fixed windows, per API key"),
+        (
+            "fixed_window",
+            {"window_start": "first_hit", "period": 2_592_000, "capacity": 1_000_000},
+            "1,000,000 requests per 30 days, from the first one on, per API key",
+        ),
+        ("calendar_window", {}, "10,000 requests per calendar month (UTC), per API key"),
+        (
+            "calendar_window",
+            {"timezone": "Europe/Paris", "anchor": "2026-01-31T06:00"},
+            "10,000 requests per calendar month (Europe/Paris), counted from 2026-01-31 06:00, per API key",
+        ),
+        ("sliding_window", {}, "100 requests per minute, sliding in 10 steps, per API key"),
+        (
+            "sliding_window",
+            {"sub_windows": 1, "weighted": True},
+            "100 requests per minute, sliding in 1 step, the oldest weighted, per API key",
+        ),
+        ("sliding_log", {"period": Decimal("0.5")}, "100 requests in any 0.5 seconds, per API key"),
+        ("sliding_log", {"period": 90}, "100 requests in any 90 seconds, per API key"),
+        ("sliding_log", {"period": 604_800}, "100 requests in any 1 week, per API key"),
+        (
+            "smooth_bursty",
+            {},
+            "5 requests per second, saving up to 1 second of it, waiting up to 1 second, per API key",
+        ),
+        (
+            "smooth_warming_up",
+            {"warm_up": 120},
+            "5 requests per second, warming up over 2 minutes from 1/3 of it, waiting up to 1 second, per API key",
+        ),
+        ("concurrency", {}, "10 requests at once, each for up to 1 minute, per API key"),
+        (
+            "concurrency",
+            {"scope": "search:POST"},
+            "10 requests at once, each for up to 1 minute, per API key, on search:POST",
+        ),
+        (
+            "token_bucket",
+            {"meter": "tokens", "key_kind": "global"},
+            "5 tokens per second, bursts to 10, for everyone together",
+        ),
+    ],
+)
+def test_a_rule_reads_as_a_sentence(algorithm: str, fields: dict[str, Any], sentence: str) -> None:
+    assert rule(algorithm=algorithm, **{"key_kind": "api_key", **fields}).sentence() == sentence
+
+
+def test_a_sentence_uses_the_unit_of_the_meter(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "UNITS": {"traffic": "MB"}}
+    assert rule(meter="traffic", key_kind="user").sentence() == "5 MB per second, bursts to 10, per user"
+
+
+def test_a_row_that_makes_no_sense_says_so_instead_of_a_sentence() -> None:
+    assert unsaved(rate=0).sentence() == "not in force: rate must be above 0, not 0"

@@ -1,0 +1,35 @@
+"""Rows for tests: a rule in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratelimits.models import Rule
+
+#: What each algorithm needs, and nothing else.
+NEEDED: dict[str, dict[str, Any]] = {
+    "token_bucket": {"capacity": 10, "rate": 5, "period": 1},
+    "gcra": {"capacity": 10, "rate": 5, "period": 1},
+    "leaky_bucket": {"capacity": 10, "rate": 5, "period": 1},
+    "leaky_bucket_queue": {"capacity": 10, "rate": 5, "period": 1, "max_wait": 2},
+    "fixed_window": {"capacity": 100, "period": 60},
+    "calendar_window": {"capacity": 10_000, "calendar_unit": "month"},
+    "sliding_window": {"capacity": 100, "period": 60},
+    "sliding_log": {"capacity": 100, "period": 60},
+    "smooth_bursty": {"rate": 5, "period": 1, "max_wait": 1},
+    "smooth_warming_up": {"rate": 5, "period": 1, "max_wait": 1},
+    "concurrency": {"capacity": 10},
+}
+
+
+def unsaved(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
+    """A rule that makes sense, as one would type it."""
+    return Rule(name=name, algorithm=algorithm, **{**NEEDED[algorithm], **fields})
+
+
+def rule(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
+    """A rule that makes sense, validated and saved."""
+    row = unsaved(name, algorithm, **fields)
+    row.full_clean()
+    row.save()
+    return row
