@@ -2,24 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
+from redis import ConnectionPool
 
-from ratelimits.conf import DEFAULTS
+from ratelimits.conf import CALLABLES, DEFAULTS, conf
+
+_ALLOWED = {"FAILURE_POLICY": ("allow", "deny"), "FENCE": ("aof", "none")}
+_THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
 
 @checks.register("ratelimits")
-def check_setting_names(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Unknown keys in RATELIMITS (a typing error would otherwise pass unnoticed)."""
-    return [
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Unknown names (a typing error would otherwise pass unnoticed) and values that make no sense."""
+    given = getattr(settings, "RATELIMITS", {})
+    unknown = [
         checks.Error(
             f"RATELIMITS has no setting {name!r}.",
             hint=f"Known settings: {', '.join(sorted(DEFAULTS))}.",
             id="ratelimits.E001",
         )
-        for name in sorted(getattr(settings, "RATELIMITS", {}).keys() - DEFAULTS.keys())
+        for name in sorted(given.keys() - DEFAULTS.keys())
+    ]
+    wrong = [
+        checks.Error(f"RATELIMITS[{name!r}] is {given[name]!r}.", hint=hint, id="ratelimits.E002")
+        for name in sorted(given.keys() & DEFAULTS.keys())
+        if (hint := _complaint(name, given[name]))
+    ]
+    return [*unknown, *wrong]
+
+
+def _complaint(name: str, value: Any) -> str:
+    """What to write instead; "" when the value is fine."""
+    default = DEFAULTS[name]
+    if name in CALLABLES:
+        try:
+            return "" if value is None or callable(getattr(conf, name)) else "Name a callable."
+        except ImportError as error:
+            return f"It cannot be imported: {error}."
+    if name in _ALLOWED:
+        return "" if value in _ALLOWED[name] else f"Write one of {', '.join(map(repr, _ALLOWED[name]))}."
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "Write True or False."
+    if isinstance(default, int | float):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return "" if number and value >= 0 else "Write a number that is not negative."
+    if isinstance(default, str | dict | list):
+        return "" if isinstance(value, type(default)) else f"Write a {type(default).__name__}."
+    return ""
+
+
+@checks.register("ratelimits")
+def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """The alias that decides is a django-redis one, with a Redis database of its own."""
+    alias = conf.CACHE_ALIAS
+    backend = settings.CACHES.get(alias, {}).get("BACKEND", "")
+    if not backend.startswith("django_redis."):
+        return [
+            checks.Error(
+                f"The cache {alias!r}, which RATELIMITS['CACHE_ALIAS'] names, is not a django-redis cache.",
+                hint="Give CACHES that alias with BACKEND 'django_redis.cache.RedisCache', or name another one.",
+                id="ratelimits.E003",
+            )
+        ]
+    own = set(_databases(alias))
+    return [
+        checks.Error(
+            f"The caches {alias!r} and {other!r} share a Redis database.",
+            hint=f"cache.clear() empties a whole database, limits and usage included: give {alias!r} another number.",
+            id="ratelimits.E004",
+        )
+        for other in settings.CACHES
+        if other != alias and own & set(_databases(other))
+    ]
+
+
+def _databases(alias: str) -> Iterator[tuple[Any, ...]]:
+    """Server and number of each Redis database that a cache alias is kept in."""
+    locations: Any = settings.CACHES[alias].get("LOCATION", "")
+    for location in locations if isinstance(locations, list | tuple) else str(locations).split(","):
+        try:
+            place = ConnectionPool.from_url(location).connection_kwargs
+        except ValueError:
+            continue  # no address of a Redis: a cache of another kind
+        yield place.get("host", "localhost"), place.get("port", 6379), place.get("path"), place.get("db", 0)
+
+
+@checks.register("ratelimits")
+def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """No other throttle beside ours: DRF runs each of them even after one has refused."""
+    classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
+    if _THROTTLE not in classes or len(classes) == 1:
+        return []
+    return [
+        checks.Warning(
+            "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
+            hint="A request that another one refuses is charged and billed all the same: make them rules.",
+            id="ratelimits.W001",
+        )
     ]

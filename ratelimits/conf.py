@@ -43,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
 }
 
-_CALLABLES = {"ACCOUNT"}
+CALLABLES = {"ACCOUNT"}
 
 
 class Conf:
@@ -77,7 +77,7 @@ class Conf:
             if name not in DEFAULTS:
                 raise AttributeError(f"RATELIMITS has no setting {name!r}")
             value = getattr(settings, "RATELIMITS", {}).get(name, DEFAULTS[name])
-            if name in _CALLABLES and isinstance(value, str):
+            if name in CALLABLES and isinstance(value, str):
                 value = import_string(value)
             self.__dict__[name] = value
             return value

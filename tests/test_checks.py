@@ -1,11 +1,76 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from django.conf import settings
 from django.core import checks
 from django.test import override_settings
 
+LOCATION = "redis://127.0.0.1:6379/4"
+REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": LOCATION}
+
+
+def messages(**changes: Any) -> list[checks.CheckMessage]:
+    with override_settings(**changes):
+        return checks.run_checks(tags=["ratelimits"])
+
+
+def test_the_demo_project_is_set_up_right() -> None:
+    assert messages() == []
+
 
 def test_a_mistyped_setting_is_an_error_that_lists_the_known_ones() -> None:
-    with override_settings(RATELIMITS={"NAMESPASE": "x"}):
-        (error,) = [message for message in checks.run_checks(tags=["ratelimits"]) if message.id == "ratelimits.E001"]
+    (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NAMESPASE": "x"})
+    assert error.id == "ratelimits.E001"
     assert "NAMESPASE" in error.msg
     assert "NAMESPACE" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("FAILURE_POLICY", "maybe", "'allow', 'deny'"),
+        ("TIMEOUT", "soon", "a number"),
+        ("SHARDS", -1, "not negative"),
+        ("X_RATELIMIT_HEADERS", "yes", "True or False"),
+        ("UNITS", ["tokens"], "a dict"),
+        ("ACCOUNT", "no.such.module", "cannot be imported"),
+        ("ACCOUNT", 7, "a callable"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_an_error_that_says_what_to_write(name: str, value: Any, hint: str) -> None:
+    (error,) = messages(RATELIMITS={**settings.RATELIMITS, name: value})
+    assert error.id == "ratelimits.E002"
+    assert name in error.msg
+    assert hint in str(error.hint)
+
+
+def test_the_alias_that_decides_must_be_a_django_redis_one() -> None:
+    (error,) = messages(CACHES={"ratelimits": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}})
+    assert error.id == "ratelimits.E003"
+    (error,) = messages(CACHES={"default": REDIS})
+    assert error.id == "ratelimits.E003"
+
+
+@pytest.mark.parametrize("other", [LOCATION, "redis://127.0.0.1/4", "redis://user@127.0.0.1:6379?db=4"])
+def test_the_alias_that_decides_shares_its_database_with_no_other(other: str) -> None:
+    (error,) = messages(CACHES={"ratelimits": REDIS, "default": {**REDIS, "LOCATION": other}})
+    assert error.id == "ratelimits.E004"
+    assert "'default'" in error.msg
+
+
+def test_another_number_another_server_or_no_redis_at_all_is_another_database() -> None:
+    others = {
+        "default": {**REDIS, "LOCATION": ["redis://127.0.0.1:6379/5", "redis://127.0.0.1:6380/4"]},
+        "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    }
+    assert messages(CACHES={"ratelimits": REDIS, **others}) == []
+
+
+def test_other_throttles_beside_ours_are_warned_of() -> None:
+    ours = "ratelimits.throttling.QuotaThrottle"
+    classes = [ours, "rest_framework.throttling.UserRateThrottle"]
+    (warning,) = messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": classes})
+    assert warning.id == "ratelimits.W001"
+    assert messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": [ours]}) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from django.db.models import Sum
 from django_redis import get_redis_connection
@@ -43,24 +42,19 @@ class Row:
 
 def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
     """One row for each key."""
-    ledger: dict[tuple[str, str], dict[str, Any]] = {
-        (line["key"], line["meter"]): line
+    ledger = {
+        (line["key"], line["meter"]): (line["units"], line["denied"])
         for line in Line.objects.filter(key__in=tallies)
         .values("key", "meter")
         .order_by()
         .annotate(units=Sum("admitted_units"), denied=Sum("denied_requests"))
     }
-    nothing = {"units": 0, "denied": 0}
-    return [
-        Row(
-            name=key.name,
-            seen=tallies[key.key],
-            admitted=ledger.get((key.key, "requests"), nothing)["units"],
-            denied=ledger.get((key.key, "requests"), nothing)["denied"],
-            tokens=ledger.get((key.key, "tokens"), nothing)["units"],
-        )
-        for key in keys
-    ]
+    rows = []
+    for key in keys:
+        admitted, denied = ledger.get((key.key, "requests"), (0, 0))
+        tokens, _ = ledger.get((key.key, "tokens"), (0, 0))
+        rows.append(Row(key.name, tallies[key.key], admitted, denied, tokens))
+    return rows
 
 
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
