@@ -6,8 +6,8 @@ from ratelimits.engine import scripts
 from ratelimits.engine.server import server
 
 
-def publish_version(version: int) -> None:
-    """Raise every shard's configuration version to at least `version`.
+def publish_version(version: int) -> int:
+    """Raise every shard's configuration version to at least `version`; returns the highest that is now in force.
 
     Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
     """
@@ -15,4 +15,5 @@ def publish_version(version: int) -> None:
     with here.wire.client.pipeline(transaction=False) as pipeline:
         for shard in range(here.keyspace.shards):
             pipeline.eval(script.text.decode(), 1, here.keyspace.head(shard), str(version))
-        pipeline.execute()
+        in_force: list[int] = pipeline.execute()
+    return max(in_force)

@@ -150,7 +150,8 @@ _SENTENCES: dict[type[Algorithm], Callable[..., list[str]]] = {
     SmoothWarmingUp: _warming,
     Concurrency: _concurrent,
 }
-_WHOSE: dict[str, Callable[[], str]] = {
+#: Who a rule counts, by kind of key.
+WHOSE: dict[str, Callable[[], str]] = {
     "user": lambda: _("per user"),
     "api_key": lambda: _("per API key"),
     "account": lambda: _("per account"),
@@ -162,7 +163,7 @@ _WHOSE: dict[str, Callable[[], str]] = {
 
 def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
     """What a limit says, for people; `unit` is what its meter counts, such as "requests"."""
-    parts = [*_SENTENCES[type(algorithm)](algorithm, unit, max_wait), _WHOSE[key_kind]()]
+    parts = [*_SENTENCES[type(algorithm)](algorithm, unit, max_wait), WHOSE[key_kind]()]
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})
     return ", ".join(part for part in parts if part)

@@ -16,10 +16,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.limits import Algorithm, fields_of
-from ratelimits.models.keys import COVERS, KeyKind
+from ratelimits.models.keys import COVERS
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
-from ratelimits.models.sentences import number
+from ratelimits.models.sentences import WHOSE, number
 
 Errors = dict[str, list[Any]]
 
@@ -118,11 +118,11 @@ def _billing(rule: Rule) -> Errors:
     billing = Rule.objects.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
     billing = billing.exclude(name=rule.name).exclude(pk=rule.pk)
     twin = billing.filter(plan=rule.plan_id).first()
-    message = _("“%(twin)s” already bills %(meter)s per %(kind)s here: untick it there first, or here.")
+    message = _("“%(twin)s” already bills %(meter)s %(whose)s here: untick it there first, or here.")
     if twin is None:
         # A plan's rules come on top of the default ones, except those whose names they have.
         message = _(
-            "“%(twin)s” bills %(meter)s per %(kind)s for the same keys: give both the same name, so that "
+            "“%(twin)s” bills %(meter)s %(whose)s for the same keys: give both the same name, so that "
             "the plan's takes the place of the default one, or untick one of them."
         )
         if rule.plan_id is not None:
@@ -133,7 +133,7 @@ def _billing(rule: Rule) -> Errors:
             twin = billing.exclude(plan=None).exclude(plan__in=replacing).first()
     if twin is None:
         return {}
-    return {"bills": [message % {"twin": twin, "meter": rule.meter, "kind": KeyKind(rule.key_kind).label}]}
+    return {"bills": [message % {"twin": twin, "meter": rule.meter, "whose": WHOSE[rule.key_kind]()}]}
 
 
 def check_numbers(rule: Rule, changes: Mapping[str, Any]) -> Algorithm:
@@ -163,10 +163,10 @@ def check_override(override: KeyOverride) -> None:
 def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
     if rule.key_kind not in COVERS.get(override.key.partition(":")[0], ()):
         message = _(
-            "%(rule)s counts per %(kind)s, which others share with %(key)s: numbers cannot differ for this "
+            "%(rule)s counts %(whose)s, which others share with %(key)s: numbers cannot differ for this "
             "key alone. Override the mode instead, or the numbers of a wider key."
         )
-        shown = {"rule": rule, "kind": KeyKind(rule.key_kind).label, "key": override.key}
+        shown = {"rule": rule, "whose": WHOSE[rule.key_kind](), "key": override.key}
         raise ValidationError(message % shown)
     try:
         check_numbers(rule, changes)

@@ -53,6 +53,13 @@ class ConfigVersion(models.Model):
         return row or (0, 0)
 
     @classmethod
+    def lift(cls, using: str, version: int) -> None:
+        """Raise the version to at least `version`."""
+        rows = cls.objects.using(using)
+        rows.bulk_create([cls(pk=_ROW)], ignore_conflicts=True)
+        rows.filter(pk=_ROW, version__lt=version).update(version=version)
+
+    @classmethod
     def forget_deltas(cls, using: str, version: int) -> None:
         """Let every process that holds less than `version` read everything again."""
         cls.objects.using(using).filter(pk=_ROW).update(complete=version)
@@ -122,7 +129,7 @@ def _publish_on_commit(using: str) -> None:
 def _advance(using: str) -> Edit:
     rows = ConfigVersion.objects.using(using)
     if not rows.filter(pk=_ROW).update(version=F("version") + 1):
-        rows.bulk_create([ConfigVersion(pk=_ROW)], ignore_conflicts=True)
+        ConfigVersion.lift(using, 0)
         rows.filter(pk=_ROW).update(version=F("version") + 1)
     _publish_on_commit(using)
     return Edit(using, ConfigVersion.read(using)[0], time.time_ns() // 1000)

@@ -50,6 +50,7 @@ class Loader:
         self._held: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
+        self._ahead = 0  # the version last complained of
         self._begin()
 
     def _begin(self) -> None:
@@ -146,6 +147,15 @@ class Loader:
         if held is not None and minimum_version is not None and held.version >= minimum_version:
             return held
         found = self._ask(lambda: rows.read(conf.DATABASE, held.rows if held is not None else None))
+        if minimum_version is not None and found.version < minimum_version != self._ahead:
+            self._ahead = minimum_version
+            logger.error(
+                "Redis asks for configuration version %s and the database %r has %s: if it was restored, run"
+                " `manage.py ratelimits_reload`",
+                minimum_version,
+                conf.DATABASE,
+                found.version,
+            )
         return self._hold(found)
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:

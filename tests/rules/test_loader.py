@@ -170,6 +170,15 @@ class TestReloading:
         ConfigVersion.objects.update(version=1)
         assert (loader.reload().version, shown(loader.reload())) == (1, {"burst": 1})
 
+    def test_a_redis_that_is_ahead_of_the_database_is_said_once(
+        self, loader: Loader, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rule(capacity=1)
+        for _again in range(3):
+            assert loader.reload(9).version == 1
+        [record] = [record for record in caplog.records if record.name == "ratelimits.rules.loader"]
+        assert "asks for configuration version 9 and the database 'default' has 1" in record.getMessage()
+
     def test_a_minimum_that_is_held_asks_nothing(self, loader: Loader, queries: list[str]) -> None:
         rule()
         snapshot = loader.current()

@@ -1,0 +1,58 @@
+"""Rules as code: dump, diff, load."""
+
+from __future__ import annotations
+
+import sys
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import transaction
+
+from ratelimits.conf import conf
+from ratelimits.models import as_code
+
+
+class Command(BaseCommand):
+    help = "Keep plans and rules as code: dump them as JSON, diff a file against the database, or load it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        commands = parser.add_subparsers(dest="command", required=True)
+        commands.add_parser("dump", help="write all plans and rules to standard output")
+        for name, text in (
+            ("diff", "show what loading a file would change; exit status 1 if anything"),
+            ("load", "make the database say what a file says, all of it or nothing"),
+        ):
+            command = commands.add_parser(name, help=text)
+            command.add_argument("file", help="a file as dump writes it, or - for standard input")
+            command.add_argument("--delete", action="store_true", help="delete plans and rules that it does not name")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["command"] == "dump":
+            self.stdout.write(as_code.to_text(as_code.dump(conf.DATABASE)), ending="")
+            return
+        try:
+            text = sys.stdin.read() if options["file"] == "-" else Path(options["file"]).read_text(encoding="utf-8")
+            document = as_code.parse(text)
+            if options["command"] == "diff":
+                self._diff(document, delete=options["delete"])
+            else:
+                changes = as_code.load(document, conf.DATABASE, delete=options["delete"])
+                self.stdout.write("\n".join(changes) or "Nothing to change.")
+        except OSError as error:
+            raise CommandError(f"{options['file']}: {error.strerror}") from error
+        except as_code.RefusedError as error:
+            raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
+
+    def _diff(self, document: as_code.Document, *, delete: bool) -> None:
+        """Load it, look at the difference, and take it back."""
+        with transaction.atomic(using=conf.DATABASE):
+            before = as_code.to_text(as_code.dump(conf.DATABASE))
+            as_code.load(document, conf.DATABASE, delete=delete)
+            after = as_code.to_text(as_code.dump(conf.DATABASE))
+            transaction.set_rollback(True, using=conf.DATABASE)
+        lines = list(unified_diff(before.splitlines(), after.splitlines(), "database", "file", lineterm="", n=0))
+        if lines:
+            self.stdout.write("\n".join(lines))
+            sys.exit(1)

@@ -1,0 +1,248 @@
+"""Plans and rules as code: the database as one JSON document, and such a document into the database."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from ratelimits.engine.limits import ALGORITHMS, fields_of
+from ratelimits.models.accounts import Plan, PlanInclusion
+from ratelimits.models.rules import LENDS, Rule
+from ratelimits.models.versions import editing
+
+#: What a rule has beside the parameters of its algorithm, and what is left out when it holds.
+_DEFAULTS: dict[str, Any] = {
+    "scope": "*",
+    "key_kind": "key",
+    "meter": "requests",
+    "max_wait": None,
+    "mode": "enforce",
+    "bills": False,
+    "on_failure": "",
+}
+_SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
+
+Document = dict[str, Any]
+
+
+class RefusedError(ValueError):
+    """A document that makes no sense; `problems` says where and why."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value
+
+
+def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
+    """A rule as an entry of the document."""
+    entry: dict[str, Any] = {"name": rule.name} | ({"plan": plan} if plan else {})
+    entry |= {name: _plain(value) for name, value in rule.parameters().items()}
+    for name, default in _DEFAULTS.items():
+        value = _plain(getattr(rule, name))
+        if value != default:
+            entry[name] = value
+    return entry
+
+
+def dump(using: str) -> Document:
+    """All plans and rules of the database."""
+    plans = Plan.objects.using(using).prefetch_related("inclusions").order_by("slug")
+    rules = Rule.objects.using(using).select_related("plan").order_by("plan__slug", "name")
+    entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
+    return {
+        "plans": {
+            plan.slug: {"name": plan.name, "includes": {one.meter: one.quantity for one in plan.inclusions.all()}}
+            for plan in plans
+        },
+        "rules": sorted(entries, key=_place),
+    }
+
+
+def _place(entry: dict[str, Any]) -> tuple[str, str]:
+    return str(entry.get("plan") or ""), str(entry.get("name"))
+
+
+def to_text(document: Document) -> str:
+    """A document as text, one rule a line."""
+    plans = ",\n".join(f"    {json.dumps(slug)}: {json.dumps(plan)}" for slug, plan in document["plans"].items())
+    rules = ",\n".join(f"    {json.dumps(entry)}" for entry in document["rules"])
+    return (
+        '{\n  "plans": {' + (f"\n{plans}\n  " if plans else "") + "},\n"
+        '  "rules": [' + (f"\n{rules}\n  " if rules else "") + "]\n}\n"
+    )
+
+
+def parse(text: str) -> Document:
+    """The document in a text, its shape checked; RefusedError says what is wrong."""
+    try:
+        document = json.loads(text, parse_float=Decimal)
+    except json.JSONDecodeError as error:
+        raise RefusedError([f"line {error.lineno}: not JSON: {error.msg}"]) from error
+    if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
+        raise RefusedError([f"write an object such as {_SHAPE}"])
+    plans, rules = document.get("plans", {}), document.get("rules", [])
+    if not isinstance(plans, dict) or not isinstance(rules, list):
+        raise RefusedError([f"plans is an object by slug and rules a list, as in {_SHAPE}"])
+    problems = [problem for slug, plan in plans.items() for problem in _plan_problems(slug, plan)]
+    for number, entry in enumerate(rules, 1):
+        problems += [f"rule {number}: {problem}" for problem in _rule_problems(entry)]
+    places = [_place(entry) for entry in rules if isinstance(entry, dict)]
+    problems += [
+        f"rule “{name}” of plan “{plan}” is there twice"
+        for plan, name in sorted({place for place in places if places.count(place) > 1})
+    ]
+    if problems:
+        raise RefusedError(problems)
+    return {"plans": plans, "rules": sorted(rules, key=_place)}
+
+
+def _plan_problems(slug: str, plan: Any) -> list[str]:
+    if not isinstance(plan, dict) or plan.keys() - {"name", "includes"}:
+        return [f'plan “{slug}”: write {{"name": "Pro", "includes": {{"requests": 10000}}}}']
+    if not isinstance(plan.get("includes", {}), dict):
+        return [f'plan “{slug}”: includes is an object such as {{"requests": 10000}}']
+    return []
+
+
+def _rule_problems(entry: Any) -> list[str]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return ['write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}']
+    algorithm = entry.get("algorithm")
+    if algorithm not in ALGORITHMS:
+        return [f"“{entry['name']}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}"]
+    known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
+    if algorithm not in LENDS:
+        known.discard("max_wait")
+    takes = ", ".join(fields_of(algorithm))
+    return [
+        f"“{entry['name']}”: {algorithm} takes no {name}: its own fields are {takes}" for name in entry.keys() - known
+    ]
+
+
+def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
+    """Make the database say what the document says, in one edit; what it says already is left alone.
+
+    With `delete`, plans and rules that the document does not name go away. Returns a line for each change;
+    RefusedError, with nothing changed, if a rule makes no sense.
+    """
+    problems: list[str] = []
+    with editing(using):
+        before = dump(using)
+        said = _delete_rules(before, document, using) if delete else []
+        said += _load_plans(before, document, using, problems)
+        said += _load_rules(before, document, using, problems)
+        said += _delete_plans(before, document, using, problems) if delete else []
+        if problems:
+            raise RefusedError(problems)
+        if not said:
+            transaction.set_rollback(True, using=using)  # an edit that changed nothing takes no version
+    return said
+
+
+def _delete_rules(before: Document, document: Document, using: str) -> list[str]:
+    wanted = {_place(entry) for entry in document["rules"]}
+    gone = [entry for entry in before["rules"] if _place(entry) not in wanted]
+    for entry in gone:
+        _find(entry, using).delete(using=using)
+    return [f"deleted rule {_shown(entry)}" for entry in gone]
+
+
+def _delete_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
+    said = []
+    for slug in before["plans"].keys() - document["plans"].keys():
+        plan = Plan.objects.using(using).get(slug=slug)
+        if plan.memberships.exists() or plan.accounts.exists():
+            problems.append(f"plan “{slug}”: keys or accounts are on it; move them to another plan first")
+        else:
+            plan.delete(using=using)
+            said.append(f"deleted plan {slug}")
+    return said
+
+
+def _load_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
+    said = []
+    for slug, wanted in document["plans"].items():
+        held = before["plans"].get(slug)
+        plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
+        plan.name = wanted.get("name", slug)
+        includes: dict[str, Any] = wanted.get("includes", {})
+        try:
+            plan.full_clean()
+            if held is None or held["name"] != plan.name:
+                plan.save(using=using)
+            if held is None or held["includes"] != includes:
+                _load_inclusions(plan, includes, using)
+        except ValidationError as error:
+            problems += [f"plan “{slug}”: {line}" for line in _lines(error)]
+            continue
+        if held != {"name": plan.name, "includes": includes}:
+            said.append(f"{'added' if held is None else 'changed'} plan {slug}")
+    return said
+
+
+def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
+    rows = {row.meter: row for row in PlanInclusion.objects.using(using).filter(plan=plan)}
+    for meter, row in rows.items():
+        if meter not in includes:
+            row.delete(using=using)
+    for meter, quantity in includes.items():
+        row = rows.get(meter) or PlanInclusion(plan=plan, meter=meter)
+        if row.quantity != quantity:
+            row.quantity = quantity
+            row.full_clean()
+            row.save(using=using)
+
+
+def _load_rules(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
+    said = []
+    held = {_place(entry): entry for entry in before["rules"]}
+    # Those that do not bill first: a rule may hand its billing over to another one.
+    for entry in sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False))):
+        shown, existing = _shown(entry), held.get(_place(entry))
+        slug = entry.get("plan") or None
+        plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None
+        if slug and plan is None:
+            problems.append(f"rule {shown}: there is no plan “{slug}”: write it under plans")
+            continue
+        rule = _find(entry, using) if existing else Rule(name=entry["name"], plan=plan)
+        for name in fields_of(entry["algorithm"]):
+            setattr(rule, name, entry.get(name, Rule._meta.get_field(name).get_default()))
+        for name, default in _DEFAULTS.items():
+            setattr(rule, name, entry.get(name, default))
+        rule.algorithm = entry["algorithm"]
+        try:
+            rule.full_clean()
+        except ValidationError as error:
+            problems += [f"rule {shown}: {line}" for line in _lines(error)]
+            continue
+        if rule_as_code(rule, slug) != existing:
+            rule._change_reason = "ratelimits_rules load"  # type: ignore[attr-defined]
+            rule.save(using=using)
+            said.append(f"{'changed' if existing else 'added'} rule {shown}: {rule.sentence()}")
+    return said
+
+
+def _find(entry: dict[str, Any], using: str) -> Rule:
+    return Rule.objects.using(using).get(name=entry["name"], plan__slug=entry.get("plan"))
+
+
+def _shown(entry: dict[str, Any]) -> str:
+    return f"“{entry['name']}”" + (f" of plan “{entry['plan']}”" if entry.get("plan") else "")
+
+
+def _lines(error: ValidationError) -> list[str]:
+    return [
+        message if field == "__all__" else f"{field}: {message}"
+        for field, messages in error.message_dict.items()
+        for message in messages
+    ]

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from ratelimits import rules
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.publish import publish_version
+from ratelimits.identity import Identity
+from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.rules.loader import Loader
+from tests.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def code(tmp_path: Path, **document: Any) -> str:
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return str(path)
+
+
+BURST = {"name": "burst", "algorithm": "token_bucket", "capacity": 10, "rate": 0.9, "period": 1}
+PRO = {"pro": {"name": "Pro", "includes": {"requests": 10_000}}}
+
+
+class TestRulesAsCode:
+    def test_what_was_dumped_loads_as_the_same(self, tmp_path: Path) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        PlanInclusion.objects.create(plan=plan, meter="tokens", quantity=5)
+        rule(rate="0.9", initial="3", max_wait="1.5", scope="search:POST", on_failure="local")
+        rule(plan=plan, algorithm="calendar_window", timezone="Europe/Paris", anchor="2026-01-31T06:00", bills=True)
+        rule("window", algorithm="sliding_window", sub_windows=6, weighted=True, mode="shadow", key_kind="ip")
+        text = run("ratelimits_rules", "dump")
+        (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")
+
+        version = ConfigVersion.read("default")
+        assert run("ratelimits_rules", "load", str(path)) == "Nothing to change.\n"
+        assert ConfigVersion.read("default") == version
+
+        Rule.objects.all().delete()
+        Plan.objects.all().delete()
+        run("ratelimits_rules", "load", str(path))
+        assert run("ratelimits_rules", "dump") == text
+
+    def test_a_load_is_one_edit_and_says_what_it_changed(self, tmp_path: Path) -> None:
+        said = run("ratelimits_rules", "load", code(tmp_path, plans=PRO, rules=[BURST, {**BURST, "plan": "pro"}]))
+        assert said.splitlines() == [
+            "added plan pro",
+            "added rule “burst”: 0.9 requests per second, bursts to 10, per key",
+            "added rule “burst” of plan “pro”: 0.9 requests per second, bursts to 10, per key",
+        ]
+        assert ConfigVersion.read("default")[0] == 1
+        assert Rule.objects.get(plan=None).history.get().history_change_reason == "ratelimits_rules load"
+
+        changed = {"pro": {"name": "Professional", "includes": {"requests": 10_000}}}
+        faster = {**BURST, "rate": 1}
+        assert run("ratelimits_rules", "load", code(tmp_path, plans=changed, rules=[faster])).splitlines() == [
+            "changed plan pro",
+            "changed rule “burst”: 1 request per second, bursts to 10, per key",
+        ]
+
+    def test_what_it_does_not_name_stays_unless_told_to_go(self, tmp_path: Path) -> None:
+        Plan.objects.create(name="Old", slug="old")
+        rule("old")
+        path = code(tmp_path, rules=[BURST])
+        assert run("ratelimits_rules", "load", path).startswith("added rule “burst”")
+        assert run("ratelimits_rules", "load", path, "--delete").splitlines() == [
+            "deleted rule “old”",
+            "deleted plan old",
+        ]
+        assert list(Rule.objects.values_list("name", flat=True)) == ["burst"]
+
+    def test_billing_can_be_handed_over(self, tmp_path: Path) -> None:
+        rule("a", bills=True)
+        entries = [{**BURST, "name": "a"}, {**BURST, "name": "b", "bills": True}]
+        run("ratelimits_rules", "load", code(tmp_path, rules=entries))
+        assert Rule.objects.get(bills=True).name == "b"
+
+    def test_a_diff_changes_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        rule(rate="0.9", capacity=5)
+        path = code(tmp_path, rules=[BURST])
+        out = io.StringIO()
+        with pytest.raises(SystemExit, match="1"):
+            call_command("ratelimits_rules", "diff", path, stdout=out)
+        [removed, added] = [line for line in out.getvalue().splitlines() if line[0] in "+-" and line[1] == " "]
+        assert '"capacity": 5' in removed
+        assert '"capacity": 10' in added
+        assert (Rule.objects.get().capacity, ConfigVersion.read("default")[0]) == (5, 1)
+
+        run("ratelimits_rules", "load", path)
+        assert run("ratelimits_rules", "diff", path) == ""
+
+    @pytest.mark.parametrize(
+        ("document", "problem"),
+        [
+            ({"rules": [{**BURST, "rate": 0}]}, "rule “burst”: rate: rate must be above 0, not 0."),
+            ({"rules": [{**BURST, "algorithm": "dice"}]}, "rule 1: “burst”: algorithm must be one of fixed_window"),
+            ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket takes no sub_windows"),
+            ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket takes no colour"),
+            ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: write it under plans"),
+            ({"rules": [BURST, BURST]}, "rule “burst” of plan “” is there twice"),
+            ({"rules": [{**BURST, "mode": "sometimes"}]}, "mode: Value 'sometimes' is not a valid choice."),
+            ({"rules": ["burst"]}, "rule 1: write an object such as"),
+            (
+                {"rules": [{**BURST, "bills": True}, {**BURST, "name": "b", "bills": True}]},
+                "rule “burst”: bills: “b” already bills requests per key here",
+            ),
+            ({"plans": {"pro": 5}}, "plan “pro”: write"),
+            ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
+            ({"limits": []}, "write an object such as"),
+            ({"rules": {}}, "plans is an object by slug and rules a list"),
+        ],
+    )
+    def test_nonsense_is_said_and_nothing_is_changed(
+        self, tmp_path: Path, document: dict[str, Any], problem: str
+    ) -> None:
+        good = {**BURST, "name": "good"}
+        document = (
+            {**document, "rules": [*document["rules"], good]} if isinstance(document.get("rules"), list) else document
+        )
+        with pytest.raises(CommandError) as caught:
+            run("ratelimits_rules", "load", code(tmp_path, **document))
+        assert problem in str(caught.value)
+        assert (Rule.objects.count(), Plan.objects.count(), ConfigVersion.read("default")[0]) == (0, 0, 0)
+
+    def test_a_plan_that_keys_are_on_is_not_deleted(self, tmp_path: Path) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        PlanMembership.objects.create(key="user:1", plan=plan)
+        with pytest.raises(CommandError, match="keys or accounts are on it"):
+            run("ratelimits_rules", "load", code(tmp_path, rules=[BURST]), "--delete")
+        assert not Rule.objects.exists()
+
+    def test_a_file_that_is_not_there_or_no_json(self, tmp_path: Path) -> None:
+        with pytest.raises(CommandError, match="No such file"):
+            run("ratelimits_rules", "load", str(tmp_path / "none.json"))
+        (path := tmp_path / "bad.json").write_text("{\n  rules", encoding="utf-8")
+        with pytest.raises(CommandError, match="line 2: not JSON"):
+            run("ratelimits_rules", "load", str(path))
+
+
+class TestReload:
+    def sql(self, text: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(text)
+
+    def shown(self, loader: Loader) -> dict[str, int | float]:
+        identity = Identity(user="user:1")
+        return {one.name: one.algorithm.shown for one in loader.reload().applicable("*", "GET", identity)}
+
+    def test_raw_sql_gets_versions_history_and_comes_into_force(self, loader: Loader) -> None:
+        changed, deleted = rule("changed", capacity=1), rule("deleted")
+        KeyOverride.objects.create(key="user:1", rule="changed", capacity=5)
+        assert self.shown(loader) == {"changed": 5, "deleted": 10}
+        self.sql("UPDATE ratelimits_rule SET capacity = 2 WHERE name = 'changed'")
+        self.sql("DELETE FROM ratelimits_rule WHERE name = 'deleted'")
+        self.sql("UPDATE ratelimits_keyoverride SET \"key\" = 'user:2'")
+        said = run("ratelimits_reload").splitlines()
+        assert said == [
+            f"changed: rule {changed.pk}: changed",
+            f"deleted: rule {deleted.pk}",
+            f"changed: override {KeyOverride.objects.get().pk}: changed for user:2",
+            "Version 4 is in force.",
+        ]
+        assert self.shown(loader) == {"changed": 2}
+        assert (Rule.as_of(changed.pk, 3).capacity, Rule.as_of(changed.pk, 4).capacity) == (1, 2)
+        with pytest.raises(Rule.DoesNotExist):
+            Rule.as_of(deleted.pk, 4)
+        assert run("ratelimits_reload") == "Version 5 is in force.\n"
+
+    def test_everybody_reads_everything_again(self, loader: Loader, queries: list[str]) -> None:
+        rule()
+        self.shown(loader)
+        run("ratelimits_reload")
+        del queries[:]
+        self.shown(loader)
+        assert [sql for sql in queries if 'FROM "ratelimits_rule"' in sql and "WHERE" not in sql]
+
+    def test_a_database_that_was_restored_gets_ahead_of_redis(self, redis_client: redis.Redis) -> None:
+        rule()
+        publish_version(50)
+        run("ratelimits_reload")
+        assert ConfigVersion.read("default")[0] == 51
+        head = redis_client.get(Keyspace("test", 64).head(0))
+        assert head is not None
+        assert head.split()[0] == b"51"
+
+    def test_redis_away_is_said(self, settings: Any) -> None:
+        settings.CACHES = {
+            **settings.CACHES,
+            "ratelimits": {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"},
+        }
+        assert "the processes follow within 30 s" in run("ratelimits_reload")
+        rules.forget()
