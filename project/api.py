@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema
@@ -20,8 +20,10 @@ class TimeQuery(serializers.Serializer[dict[str, str]]):
     zone = serializers.CharField(default="UTC")
 
     def validate_zone(self, zone: str) -> str:
-        if zone not in available_timezones():
-            raise serializers.ValidationError("Not an IANA time zone such as 'Europe/Paris'.")
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise serializers.ValidationError("Not an IANA time zone such as 'Europe/Paris'.") from None
         return zone
 
 
