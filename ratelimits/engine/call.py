@@ -17,7 +17,7 @@ from ratelimits.engine.program import Program
 
 #: As a timeout: wait as long as it takes.
 ANY = -1.0
-_REQUEST = struct.Struct("<BBBBdddd")
+_REQUEST = struct.Struct("<BBBBddddB")
 _BOUNDS = struct.Struct("<dddd")
 _PLACE = struct.Struct("<dd")
 _VIRTUAL, _ONCE, _WHOLE, _AT_ONCE = 1, 2, 4, 8
@@ -155,18 +155,25 @@ class Command:
             -1.0 if call.timeout < 0 else round(call.timeout * MICROSECONDS),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
+            call.program.packed_states,
         )
+        program, fast = call.program.packed(call.now if moment is None else moment)
+        formats = call.program.formats or ()
+        # Only the usual question has a short way.
+        short = call.op is Op.TRY and not call.at_once and bool(formats)
         before = [
             request,
-            call.program.packed(call.now if moment is None else moment),
+            program,
             struct.pack(f"<{len(call.costs)}d", *call.costs),
         ]
-        after = [self.nonce.encode()]
+        after = [self.nonce.encode(), fast if short else b""]
         if usage is not None:
             after.append(_BOUNDS.pack(*usage.periods) if receipt is None else _PLACE.pack(receipt.bin, receipt.period))
             after.append(f"{quoted(usage.account)}|{quoted(usage.key)}".encode())
             for meter in usage.meters:
                 after += [quoted(meter.name).encode(), b"%d|%d" % (meter.rule, meter.version)]
+        if short:
+            after += formats
         count = 3 + len(keys) + len(before) + 1 + len(after)
         lead = (b"EVALSHA", self.script.sha, b"%d" % len(keys), *(key.encode() for key in keys), *before)
         self._before = b"*%d\r\n" % count + wire.bulks(*lead)
@@ -182,15 +189,19 @@ class Command:
 
     @staticmethod
     def _keys(keyspace: Keyspace, call: Call, shards: list[int], heads: list[int]) -> list[str]:
-        keys = [keyspace.head(number) for number in heads]
+        states = [
+            keyspace.state(shards[number], call.keys[number])
+            if name is None
+            else keyspace.own(shards[number], name, call.keys[number])
+            for number, name in call.program.places
+        ]
+        beside = []
         if call.usage is not None:
-            keys.append(keyspace.open(heads[0]))
+            beside.append(keyspace.open(heads[0]))
         if call.receipt is not None:
-            keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
-        for number, name in call.program.places:
-            key, home = call.keys[number], shards[number]
-            keys.append(keyspace.state(home, key) if name is None else keyspace.own(home, name, key))
-        return keys
+            beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
+        packed = call.program.packed_states
+        return [*(keyspace.head(number) for number in heads), *states[:packed], *beside, *states[packed:]]
 
     @staticmethod
     def states(keyspace: Keyspace, call: Call) -> list[str]:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id
-from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
+from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, Gcra, LeakyBucket, Mode, TokenBucket
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Algorithms whose state has a key of its own, beside the packed one or instead of it.
@@ -38,7 +38,7 @@ class Program:
     """Terms that are decided together. At most 255 of them; two under one key must differ in name."""
 
     terms: tuple[Term, ...]
-    _calendar: dict[str, tuple[int, int, bytes]] = field(default_factory=dict, compare=False, repr=False)
+    _held: tuple[int, int, tuple[bytes, bytes]] | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.terms) > 120:
@@ -57,9 +57,18 @@ class Program:
     @cached_property
     def places(self) -> tuple[tuple[int, str | None], ...]:
         """The states' keys, in the order of the script's KEYS: a key's number, and a limit's name for its own."""
-        packed = sorted({term.key for term in self.terms if term.algorithm.id not in _INSTEAD})
+        packed = self._packed_keys
         own = [(term.key, term.name) for term in self.terms if term.algorithm.id in _BESIDE | _INSTEAD]
         return *((key, None) for key in packed), *own
+
+    @cached_property
+    def _packed_keys(self) -> list[int]:
+        return sorted({term.key for term in self.terms if term.algorithm.id not in _INSTEAD})
+
+    @cached_property
+    def packed_states(self) -> int:
+        """How many of `places` are packed states: they come first."""
+        return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
         places = {place: number for number, place in enumerate(self.places, 1)}
@@ -75,21 +84,88 @@ class Program:
         return b"".join(out)
 
     @cached_property
-    def _fixed(self) -> bytes | None:
-        return None if any(isinstance(term.algorithm, CalendarWindow) for term in self.terms) else self._pack(0)
+    def formats(self) -> tuple[bytes, ...] | None:
+        """The formats of the packed states as fast.lua reads them, and that of its own program; None: not for it."""
+        if not self.terms or not all(_usual(term) for term in self.terms):
+            return None
+        states = ["<I4" + "".join(_format(term) for term in self.terms if term.key == key) for key in self._packed_keys]
+        return *(state.encode() for state in states), b"<" + b"d" * len(self._numbers(0))
 
-    def packed(self, now: int | None = None) -> bytes:
-        """The terms as the script reads them; `now` (µs since 1970 UTC; this machine's) places the calendars."""
+    def _numbers(self, now: int) -> list[float]:
+        """What fast.lua reads: state by state the number of limits, the bytes of their records, and each limit."""
+        out: list[float] = []
+        for key in self._packed_keys:
+            here = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
+            out += [len(here), 4 + sum(_HEAD + _SIZES[_format(term)] for _number, term in here)]
+            for number, term in here:
+                p = term.algorithm.params(now)
+                out += [number, name_id(term.name), term.algorithm.code, term.slot + 1]
+                if isinstance(term.algorithm, FixedWindow):
+                    out += [p[0], 0, p[5]]
+                elif isinstance(term.algorithm, CalendarWindow):
+                    out += [p[1], p[2], p[5]]
+                elif p[2] == 1:
+                    out += [p[0], p[3]]
+                else:
+                    out += [p[0], p[2], p[1], p[3], p[4]]
+        return out
+
+    def _compile(self, now: int) -> tuple[bytes, bytes]:
+        if self.formats is None:
+            return self._pack(now), b""
+        numbers = self._numbers(now)
+        return self._pack(now), struct.pack(f"<{len(numbers)}d", *numbers)
+
+    @cached_property
+    def _calendars(self) -> tuple[CalendarWindow, ...]:
+        return tuple(term.algorithm for term in self.terms if isinstance(term.algorithm, CalendarWindow))
+
+    @cached_property
+    def _fixed(self) -> tuple[bytes, bytes] | None:
+        return None if self._calendars else self._compile(0)
+
+    def packed(self, now: int | None = None) -> tuple[bytes, bytes]:
+        """The terms as decide.lua reads them, and as fast.lua does.
+
+        `now` (µs since 1970 UTC; this machine's) places the calendars.
+        """
         fixed = self._fixed
         if fixed is not None:
             return fixed
         moment = time.time_ns() // 1000 if now is None else now
-        held = self._calendar.get("held")
+        held = self._held
         if held is None or not held[0] <= moment < held[1]:
-            ends = [term.algorithm.params(moment) for term in self.terms if isinstance(term.algorithm, CalendarWindow)]
-            held = max(end[1] for end in ends), min(end[2] for end in ends), self._pack(moment)
-            self._calendar["held"] = held
+            periods = [calendar.params(moment) for calendar in self._calendars]
+            start, end = max(period[1] for period in periods), min(period[2] for period in periods)
+            held = start, end, self._compile(moment)
+            # Not part of what a program is: what it was last compiled to.
+            object.__setattr__(self, "_held", held)
         return held[2]
+
+
+#: Formats of the records in a packed state, as lua/prelude.lua has them: behind a head of 11 bytes, with their sizes.
+_HEAD = 11
+_LEVEL, _FRACTION, _WINDOW = "I4BI2I4I7I7I7", "I4BI2I4I7I7I4I4I7I4", "I4BI2I4i7i7I7I6"
+_SIZES = {_LEVEL: 21, _FRACTION: 33, _WINDOW: 27}
+
+
+def _format(term: Term) -> str:
+    if isinstance(term.algorithm, (FixedWindow, CalendarWindow)):
+        return _WINDOW
+    return _LEVEL if term.algorithm.params(0)[2] == 1 else _FRACTION
+
+
+def _usual(term: Term) -> bool:
+    """Whether fast.lua knows the term: a bucket that starts full, or a window that does not start with a hit."""
+    algorithm = term.algorithm
+    if term.mode is not Mode.ENFORCE:
+        return False
+    if isinstance(algorithm, (CalendarWindow, FixedWindow)):
+        return isinstance(algorithm, CalendarWindow) or algorithm.window_start == "epoch"
+    if isinstance(algorithm, (TokenBucket, Gcra, LeakyBucket)):
+        params = algorithm.params(0)
+        return params[6] == 0 and params[2] < 2**32
+    return False
 
 
 @lru_cache(maxsize=4096)

@@ -1,21 +1,22 @@
 -- Decides all limits of one request in one atomic step: every one of them admits and is charged, or none is; and counts
 -- what was decided in the open batch of usage. Behind prelude.lua, batch.lua and the algorithms' files.
 --
--- KEYS     heads of the shards touched, the account's first; then `open` of that shard if there are meters; then the
---          receipt if flag 2 is set; then the states, as the program numbers them
--- ARGV[1]  request, '<BBBBdddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt; 8 no
+-- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
+--          are meters; the receipt if flag 2 is set; the own states. The program numbers packed, then own states
+-- ARGV[1]  request, '<BBBBddddB': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt; 8 no
 --          waiting whatever the limits say),
 --          number of heads, number of meters, now (µs; -1: the server's), timeout (µs; -1: any), the moment that a
---          settled receipt was charged at (µs, 0 unknown), the receipt's time to live (ms)
+--          settled receipt was charged at (µs, 0 unknown), the receipt's time to live (ms), number of packed states
 -- ARGV[2]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
 -- ARGV[3]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
 -- ARGV[4]  the head that is expected, "<configuration version> <run>"
 -- ARGV[5]  nonce: unique for each call; the name of its leases
--- ARGV[6]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
+-- ARGV[6]  for fast.lua, as the last ones are
+-- ARGV[7]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
 --          receipt '<dd' its bin and period (seconds)
--- ARGV[7]  with meters: "account|key"; then for each meter its name and the "rule|version" that bills it
+-- ARGV[8]  with meters: "account|key"; then for each meter its name and the "rule|version" that bills it
 --
 -- Returns  {1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, at, bin, period,
 --           then ok, remaining, reset_after of each limit}, times in µs, bin and period in seconds
@@ -24,7 +25,7 @@
 --          {2}           this receipt was refunded or settled before: nothing was done
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
-local op, flags, heads, meters, now, timeout, charged_at, ttl = unpack_struct('<BBBBdddd', ARGV[1])
+local op, flags, heads, meters, now, timeout, charged_at, ttl, packed = unpack_struct('<BBBBddddB', ARGV[1])
 local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags >= 8
 if now < 0 then
   local time = call('TIME')
@@ -49,10 +50,10 @@ for i = 1, heads do
 end
 
 -- 2. The states, and the one moment that this decision is made as at.
-local first = heads + (meters > 0 and 1 or 0)
-local receipt = once and KEYS[first + 1]
-if once then first = first + 1 end
-local states, limits, program, pos, at = {}, {}, ARGV[2], 1, now
+local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
+local receipt = once and KEYS[beside + packed]
+local function place(number) return KEYS[(number > packed and beside or heads) + number] end
+local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[2], 1, now
 local size = #program
 while pos <= size do
   local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[5]}
@@ -61,30 +62,24 @@ while pos <= size do
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
   l.cost = unpack_struct('<d', ARGV[3], slot * 8 - 7)
-  if own > 0 then l.own = KEYS[first + own] end
+  if own > 0 then l.own = place(own) end
   local state = states[index]
   if not state then
-    local raw = call('GET', KEYS[first + index])
-    if raw then
-      local sound, value = pcall(cmsgpack.unpack, raw)
-      if not sound or type(value) ~= 'table' then
-        return redis.error_reply('CORRUPT the state at ' .. KEYS[first + index] .. ' cannot be read: reset or delete it')
-      end
-      state = value
-    else
-      state = {}
+    local raw = call('GET', place(index))
+    local sound, value, order = true, {}, {}
+    if raw then sound, value, order = pcall(records, raw) end
+    if not sound then
+      return redis.error_reply('CORRUPT the state at ' .. place(index) .. ' cannot be read: reset or delete it')
     end
-    states[index] = state
+    state = value
+    states[index], orders[index] = state, order
   end
-  for i = 1, #state do
-    local entry = state[i]
-    if entry[1] == name then
-      l.place = i
-      if entry[2] == code then
-        l.entry = entry
-        if entry[4] > at and entry[4] <= now + CLOCK_BACK then at = entry[4] end
-      end
-      break
+  local record = state[name]
+  if record then
+    l.known = true
+    if record.code == code then
+      l.entry = entry_of(record)
+      if l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
     end
   end
   limits[#limits + 1] = l
@@ -109,9 +104,9 @@ end
 local bin, period = 0, 0
 if meters > 0 then
   if op == SETTLE then
-    bin, period = unpack_struct('<dd', ARGV[6])
+    bin, period = unpack_struct('<dd', ARGV[7])
   else
-    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[6])
+    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[7])
     bin = (at - at % 900000000) / 1e6
     if at < b1 or at >= b4 then return {-2, now} end
     period = (at < b2 and b1 or at < b3 and b2 or b3) / 1e6
@@ -174,7 +169,7 @@ for i = 1, #limits do
       l.dirty = true
     end
   elseif op == SETTLE then
-    if l.place and not l.entry then
+    if l.known and not l.entry then
       -- Another algorithm by now, which never saw this request.
     elseif l.cost > 0 then
       algorithm.charge(l)
@@ -184,81 +179,69 @@ for i = 1, #limits do
       if whole and algorithm.release then algorithm.release(l) else algorithm.refund(l) end
       l.dirty = true
     end
-  elseif op == RESET and l.place then
-    states[l.index][l.place] = false
+  elseif op == RESET and l.known then
+    states[l.index][l.name] = nil
     dirty[l.index] = true
     if l.own and algorithm.reset then algorithm.reset(l) end
   end
   if l.dirty then
     local entry, life = algorithm.entry(l, last)
-    entry[3] = math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1
-    local state = states[l.index]
-    state[l.place or #state + 1] = entry
+    entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)
+    states[l.index][l.name] = record_of(entry)
     dirty[l.index] = true
     if algorithm.keep then algorithm.keep(l, not virtual and entry[3] * 1000 - math.floor(now / 1000) or nil) end
   end
 end
 for index in pairs(dirty) do
-  local kept, latest = {}, 0
-  for i = 1, #states[index] do
-    local entry = states[index][i]
-    if entry and (virtual or entry[3] * 1e6 > now) then
-      kept[#kept + 1] = entry
-      latest = math.max(latest, entry[3])
+  local state, out, latest = states[index], {}, 0
+  local function keep(name)
+    local record = state[name]
+    if record and (virtual or record.expiry * 1e6 > now) then
+      out[#out + 1] = record.raw
+      latest = math.max(latest, record.expiry)
     end
+    state[name] = nil
   end
-  if #kept == 0 then
-    call('DEL', KEYS[first + index])
+  -- This decision's limits first, in their order, where the next one looks for them.
+  for i = 1, #limits do
+    if limits[i].index == index then keep(limits[i].name) end
+  end
+  for _, name in ipairs(orders[index]) do keep(name) end
+  local key, value = place(index), struct.pack('<I4', latest) .. table.concat(out)
+  if #out == 0 then
+    call('DEL', key)
   elseif virtual then
-    call('SET', KEYS[first + index], cmsgpack.pack(kept))
+    call('SET', key, value)
   else
-    call('SET', KEYS[first + index], cmsgpack.pack(kept), 'PX', latest * 1000 - math.floor(now / 1000))
+    call('SET', key, value, 'PX', latest * 1000 - math.floor(now / 1000))
   end
 end
 
 -- 6. What is counted: once per request and meter.
 if meters > 0 and (op == TRY or op == SETTLE) then
-  local open, fresh, full = KEYS[heads + 1], false, false
-  local where = '|' .. bin .. '|' .. period .. '|'
-  local function add(field, count)
-    if count > 0 and call('HINCRBY', open, field, count) == count then
-      local fields = call('HLEN', open)
-      if fields == 1 then
-        local run = string.match(ARGV[4], ' (.*)$')
-        batch_open(string.sub(KEYS[1], 1, -5), ARGV[5], run, now)
-      end
-      full = full or fields >= 5000
-    end
-  end
-  local function count(field, cost)
-    if cost == 1 and not (once and not whole) then
-      add(field .. '|1', 1)
-    else
-      if not once or whole then add(field .. '|n', 1) end
-      add(field .. '|u', cost)
-    end
+  local open, prefix, full = KEYS[heads + packed + 1], string.sub(KEYS[1], 1, -5), false
+  local where, who = '|' .. bin .. '|' .. period .. '|', '|' .. ARGV[8]
+  local requests = (once and not whole) and 0 or 1
+  local function count(kind, meter, rule, cost)
+    full = usage_add(open, kind .. where .. meter .. '|' .. rule .. who, cost, requests, prefix, ARGV[5], ARGV[4], now)
+      or full
   end
   for i = 1, meters do
-    local cost = unpack_struct('<d', ARGV[3], i * 8 - 7)
-    local meter, billed = ARGV[6 + 2 * i], ARGV[7 + 2 * i]
+    local cost, meter = unpack_struct('<d', ARGV[3], i * 8 - 7), ARGV[7 + 2 * i]
     if op == SETTLE then
-      count((cost < 0 and 'r' or 'a') .. where .. meter .. '|' .. billed .. '|' .. ARGV[7], math.abs(cost))
+      count(cost < 0 and 'r' or 'a', meter, ARGV[8 + 2 * i], math.abs(cost))
     elseif allowed then
-      count('a' .. where .. meter .. '|' .. billed .. '|' .. ARGV[7], cost)
-    else
-      local l = limits[binding]
-      count('d' .. where .. meter .. '|' .. l.rule .. '|' .. l.version .. '|' .. ARGV[7], cost)
-    end
-    if allowed and op == TRY then
+      count('a', meter, ARGV[8 + 2 * i], cost)
       for j = 1, #limits do
         local l = limits[j]
-        if not l.ok and l.slot == i then
-          count('s' .. where .. meter .. '|' .. l.rule .. '|' .. l.version .. '|' .. ARGV[7], cost)
-        end
+        if not l.ok and l.slot == i then count('s', meter, l.rule .. '|' .. l.version, cost) end
       end
+    else
+      local l = limits[binding]
+      count('d', meter, l.rule .. '|' .. l.version, cost)
     end
   end
-  if full then batch_seal(string.sub(KEYS[1], 1, -5), now, string.match(ARGV[4], ' (.*)$'), ARGV[5]) end
+  if full then batch_seal(prefix, now, string.match(ARGV[4], ' (.*)$'), ARGV[5]) end
 end
 
 -- 7. The answer.

@@ -1,4 +1,4 @@
--- What every script that decides starts with: exact arithmetic, and the states of a key in one packed string.
+-- What the algorithms' files build on: exact arithmetic, and the states of a key in one packed string.
 -- Lua 5.1 has doubles only. They hold every integer up to 2^53, so all numbers here are whole, and what is a fraction of
 -- a microsecond is kept beside them as a numerator over a fixed denominator: a pair (whole, part) means whole + part/n.
 
@@ -82,6 +82,61 @@ local CLOCK_BACK = 60000000
 local FOREVER = 34560000000000 -- 400 days
 local ANY = -1 -- as a timeout: whatever the wait is
 local NEVER = -1 -- as a retry_after
+
+-- A packed state is the second at which all of it may go, '<I4', and records, each '<I4BI2I4' name, algorithm, size and
+-- the second at which it may go itself, and `size` bytes in the algorithm's format. An entry is a record unpacked: a list
+-- of name, algorithm, expiry, and what the format holds, the newest moment at which it was charged first.
+local LEVEL, FRACTION, STRETCHED, WINDOW = '<I7I7I7', '<I7I7I4I4I7I4', '<ddddddd', '<i7i7I7I6'
+
+-- name -> {code, expiry, raw, payload}, and behind it the names in their order. Raises an error for what is no state.
+local function records(raw)
+  local out, order, pos = {}, {}, 5
+  while pos <= #raw do
+    local name, code, size, expiry, start = struct.unpack('<I4BI2I4', raw, pos)
+    local stop = start + size - 1
+    if stop > #raw or code < 1 or code > 11 then error('a record is cut off') end
+    out[name] = {code = code, expiry = expiry, raw = string.sub(raw, pos, stop), payload = start - pos + 1, name = name}
+    order[#order + 1] = name
+    pos = stop + 1
+  end
+  return out, order
+end
+
+local function entry_of(record)
+  local raw, code, at = record.raw, record.code, record.payload
+  local size = #raw - at + 1
+  if code > 6 then
+    local entry = cmsgpack.unpack(string.sub(raw, at))
+    entry[1], entry[2], entry[3] = record.name, code, record.expiry
+    return entry
+  elseif code > 4 then
+    return {record.name, code, record.expiry, struct.unpack(WINDOW, raw, at)}
+  elseif size == 21 then
+    local last, q, T = struct.unpack(LEVEL, raw, at)
+    return {record.name, code, record.expiry, last, q, 0, 1, 1, T, 0}
+  elseif size == 33 then
+    local last, q, r, n, T, g = struct.unpack(FRACTION, raw, at)
+    return {record.name, code, record.expiry, last, q, r, n, 1, T, g}
+  end
+  return {record.name, code, record.expiry, struct.unpack(STRETCHED, raw, at)}
+end
+
+local function record_of(entry)
+  local code, body = entry[2]
+  if code > 6 then
+    body = cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
+  elseif code > 4 then
+    body = struct.pack(WINDOW, unpack(entry, 4, 7))
+  elseif entry[7] == 1 and entry[8] == 1 then
+    body = struct.pack(LEVEL, entry[4], entry[5], entry[9])
+  elseif entry[7] < 4294967296 and entry[8] == 1 then
+    body = struct.pack(FRACTION, entry[4], entry[5], entry[6], entry[7], entry[9], entry[10])
+  else
+    body = struct.pack(STRETCHED, unpack(entry, 4, 10))
+  end
+  local head = struct.pack('<I4BI2I4', entry[1], code, #body, entry[3])
+  return {code = code, expiry = entry[3], raw = head .. body, payload = #head + 1, name = entry[1]}
+end
 
 -- algorithm code -> {birth, resolve, check, charge, measure, …}; the files behind this one fill it.
 local A = {}
