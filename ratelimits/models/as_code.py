@@ -11,7 +11,7 @@ from django.db import transaction
 
 from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models.accounts import Plan, PlanInclusion
-from ratelimits.models.rules import LENDS, Rule
+from ratelimits.models.rules import LENDS, PARAMETERS, Rule
 from ratelimits.models.versions import editing
 
 #: What a rule has beside the parameters of its algorithm, and what is left out when it holds.
@@ -216,7 +216,7 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
             continue
         rule = _find(entry, using) if existing else Rule(name=entry["name"], plan=plan)
         for name in fields_of(entry["algorithm"]):
-            setattr(rule, name, entry.get(name, Rule._meta.get_field(name).get_default()))
+            setattr(rule, name, entry.get(name, PARAMETERS[name]))
         for name, default in _DEFAULTS.items():
             setattr(rule, name, entry.get(name, default))
         rule.algorithm = entry["algorithm"]

@@ -55,8 +55,8 @@ class ConfigVersion(models.Model):
     @classmethod
     def lift(cls, using: str, version: int) -> None:
         """Raise the version to at least `version`."""
-        rows = cls.objects.using(using)
-        rows.bulk_create([cls(pk=_ROW)], ignore_conflicts=True)
+        rows = ConfigVersion.objects.using(using)
+        rows.bulk_create([ConfigVersion(pk=_ROW)], ignore_conflicts=True)
         rows.filter(pk=_ROW, version__lt=version).update(version=version)
 
     @classmethod

@@ -1,0 +1,99 @@
+"""Plans, memberships and accounts in the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.rules import InForceFilter
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership
+from ratelimits.models.sentences import amount
+
+
+class PlanInclusionInline(admin.TabularInline):  # type: ignore[type-arg]
+    """What a plan includes."""
+
+    model = PlanInclusion
+    extra = 1
+
+
+@admin.register(Plan)
+class PlanAdmin(AuditedAdmin):
+    """Plans with what they include and the rules they bring."""
+
+    list_display = ["name", "slug", "included", "rule_count", "key_count", "account_count"]
+    search_fields = ["name", "slug"]
+    prepopulated_fields = {"slug": ["name"]}
+    readonly_fields = ["rules_listed"]
+    fields = ["name", "slug", "rules_listed"]
+    inlines = [PlanInclusionInline]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Plan]:
+        plans: QuerySet[Plan] = super().get_queryset(request).prefetch_related("inclusions")
+        return plans.annotate(
+            rule_total=Count("rules", distinct=True),
+            key_total=Count("memberships", distinct=True),
+            account_total=Count("accounts", distinct=True),
+        )
+
+    @admin.display(description=_("included"))
+    def included(self, plan: Plan) -> str:
+        """The quantities of each billing period."""
+        return ", ".join(amount(one.quantity, one.meter) for one in plan.inclusions.all()) or "–"
+
+    @admin.display(description=_("rules"), ordering="rule_total")
+    def rule_count(self, plan: Any) -> int:
+        """How many rules it has."""
+        return int(plan.rule_total)
+
+    @admin.display(description=_("keys"), ordering="key_total")
+    def key_count(self, plan: Any) -> int:
+        """How many keys are on it."""
+        return int(plan.key_total)
+
+    @admin.display(description=_("accounts"), ordering="account_total")
+    def account_count(self, plan: Any) -> int:
+        """How many accounts are on it."""
+        return int(plan.account_total)
+
+    @admin.display(description=_("rules"))
+    def rules_listed(self, plan: Plan | None) -> str:
+        """Its rules as sentences, each a link."""
+        if plan is None or plan.pk is None:
+            return "–"
+        add = reverse(f"{self.admin_site.name}:ratelimits_rule_add") + f"?plan={plan.pk}"
+        rows = [
+            (reverse(f"{self.admin_site.name}:ratelimits_rule_change", args=[rule.pk]), rule.name, rule.sentence())
+            for rule in plan.rules.all()
+        ]
+        listed = format_html_join("", '<li><a href="{}">{}</a>: {}</li>', rows)
+        return format_html('<ul>{}<li><a href="{}">{}</a></li></ul>', listed, add, _("Add a rule"))
+
+
+@admin.register(PlanMembership)
+class PlanMembershipAdmin(AuditedAdmin):
+    """Which key is on which plan."""
+
+    list_display = ["key", "plan", "valid_from", "valid_until"]
+    list_filter = [InForceFilter, "plan"]
+    list_select_related = ["plan"]
+    search_fields = ["key", "plan__name"]
+    fields = ["key", "plan", "valid_from", "valid_until"]
+
+
+@admin.register(Account)
+class AccountAdmin(AuditedAdmin):
+    """Who pays, in which time zone and on which plan."""
+
+    list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
+    list_filter = ["plan"]
+    list_select_related = ["plan"]
+    search_fields = ["identifier", "name"]
+    fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]

@@ -1,0 +1,48 @@
+// The rule form: shows the fields of the chosen algorithm, and keeps the sentence up with what is typed.
+"use strict";
+{
+  const start = () => {
+    const select = document.querySelector("[data-ratelimits-fields]");
+    if (!select) return;
+    const byAlgorithm = JSON.parse(select.dataset.ratelimitsFields);
+    const all = new Set(Object.values(byAlgorithm).flat());
+    const preview = document.querySelector("[data-ratelimits-preview]");
+    let timer = 0;
+    let asked = 0;
+
+    const show = () => {
+      const shown = new Set(byAlgorithm[select.value] || []);
+      for (const name of all) {
+        const row = document.querySelector(`.form-row.field-${name}`);
+        if (!row) continue;
+        row.hidden = !shown.has(name);
+        // What is not shown is not sent, so that a value left behind in it cannot be wrong.
+        for (const input of row.querySelectorAll("input, select")) input.disabled = row.hidden;
+      }
+    };
+
+    const read = async () => {
+      const number = ++asked;
+      const query = new URLSearchParams(new FormData(select.form));
+      query.delete("csrfmiddlewaretoken");
+      const response = await fetch(`${preview.dataset.ratelimitsPreview}?${query}`);
+      if (!response.ok || number !== asked) return;
+      const answer = await response.json();
+      preview.textContent = answer.sentence || Object.values(answer.errors).flat().join(" ");
+    };
+
+    const readSoon = () => {
+      if (!preview) return;
+      clearTimeout(timer);
+      timer = setTimeout(read, 250);
+    };
+
+    select.addEventListener("change", show);
+    select.form.addEventListener("input", readSoon);
+    select.form.addEventListener("change", readSoon);
+    show();
+    if (select.form.querySelector("#id_capacity").value) readSoon();
+  };
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
+}
