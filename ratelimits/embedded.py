@@ -74,6 +74,7 @@ class Server:
             **(options or {}),
         }
         directory.mkdir(parents=True, exist_ok=True)
+        self._log = directory / self.options["logfile"]
         self.start()
 
     @property
@@ -83,6 +84,7 @@ class Server:
     def start(self) -> None:
         """Start it (again, on the same port and data) and wait until it answers with its data loaded."""
         port = self.port or free_port()
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         arguments = [str(self.binary), "--port", str(port)]
         for name, value in self.options.items():
             arguments += [f"--{name}", value]
@@ -119,7 +121,7 @@ class Server:
 
     def _log_end(self) -> str:
         try:
-            return (self.directory / self.options["logfile"]).read_text(errors="replace")[-2000:]
+            return self._log.read_bytes()[self._log_start :].decode(errors="replace")[-2000:]
         except OSError as error:
             return f"(no log: {error})"
 
