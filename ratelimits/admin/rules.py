@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -28,6 +29,13 @@ def _fields_by_algorithm() -> dict[str, list[str]]:
     return {name: [*fields_of(name), *(["max_wait"] if name in LENDS else [])] for name in ALGORITHMS}
 
 
+def _trim(form: forms.ModelForm[Any]) -> None:
+    """Show decimals as people write them, without the zeros that the column fills up with."""
+    for name, value in form.initial.items():
+        if isinstance(value, Decimal):
+            form.initial[name] = number(value).replace(",", "")
+
+
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
     """A rule; the page's script shows the fields of the chosen algorithm, and without it the others are dropped."""
 
@@ -37,6 +45,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _trim(self)
         algorithm = self.fields.get("algorithm")
         if algorithm is not None:
             algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
@@ -122,7 +131,7 @@ class RuleAdmin(AuditedAdmin):
 class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
     """An override; its rule is chosen by name from those that there are."""
 
-    rule = forms.ChoiceField(label=_("rule"), help_text=_("Under this name, in whichever plan the key is."))
+    rule = forms.ChoiceField(label=_("Rule"), help_text=_("Under this name, in whichever plan the key is."))
 
     class Meta:
         model = KeyOverride
@@ -130,6 +139,7 @@ class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _trim(self)
         rule = self.fields.get("rule")
         if isinstance(rule, forms.ChoiceField):
             names = {*Rule.objects.order_by().values_list("name", flat=True), self.instance.rule} - {""}

@@ -25,12 +25,17 @@ class KeyKind(models.TextChoices):
     KEY = "key", _("key (API key, else user, else address)")
 
 
-#: Kinds that a key string can have; for each, the kinds of rule whose count is its own or a part of it.
+#: Kinds that a key string can have; for each, the kinds of key whose requests are all its own.
 COVERS: dict[str, frozenset[str]] = {
-    "api_key": frozenset({"api_key", "key"}),
-    "user": frozenset({"user", "api_key", "key"}),
-    "account": frozenset({"account", "user", "api_key", "key"}),
-    "ip": frozenset({"ip", "key"}),
+    "api_key": frozenset({"api_key"}),
+    "user": frozenset({"user", "api_key"}),
+    "account": frozenset({"account", "user", "api_key"}),
+    "ip": frozenset({"ip"}),
+}
+#: The kinds of key that each kind of rule may count under.
+COUNTED: dict[str, frozenset[str]] = {
+    **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global")},
+    "key": frozenset({"api_key", "user", "ip"}),
 }
 
 

@@ -86,7 +86,7 @@ class Rule(Versioned):
         """What a refusal by this rule means."""
 
         ENFORCE = "enforce", _("enforce")
-        SHADOW = "shadow", _("shadow: decide and record, never refuse")
+        SHADOW = "shadow", _("shadow")
         OFF = "off", _("off")
 
     class OnFailure(models.TextChoices):
@@ -140,7 +140,11 @@ class Rule(Versioned):
     )
     key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
     meter = models.SlugField(
-        _("meter"), max_length=40, default="requests", db_index=False, help_text=_("What it counts.")
+        _("meter"),
+        max_length=40,
+        default="requests",
+        db_index=False,
+        help_text=_("What it counts: requests, or another meter whose cost a view names."),
     )
     algorithm = models.CharField(_("algorithm"), max_length=20, choices=Kind.choices, default=Kind.TOKEN_BUCKET)
 
@@ -191,7 +195,13 @@ class Rule(Versioned):
     lease_ttl = seconds_field(_("lease time to live"), _("Seconds after which a place that was not released is free."))
     max_wait = seconds_field(_("max wait"), _("Seconds that a request may be held back instead of being refused."))
 
-    mode = models.CharField(_("mode"), max_length=10, choices=Mode.choices, default=Mode.ENFORCE)
+    mode = models.CharField(
+        _("mode"),
+        max_length=10,
+        choices=Mode.choices,
+        default=Mode.ENFORCE,
+        help_text=_("Shadow decides and records, and never refuses."),
+    )
     bills = models.BooleanField(
         _("bills"),
         default=False,

@@ -102,7 +102,7 @@ def _sliding(algorithm: SlidingWindow, unit: str, max_wait: Decimal | None) -> l
 
 
 def _log(algorithm: SlidingLog, unit: str, max_wait: Decimal | None) -> list[str]:
-    shown = {"amount": amount(algorithm.capacity, unit), "span": span(algorithm.period)}
+    shown = {"amount": amount(algorithm.capacity, unit), "span": span(algorithm.period, bare=True)}
     return [_("%(amount)s in any %(span)s") % shown]
 
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.limits import Algorithm, fields_of
-from ratelimits.models.keys import COVERS
+from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
 from ratelimits.models.sentences import WHOSE, number
@@ -161,7 +161,10 @@ def check_override(override: KeyOverride) -> None:
 
 
 def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
-    if rule.key_kind not in COVERS.get(override.key.partition(":")[0], ()):
+    own = COVERS.get(override.key.partition(":")[0])
+    if own is None:
+        return  # said by the field itself
+    if not COUNTED[rule.key_kind] & own:
         message = _(
             "%(rule)s counts %(whose)s, which others share with %(key)s: numbers cannot differ for this "
             "key alone. Override the mode instead, or the numbers of a wider key."

@@ -268,7 +268,7 @@ class Snapshot:
         mode = next((o.mode for o in overrides if o.mode), row.mode)
         if mode == "off":
             return None
-        algorithm = _overridden(row, overrides)
+        algorithm = _overridden(row, kind, overrides)
         if isinstance(algorithm, CalendarWindow):
             now = self.made_at
             self._lower(calendar.boundaries(algorithm.calendar_unit, algorithm.timezone, algorithm.anchor, now)[2])
@@ -301,11 +301,15 @@ def _counted(key_kind: str, present: int) -> str | None:
     return next((name for bit, name in _NARROWEST if name == field and present & bit), None)
 
 
-def _overridden(row: RuleRow, overrides: list[OverrideRow]) -> Algorithm:
-    """The row's algorithm under the overrides' numbers, the first override that has one giving each."""
+def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
+    """The row's algorithm under the overrides' numbers, the first override that has one giving each.
+
+    Numbers differ only for a count that is the override's own: a count that others share cannot have two limits.
+    """
+    counted = "ip" if kind == "address" else kind
     numbers: dict[str, object] = {}
     for override in reversed(overrides):
-        if row.key_kind in COVERS[override.key.partition(":")[0]]:
+        if counted in COVERS[override.key.partition(":")[0]]:
             numbers |= dict(override.numbers)
     if not numbers:
         return row.algorithm

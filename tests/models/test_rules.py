@@ -221,7 +221,7 @@ def test_the_database_refuses_a_second_billing_rule() -> None:
         ),
         ("sliding_log", {"period": Decimal("0.5")}, "100 requests in any 0.5 seconds, per API key"),
         ("sliding_log", {"period": 90}, "100 requests in any 90 seconds, per API key"),
-        ("sliding_log", {"period": 604_800}, "100 requests in any 1 week, per API key"),
+        ("sliding_log", {"period": 604_800}, "100 requests in any week, per API key"),
         (
             "smooth_bursty",
             {},

@@ -14,7 +14,7 @@ from ratelimits import rules
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.publish import publish_version
 from ratelimits.identity import Identity
-from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
 from ratelimits.rules.loader import Loader
 from tests.rows import rule
 
@@ -188,6 +188,13 @@ class TestReload:
         del queries[:]
         self.shown(loader)
         assert [sql for sql in queries if 'FROM "ratelimits_rule"' in sql and "WHERE" not in sql]
+
+    def test_old_tombstones_go(self) -> None:
+        for name in ("old", "new"):
+            rule(name).delete()
+        Tombstone.objects.filter(rule="old").update(since=1)
+        run("ratelimits_reload")
+        assert [grave.rule for grave in Tombstone.objects.all()] == ["new"]
 
     def test_a_database_that_was_restored_gets_ahead_of_redis(self, redis_client: redis.Redis) -> None:
         rule()

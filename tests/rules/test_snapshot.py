@@ -180,6 +180,11 @@ class TestPrecedence:
         assert names(loader, USER) == []
         assert names(loader, ADDRESS) == ["everyone"]
 
+    def test_an_addresss_numbers_do_not_reach_an_api_key_that_is_used_from_it(self, loader: Loader) -> None:
+        rule(capacity=10)
+        KeyOverride.objects.create(key="ip:203.0.113.9", rule="burst", capacity=99)
+        assert (capacity(loader, ADDRESS), capacity(loader, KEY)) == (99, 10)
+
     def test_an_override_that_no_longer_fits_is_said_and_left_out(
         self, loader: Loader, caplog: pytest.LogCaptureFixture
     ) -> None:

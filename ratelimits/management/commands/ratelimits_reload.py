@@ -14,6 +14,8 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.models import Account, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.versions import ConfigVersion, Edit, Tombstone, Versioned, editing
 
+#: Tombstones younger than this, in µs, still say since when the limits that replaced theirs hold.
+_KEPT = 30 * 86_400_000_000
 _MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, Rule, Account, PlanMembership, KeyOverride)
 
 
@@ -33,6 +35,8 @@ class Command(BaseCommand):
                     for line in _adopt(model, edit):
                         self.stdout.write(line)
                 ConfigVersion.forget_deltas(using, edit.version)
+                # Nobody starts from a delta now, so that nobody needs what old tombstones say.
+                Tombstone.objects.using(using).filter(since__lt=edit.since - _KEPT).delete()
         self.stdout.write(self.style.SUCCESS(f"Version {edit.version} is in force."))
 
     def _in_force(self) -> int:
