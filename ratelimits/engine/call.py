@@ -131,25 +131,75 @@ def shard(keyspace: Keyspace, key: str, account: str) -> int:
     return shard_of(f"account:{account}" if account and key.startswith(_OWNED) else key, keyspace.shards)
 
 
-class Command:
-    """A call ready to be sent: all but the run of the server that it is sent to."""
+def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
+    """The shards whose versions are checked, the one that counts the request first."""
+    if call.virtual:
+        return []
+    usage = call.usage
+    if usage is None:
+        return list(dict.fromkeys(shards))
+    home = shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
+    return list(dict.fromkeys([home, *shards]))
 
-    __slots__ = ("_after", "_before", "_version", "nonce", "script")
+
+def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
+    """The keys of a call's states, packed ones first."""
+    return [
+        keyspace.state(shards[number], call.keys[number])
+        if name is None
+        else keyspace.own(shards[number], name, call.keys[number])
+        for number, name in call.program.places
+    ]
+
+
+class Command:
+    """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
+
+    __slots__ = ("_front", "_heads", "_moment", "_packed", "_rest", "_run", "call", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call, moment: int | None = None) -> None:
         """`moment` (µs) places the calendars; default: the call's `now`, else this machine's clock."""
+        self.call = call
         self.script = call.program.script
-        self.nonce = call.lease if call.lease is not None else nonce()
-        self._version = call.version
+        self._moment = call.now if moment is None else moment
+        self._packed: tuple[bytes, bytes] | None = None
+        self._rest, self._run = b"", ""
         shards = [shard(keyspace, key, call.account) for key in call.keys]
-        heads = [] if call.virtual else self._heads(keyspace, call, shards)
-        keys = self._keys(keyspace, call, shards, heads)
-        usage, receipt = call.usage, call.receipt
+        heads = _heads(keyspace, call, shards)
+        self._heads = len(heads)
+        keys, usage = states(keyspace, call, shards), call.usage
+        beside = [keyspace.open(heads[0])] if usage is not None else []
+        if call.receipt is not None:
+            beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
+        packed = call.program.packed_states
+        keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *keys[packed:]]
+        who = f"{quoted(usage.account)}|{quoted(usage.key)}" if usage is not None else ""
+        count = 5 + len(keys) + len(self._arguments("", (b"", b"")))
+        self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$%d\r\n%d\r\n%b" % (
+            count,
+            self.script.sha,
+            len(str(len(keys))),
+            len(keys),
+            wire.bulks(*(key.encode() for key in keys), who.encode()),
+        )
+
+    def to(self, run: str, name: bytes) -> bytes:
+        """The command in RESP, for a connection to that run of the server; `name` is the nonce of this time."""
+        packed = self.call.program.packed(self._moment)
+        if packed is not self._packed or run != self._run:
+            self._rest = wire.bulks(*self._arguments(run, packed))
+            self._packed, self._run = packed, run
+        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, self._rest)
+
+    def _arguments(self, run: str, packed: tuple[bytes, bytes]) -> list[bytes]:
+        """What follows who and nonce in ARGV."""
+        call, (program, fast) = self.call, packed
+        usage, receipt, formats = call.usage, call.receipt, call.program.formats or ()
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         request = _REQUEST.pack(
             call.op,
             flags,
-            len(heads),
+            self._heads,
             len(usage.meters) if usage is not None else 0,
             -1.0 if call.now is None else call.now,
             -1.0 if call.timeout < 0 else round(call.timeout * MICROSECONDS),
@@ -157,59 +207,14 @@ class Command:
             round(call.receipt_ttl * 1000),
             call.program.packed_states,
         )
-        program, fast = call.program.packed(call.now if moment is None else moment)
-        formats = call.program.formats or ()
         # Only the usual question has a short way.
         short = call.op is Op.TRY and not call.at_once and bool(formats)
-        before = [
-            request,
-            program,
-            struct.pack(f"<{len(call.costs)}d", *call.costs),
-        ]
-        after = [self.nonce.encode(), fast if short else b""]
+        costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
+        head = f"{call.version} {run}".encode()
+        arguments = [request, program, costs, head, fast if short else b""]
         if usage is not None:
-            after.append(_BOUNDS.pack(*usage.periods) if receipt is None else _PLACE.pack(receipt.bin, receipt.period))
-            after.append(f"{quoted(usage.account)}|{quoted(usage.key)}".encode())
+            place = _BOUNDS.pack(*usage.periods) if receipt is None else _PLACE.pack(receipt.bin, receipt.period)
+            arguments.append(place)
             for meter in usage.meters:
-                after += [quoted(meter.name).encode(), b"%d|%d" % (meter.rule, meter.version)]
-        if short:
-            after += formats
-        count = 3 + len(keys) + len(before) + 1 + len(after)
-        lead = (b"EVALSHA", self.script.sha, b"%d" % len(keys), *(key.encode() for key in keys), *before)
-        self._before = b"*%d\r\n" % count + wire.bulks(*lead)
-        self._after = wire.bulks(*after)
-
-    @staticmethod
-    def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-        usage = call.usage
-        if usage is None:
-            return list(dict.fromkeys(shards))
-        home = shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
-        return list(dict.fromkeys([home, *shards]))
-
-    @staticmethod
-    def _keys(keyspace: Keyspace, call: Call, shards: list[int], heads: list[int]) -> list[str]:
-        states = [
-            keyspace.state(shards[number], call.keys[number])
-            if name is None
-            else keyspace.own(shards[number], name, call.keys[number])
-            for number, name in call.program.places
-        ]
-        beside = []
-        if call.usage is not None:
-            beside.append(keyspace.open(heads[0]))
-        if call.receipt is not None:
-            beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
-        packed = call.program.packed_states
-        return [*(keyspace.head(number) for number in heads), *states[:packed], *beside, *states[packed:]]
-
-    @staticmethod
-    def states(keyspace: Keyspace, call: Call) -> list[str]:
-        """Every key that a call's states may have, those that the script derives included."""
-        shards = [shard(keyspace, key, call.account) for key in call.keys]
-        keys = Command._keys(keyspace, Call(call.program, call.keys, call.costs, call.account), shards, [])
-        return [*keys, *(key + ":n" for key in keys)]
-
-    def to(self, run: str) -> bytes:
-        """The command in RESP, for a connection to that run of the server."""
-        return self._before + wire.bulks(f"{self._version} {run}".encode()) + self._after
+                arguments += [quoted(meter.name).encode(), b"%d|%d" % (meter.rule, meter.version)]
+        return [*arguments, *formats] if short else arguments

@@ -7,19 +7,18 @@ from sync and from async code. The functions by their plain names wait for the s
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits.conf import conf
 from ratelimits.engine.calendar import boundaries
-from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage
+from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, nonce
 from ratelimits.engine.limits import MICROSECONDS, Limit
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.server import Server, server
 
 _Result = TypeVar("_Result")
-Steps = Generator[Command, Any, _Result]
+Steps = Generator[tuple[Command, bytes], Any, _Result]
 
 
 class Stale(Exception):
@@ -46,7 +45,6 @@ class Standing(NamedTuple):
     reset_after: float
 
 
-@dataclass(frozen=True)
 class Decision:
     """The answer to a request; times in seconds.
 
@@ -56,11 +54,34 @@ class Decision:
     retry_after  seconds until the same request would be admitted if nothing else happens; None when it never can be
     reset_after  seconds until the state is as if never used
     wait         seconds that the caller must hold back before proceeding
+    receipt      of an admitted request: what it took, to be refunded, settled or released
     """
 
-    program: Program
-    reply: Sequence[int]
-    receipt: Receipt | None = None
+    __slots__ = ("_nonce", "call", "reply")
+
+    def __init__(self, call: Call, reply: Sequence[int], nonce: bytes = b"") -> None:
+        self.call = call
+        self.reply = reply
+        self._nonce = nonce
+
+    def __repr__(self) -> str:
+        shown = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait")
+        return f"Decision({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def program(self) -> Program:
+        """The limits that were decided, in the order of `standings`."""
+        return self.call.program
+
+    @property
+    def receipt(self) -> Receipt | None:
+        call, reply = self.call, self.reply
+        if reply[1] != 1 or call.op is not Op.TRY:
+            return None
+        name = self._nonce.decode()
+        return Receipt(
+            name, call.program, call.keys, call.costs, call.account, call.usage, reply[7], reply[8], reply[9]
+        )
 
     @property
     def allowed(self) -> bool:
@@ -97,43 +118,39 @@ class Decision:
         """The moment that it was made as at, by the server's clock: µs since 1970 UTC."""
         return self.reply[7]
 
-    @cached_property
+    @property
     def standings(self) -> tuple[Standing, ...]:
         """Each limit by itself, in the order given."""
         rest = self.reply[10:]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
 
 
-def ask(here: Server, call: Call) -> Steps[Decision]:
-    """The steps of one call. Raises Stale, AlreadySettled."""
-    command = Command(here.keyspace, call)
-    reply = yield command
+def ask(here: Server, call: Call, command: Command | None = None) -> Steps[Decision]:
+    """The steps of one call, by the command prepared for it if there is one. Raises Stale, AlreadySettled."""
+    name = call.lease.encode() if call.lease is not None else nonce().encode()
+    reply = yield command or Command(here.keyspace, call), name
+    if reply[0] == 1:
+        return Decision(call, reply, name)
     if reply[0] == -2 and call.now is None:
         # This machine's clock is in another calendar period than the server's: place the calendars by that one.
         usage = call.usage
         if usage is not None:
             periods = boundaries("month", usage.timezone, usage.anchor, reply[1])
             call = replace(call, usage=replace(usage, periods=periods))
-        command = Command(here.keyspace, call, reply[1])
-        reply = yield command
-    if reply[0] == 0:
-        raise Stale(reply[1])
-    if reply[0] == -2:
-        raise Stale(0, reply[1])
+        reply = yield Command(here.keyspace, call, reply[1]), name
+        if reply[0] == 1:
+            return Decision(call, reply, name)
     if reply[0] == 2:
         raise AlreadySettled("this receipt was refunded or settled before")
-    receipt = None
-    if reply[1] == 1 and call.op is Op.TRY:
-        receipt = Receipt(command.nonce, call.program, call.keys, call.costs, call.account, call.usage, *reply[7:10])
-    return Decision(call.program, reply, receipt)
+    raise Stale(reply[1]) if reply[0] == 0 else Stale(0, reply[1])
 
 
 def run(here: Server, steps: Steps[_Result]) -> _Result:
     """Drive steps to their result, over the wire."""
     try:
-        command = next(steps)
+        step = next(steps)
         while True:
-            command = steps.send(here.wire.call(command.to, command.script))
+            step = steps.send(here.wire.call(*step))
     except StopIteration as stop:
         result: _Result = stop.value
         return result
@@ -142,9 +159,9 @@ def run(here: Server, steps: Steps[_Result]) -> _Result:
 async def arun(here: Server, steps: Steps[_Result]) -> _Result:
     """Drive steps to their result, over the wire of the running event loop."""
     try:
-        command = next(steps)
+        step = next(steps)
         while True:
-            command = steps.send(await here.wire.acall(command.to, command.script))
+            step = steps.send(await here.wire.acall(*step))
     except StopIteration as stop:
         result: _Result = stop.value
         return result

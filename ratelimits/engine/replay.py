@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from ratelimits.engine.call import Call, Command
+from ratelimits.engine.call import Call, Command, nonce, shard, states
 from ratelimits.engine.decide import Decision, Stale
 from ratelimits.engine.server import Server
+
+
+def _to(command: Command, lease: bytes, run: str) -> bytes:
+    return command.to(run, lease)
 
 
 def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
@@ -15,12 +20,14 @@ def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
     Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
     """
     commands = [Command(here.keyspace, call) for call in calls]
-    replies = here.wire.stream([command.to for command in commands], {command.script for command in commands})
+    leases = [(call.lease or nonce()).encode() for call in calls]
+    packed = [partial(_to, command, lease) for command, lease in zip(commands, leases, strict=True)]
+    replies = here.wire.stream(packed, {command.script for command in commands})
     decisions = []
     for call, reply in zip(calls, replies, strict=True):
         if reply[0] != 1:
             raise Stale(0, reply[1])
-        decisions.append(Decision(call.program, reply))
+        decisions.append(Decision(call, reply))
     return decisions
 
 
@@ -28,7 +35,8 @@ def forget(here: Server, calls: Sequence[Call]) -> None:
     """Leave nothing of these calls' keys behind."""
     keys: set[str] = set()
     for call in calls:
-        keys.update(Command.states(here.keyspace, call))
+        own = states(here.keyspace, call, [shard(here.keyspace, key, call.account) for key in call.keys])
+        keys.update(own, (key + ":n" for key in own))
     found = sorted(keys)
     for start in range(0, len(found), 1000):
         here.wire.client.unlink(*found[start : start + 1000])

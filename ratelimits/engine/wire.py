@@ -12,8 +12,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import redis
@@ -69,9 +69,19 @@ def bulks(*parts: bytes) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
-def command(*parts: bytes) -> bytes:
+def resp(*parts: bytes) -> bytes:
     """A command in RESP."""
     return b"*%d\r\n" % len(parts) + bulks(*parts)
+
+
+class Prepared(Protocol):
+    """What can be sent: the script that it calls, and its bytes for a run of the server and a nonce."""
+
+    @property
+    def script(self) -> Script: ...
+
+    def to(self, run: str, name: bytes) -> bytes:
+        """The command in RESP."""
 
 
 def _run_of(info: dict[str, Any] | bytes | str) -> str:
@@ -80,7 +90,7 @@ def _run_of(info: dict[str, Any] | bytes | str) -> str:
     return f"{found.get('run_id', '?')}:{found.get('master_replid', '?')}"
 
 
-_INFO = command(b"INFO", b"everything")
+_INFO = resp(b"INFO", b"everything")
 
 
 class _Pinned(threading.local):
@@ -113,8 +123,8 @@ class Wire:
         #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
-    def call(self, make: Callable[[str], bytes], script: Script) -> Any:
-        """Send the command that `make` makes for the server's run, and return the reply.
+    def call(self, command: Prepared, name: bytes) -> Any:
+        """Send a command, with `name` for its nonce, and return the reply.
 
         A script that the server does not know is loaded, and the command sent again: it did not take place before.
         Raises NotSent, Unanswered, or redis.exceptions.ResponseError for what the server refuses.
@@ -122,15 +132,15 @@ class Wire:
         connection, run = self._take()
         try:
             try:
-                return _ask(connection, make(run))
+                return _ask(connection, command.to(run, name))
             except NoScriptError:
-                _ask(connection, command(b"SCRIPT", b"LOAD", script.text))
-                return _ask(connection, make(run))
+                _ask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
+                return _ask(connection, command.to(run, name))
         finally:
             if self._pinned is None:
                 self._pool.release(connection)
 
-    def stream(self, packed: list[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+    def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Send many commands at once and return their replies, in order. For a replay, where nothing else decides.
 
         The scripts are loaded first. Raises as `call` does; a script flushed in between is a ResponseError, since what
@@ -138,7 +148,7 @@ class Wire:
         """
         connection, run = self._take()
         try:
-            loads = [command(b"SCRIPT", b"LOAD", script.text) for script in scripts]
+            loads = [resp(b"SCRIPT", b"LOAD", script.text) for script in scripts]
             connection.send_packed_command([b"".join([*loads, *[make(run) for make in packed]])], check_health=False)
             replies: list[Any] = []
             failure: ResponseError | None = None
@@ -191,7 +201,7 @@ class Wire:
             connection.disconnect()
             raise NotSent(str(error)) from error
 
-    async def acall(self, make: Callable[[str], bytes], script: Script) -> Any:
+    async def acall(self, command: Prepared, name: bytes) -> Any:
         """The same for async code, on connections of its event loop."""
         loop = asyncio.get_running_loop()
         pool = self._loops.get(loop)
@@ -206,10 +216,10 @@ class Wire:
             if run is None or not connection.is_connected:
                 run = self._runs[connection] = await _agreet(connection)
             try:
-                return await _aask(connection, make(run))
+                return await _aask(connection, command.to(run, name))
             except NoScriptError:
-                await _aask(connection, command(b"SCRIPT", b"LOAD", script.text))
-                return await _aask(connection, make(run))
+                await _aask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
+                return await _aask(connection, command.to(run, name))
         finally:
             await pool.release(connection)
 

@@ -3,20 +3,21 @@
 --
 -- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
 --          are meters; the receipt if flag 2 is set; the own states. The program numbers packed, then own states
--- ARGV[1]  request, '<BBBBddddB': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt; 8 no
---          waiting whatever the limits say),
---          number of heads, number of meters, now (µs; -1: the server's), timeout (µs; -1: any), the moment that a
---          settled receipt was charged at (µs, 0 unknown), the receipt's time to live (ms), number of packed states
--- ARGV[2]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
+-- ARGV[1]  with meters: "account|key"
+-- ARGV[2]  nonce: unique for each call; the name of its leases
+-- ARGV[3]  request, '<BBBBddddB': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
+--          8 no waiting whatever the limits say), number of heads, number of meters, now (µs; -1: the server's), timeout
+--          (µs; -1: any), the moment that a settled receipt was charged at (µs, 0 unknown), the receipt's time to live
+--          (ms), number of packed states
+-- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
--- ARGV[3]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
--- ARGV[4]  the head that is expected, "<configuration version> <run>"
--- ARGV[5]  nonce: unique for each call; the name of its leases
--- ARGV[6]  for fast.lua, as the last ones are
--- ARGV[7]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
+-- ARGV[5]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
+-- ARGV[6]  the head that is expected, "<configuration version> <run>"
+-- ARGV[7]  for fast.lua, as the last ones are
+-- ARGV[8]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
 --          receipt '<dd' its bin and period (seconds)
--- ARGV[8]  with meters: "account|key"; then for each meter its name and the "rule|version" that bills it
+-- ARGV[9]  with meters: for each meter its name and the "rule|version" that bills it
 --
 -- Returns  {1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, at, bin, period,
 --           then ok, remaining, reset_after of each limit}, times in µs, bin and period in seconds
@@ -25,7 +26,7 @@
 --          {2}           this receipt was refunded or settled before: nothing was done
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
-local op, flags, heads, meters, now, timeout, charged_at, ttl, packed = unpack_struct('<BBBBddddB', ARGV[1])
+local op, flags, heads, meters, now, timeout, charged_at, ttl, packed = unpack_struct('<BBBBddddB', ARGV[3])
 local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags >= 8
 if now < 0 then
   local time = call('TIME')
@@ -35,8 +36,8 @@ end
 -- 1. The configuration, shard by shard.
 for i = 1, heads do
   local head = call('GET', KEYS[i])
-  if head ~= ARGV[4] then
-    local held, run = string.match(ARGV[4], '^(%d+) (.*)$')
+  if head ~= ARGV[6] then
+    local held, run = string.match(ARGV[6], '^(%d+) (.*)$')
     local stored, before = string.match(head or '0 ?', '^(%d+) (.*)$')
     held, stored = tonumber(held), tonumber(stored)
     if held < stored then
@@ -44,7 +45,7 @@ for i = 1, heads do
       held = stored -- what was admitted is given back or settled whatever the rules are by now
     end
     -- Another run of the server: what it may have forgotten ends with its batch.
-    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[5]) end
+    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[2]) end
     if before ~= run or held ~= stored or not head then call('SET', KEYS[i], int(held) .. ' ' .. run) end
   end
 end
@@ -53,15 +54,15 @@ end
 local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
 local receipt = once and KEYS[beside + packed]
 local function place(number) return KEYS[(number > packed and beside or heads) + number] end
-local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[2], 1, now
+local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
 local size = #program
 while pos <= size do
-  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[5]}
+  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[2]}
   name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, max_wait, pos =
     unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
-  l.cost = unpack_struct('<d', ARGV[3], slot * 8 - 7)
+  l.cost = unpack_struct('<d', ARGV[5], slot * 8 - 7)
   if own > 0 then l.own = place(own) end
   local state = states[index]
   if not state then
@@ -104,9 +105,9 @@ end
 local bin, period = 0, 0
 if meters > 0 then
   if op == SETTLE then
-    bin, period = unpack_struct('<dd', ARGV[7])
+    bin, period = unpack_struct('<dd', ARGV[8])
   else
-    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[7])
+    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[8])
     bin = (at - at % 900000000) / 1e6
     if at < b1 or at >= b4 then return {-2, now} end
     period = (at < b2 and b1 or at < b3 and b2 or b3) / 1e6
@@ -220,14 +221,14 @@ end
 -- 6. What is counted: once per request and meter.
 if meters > 0 and (op == TRY or op == SETTLE) then
   local open, prefix, full = KEYS[heads + packed + 1], string.sub(KEYS[1], 1, -5), false
-  local where, who = '|' .. bin .. '|' .. period .. '|', '|' .. ARGV[8]
+  local where, who = '|' .. bin .. '|' .. period .. '|', '|' .. ARGV[1]
   local requests = (once and not whole) and 0 or 1
   local function count(kind, meter, rule, cost)
-    full = usage_add(open, kind .. where .. meter .. '|' .. rule .. who, cost, requests, prefix, ARGV[5], ARGV[4], now)
+    full = usage_add(open, kind .. where .. meter .. '|' .. rule .. who, cost, requests, prefix, ARGV[2], ARGV[6], now)
       or full
   end
   for i = 1, meters do
-    local cost, meter = unpack_struct('<d', ARGV[3], i * 8 - 7), ARGV[7 + 2 * i]
+    local cost, meter = unpack_struct('<d', ARGV[5], i * 8 - 7), ARGV[7 + 2 * i]
     if op == SETTLE then
       count(cost < 0 and 'r' or 'a', meter, ARGV[8 + 2 * i], math.abs(cost))
     elseif allowed then
@@ -241,7 +242,7 @@ if meters > 0 and (op == TRY or op == SETTLE) then
       count('d', meter, l.rule .. '|' .. l.version, cost)
     end
   end
-  if full then batch_seal(prefix, now, string.match(ARGV[4], ' (.*)$'), ARGV[5]) end
+  if full then batch_seal(prefix, now, string.match(ARGV[6], ' (.*)$'), ARGV[2]) end
 end
 
 -- 7. The answer.

@@ -2,12 +2,12 @@
 -- states are there, in the program's order, under the same parameters, by a clock that went on, and all of which admit.
 -- For anything else it answers nothing, having changed nothing, and decide.lua decides. Behind batch.lua and usage.lua.
 --
--- ARGV[6]    doubles. For each state the number of its limits and the bytes that their records take; then for each limit
+-- ARGV[7]    doubles. For each state the number of its limits and the bytes that their records take; then for each limit
 --            its number, name, algorithm, slot of its cost, and
 --              level, whole interval   q, room                       (room: time of the capacity)
 --              level, with a fraction  q, n, r, room, part of it
 --              window                  start and end (a calendar's; a fixed window's length and 0), capacity
--- The last ARGV is the format of ARGV[6], those before it the formats of the states.
+-- The last ARGV is the format of ARGV[7], those before it the formats of the states.
 
 -- Whether `count` intervals of q + r/n fit into whole + part/n.
 local function spans(count, q, r, n, whole, part)
@@ -19,10 +19,10 @@ end
 
 local function usual()
   local call, read = redis.call, struct.unpack
-  local op, flags, heads, meters, now, _, _, _, states = read('<BBBBddddB', ARGV[1])
+  local op, flags, heads, meters, now, _, _, _, states = read('<BBBBddddB', ARGV[3])
   local got = call('MGET', unpack(KEYS, 1, heads + states))
   for i = 1, heads do
-    if got[i] ~= ARGV[4] then return end
+    if got[i] ~= ARGV[6] then return end
   end
   if now < 0 then
     local time = call('TIME')
@@ -30,11 +30,11 @@ local function usual()
   end
   local bin, period = 0, 0
   if meters > 0 then
-    local b1, b2, b3 = read('<ddd', ARGV[7])
+    local b1, b2, b3 = read('<ddd', ARGV[8])
     if now < b1 or now >= b3 then return end
     bin, period = (now - now % 900000000) / 1e6, (now < b2 and b1 or b2) / 1e6
   end
-  local program, formats = {read(ARGV[#ARGV], ARGV[6])}, #ARGV - 1 - states
+  local program, formats = {read(ARGV[#ARGV], ARGV[7])}, #ARGV - 1 - states
   local reply, values, at, least, longest = {1, 1, 0, 0, 0, 0, 0, now, bin, period}, {}, 1, 1e300, 0
   for i = 1, states do
     local raw, bytes, last = got[heads + i], program[at + 1], at + 2
@@ -44,7 +44,7 @@ local function usual()
     at = at + 2
     for _ = 1, program[last - 2] do
       local number, name, code = program[at], program[at + 1], program[at + 2]
-      local cost, elapsed, left, reset = read('<d', ARGV[3], program[at + 3] * 8 - 7), now - v[o + 4], 0, 0
+      local cost, elapsed, left, reset = read('<d', ARGV[5], program[at + 3] * 8 - 7), now - v[o + 4], 0, 0
       if v[o] ~= name or v[o + 1] ~= code or elapsed < 0 or cost == 0 then return end
       local size, q = v[o + 2], program[at + 4]
       if code > 3 then
@@ -113,17 +113,17 @@ local function usual()
   if meters > 0 then
     local open, prefix, full = KEYS[heads + states + 1], nil, false
     for i = 1, meters do
-      local field = 'a|' .. bin .. '|' .. period .. '|' .. ARGV[7 + 2 * i] .. '|' .. ARGV[8 + 2 * i] .. '|' .. ARGV[8]
+      local field = 'a|' .. bin .. '|' .. period .. '|' .. ARGV[7 + 2 * i] .. '|' .. ARGV[8 + 2 * i] .. '|' .. ARGV[1]
       prefix = prefix or string.sub(open, 1, -5)
-      full = usage_add(open, field, read('<d', ARGV[3], i * 8 - 7), 1, prefix, ARGV[5], ARGV[4], now) or full
+      full = usage_add(open, field, read('<d', ARGV[5], i * 8 - 7), 1, prefix, ARGV[2], ARGV[6], now) or full
     end
-    if full then batch_seal(prefix, now, string.match(ARGV[4], ' (.*)$'), ARGV[5]) end
+    if full then batch_seal(prefix, now, string.match(ARGV[6], ' (.*)$'), ARGV[2]) end
   end
   reply[4], reply[6] = least, longest
   return reply
 end
 
-if ARGV[6] ~= '' then
+if ARGV[7] ~= '' then
   local reply = usual()
   if reply then return reply end
 end
