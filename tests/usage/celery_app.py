@@ -1,0 +1,42 @@
+"""The demo project's Celery app with a plan of crashes: `celery -A tests.usage.celery_app worker --beat`.
+
+The file that CRASH_PLAN names has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
+the point of the first line takes the line out and kills itself, or the whole worker, with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+from django.conf import settings
+
+from project.celery import app
+from ratelimits.usage import crash
+
+settings.RATELIMITS.update(SEAL_INTERVAL=0.2, DRAIN_INTERVAL=0.2)
+# A child that was killed has its task delivered again.
+app.conf.task_reject_on_worker_lost = True
+app.conf.worker_prefetch_multiplier = 1
+
+_PLAN = Path(os.environ["CRASH_PLAN"])
+
+
+def _reached(point: str) -> None:
+    with _PLAN.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = _PLAN.read_text().splitlines()
+        if not lines or lines[0].split()[1] != point:
+            return
+        victim = lines[0].split()[0]
+        rest = _PLAN.with_suffix(".new")
+        rest.write_text("\n".join(lines[1:]))
+        rest.replace(_PLAN)
+    if victim == "worker":
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+crash.reached = _reached

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test import override_settings
+
+from ratelimits.embedded import Server
+from tests.servers import TestServers, server_binary
+
+
+@pytest.fixture(autouse=True)
+def _fsync_at_once(redis_url: str) -> Iterator[None]:
+    """The session's server fsyncs every write meanwhile, so that no fence has to be waited for."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("appendfsync", "always")
+        yield
+        client.config_set("appendfsync", "everysec")
+
+
+@pytest.fixture
+def always_server(servers: TestServers, tmp_path: Path) -> Iterator[Server]:
+    """A server of the test's own that may be killed, with every write fsynced; the engine uses it meanwhile."""
+    yield from _own(servers, tmp_path, "always")
+
+
+@pytest.fixture
+def everysec_server(servers: TestServers, tmp_path: Path) -> Iterator[Server]:
+    """The same with one fsync a second."""
+    yield from _own(servers, tmp_path, "everysec")
+
+
+def _own(servers: TestServers, path: Path, fsync: str) -> Iterator[Server]:
+    options = {"appendfsync": fsync}
+    server = Server(path / "redis", aof=True, binary=server_binary(servers.redis_kind), options=options)
+    try:
+        with on_server(server):
+            yield server
+    finally:
+        server.stop()
+
+
+def on_server(server: Server) -> Any:
+    """The app's cache alias on that server."""
+    return override_settings(
+        CACHES={
+            name: {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{server.url[:-1]}{number}"}
+            for number, name in enumerate(("ratelimits", "default"))
+        }
+    )
+
+
+@pytest.fixture
+def worker_environment(servers: TestServers, always_server: Server, transactional_db: None) -> dict[str, str]:
+    """What other processes need to work on the test's own server and database."""
+    return {
+        **os.environ,
+        "REDIS_URL": always_server.url,
+        "DATABASE_URL": servers.url_of_database(str(connection.settings_dict["NAME"])),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }

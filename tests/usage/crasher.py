@@ -1,0 +1,81 @@
+"""Drainers that die: a process whose children seal and drain without end, and are killed between any two steps.
+
+`python -m tests.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a child
+kills itself with SIGKILL, or has its database connection cut in the middle of a transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+
+import django
+from django.db import Error as DatabaseError
+from django.db import connection
+
+
+def _cut() -> None:
+    """Lose the database in the middle of what is being done."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    else:
+        connection.connection.close()
+
+
+def _child(number: int, rng: random.Random) -> None:
+    from redis.exceptions import RedisError
+
+    from ratelimits.usage import crash
+    from ratelimits.usage.drain import drain
+    from ratelimits.usage.fence import NotFencedError
+    from ratelimits.usage.seal import seal
+
+    target, passes = crash.POINTS[number % len(crash.POINTS)], rng.randrange(4)
+
+    def reached(point: str) -> None:
+        nonlocal passes
+        if point != target:
+            return
+        passes -= 1
+        if passes >= 0:
+            return
+        if connection.in_atomic_block and rng.random() < 0.4:
+            os.write(1, f"cut {point}\n".encode())
+            _cut()
+        else:
+            os.write(1, f"kill {point}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    crash.reached = reached
+    while True:
+        try:
+            seal()
+            drain()
+        except (RedisError, NotFencedError):
+            time.sleep(0.02)
+        except DatabaseError:
+            connection.close()
+        time.sleep(rng.random() * 0.05)
+
+
+def main(seed: str, children: int) -> None:
+    django.setup()
+    running: set[int] = set()
+    for number in range(10**9):
+        while len(running) >= children:
+            running.discard(os.wait()[0])
+        pid = os.fork()
+        if not pid:
+            try:
+                _child(number, random.Random(f"{seed}:{number}"))
+            finally:
+                os._exit(1)
+        running.add(pid)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

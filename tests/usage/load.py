@@ -1,0 +1,75 @@
+"""Requests from several threads, counted as their callers see them: acknowledged, refused, or never answered."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from types import TracebackType
+
+from django.db.models import Sum
+from redis.exceptions import RedisError
+
+from ratelimits import engine
+from ratelimits.models import Line
+from tests.usage.traffic import use
+
+_PAUSE = 0.002
+
+
+class Load:
+    """Requests without end, until the block is left. Units by key: `acknowledged`, `denied`, `unanswered`."""
+
+    def __init__(self, seed: int, threads: int = 3) -> None:
+        self.acknowledged: Counter[str] = Counter()
+        self.denied: Counter[str] = Counter()
+        self.unanswered: Counter[str] = Counter()
+        self._end = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed}:{number}")))
+            for number in range(threads)
+        ]
+
+    def _run(self, number: int, rng: random.Random) -> None:
+        while not self._end.is_set():
+            # Keys are a thread's own, so that its counts need no lock.
+            key, cost = f"api_key:{number}-{rng.randrange(5)}", rng.choice((1, 1, 1, 7, 250))
+            account = f"account-{number}-{rng.randrange(3)}"
+            try:
+                decision = use(account, key, cost=cost, now=None, capacity=None if rng.random() < 0.9 else 5)
+            except engine.Unanswered:
+                self.unanswered[key] += cost
+            except (engine.NotSent, RedisError):
+                pass
+            else:
+                (self.acknowledged if decision.allowed else self.denied)[key] += cost
+            time.sleep(_PAUSE)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def check(self) -> None:
+        """For every key, of what was admitted and what was denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""
+        sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"), denied=Sum("denied_units"))
+        ledger = {row["key"]: row for row in sums.order_by()}
+        assert ledger.keys() <= self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys()
+        for key in self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys():
+            row = ledger.get(key, {"admitted": 0, "denied": 0})
+            assert row["admitted"] >= self.acknowledged[key], key
+            assert row["denied"] >= self.denied[key], key
+            most = self.acknowledged[key] + self.denied[key] + self.unanswered[key]
+            assert row["admitted"] + row["denied"] <= most, key
+
+    def __str__(self) -> str:
+        counts = (sum(c.values()) for c in (self.acknowledged, self.denied, self.unanswered))
+        return "acknowledged {} units, denied {}, unanswered {}".format(*counts)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ratelimits.models import DurabilityGap, QuarantinedBatch
+from ratelimits.tasks import beat_schedule
+from ratelimits.usage import crash
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.usage.load import Load
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS_PER_CRASH = 10
+
+
+def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[bytes]:
+    with (plan.parent / "celery.log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "tests.usage.celery_app", "worker", "--beat", "-l", "info"),
+                *("--concurrency", "2", "--schedule", str(plan.parent / "beat")),
+            ],
+            env={**environment, "CRASH_PLAN": str(plan)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
+    worker_environment: dict[str, str], tmp_path: Path, long_run: bool
+) -> None:
+    points = list(crash.POINTS) * (4 if long_run else 1)
+    random.Random(20263).shuffle(points)
+    crashes = [f"{'worker' if number % 2 else 'child'} {point}" for number, point in enumerate(points)]
+    plan = tmp_path / "plan"
+    plan.write_text("\n".join(crashes))
+    deadline = time.monotonic() + SECONDS_PER_CRASH * len(crashes)
+    worker = start_worker(worker_environment, plan)
+    try:
+        with Load(20263, threads=2) as load:
+            while plan.read_text() and time.monotonic() < deadline:
+                if worker.poll() is not None:
+                    worker = start_worker(worker_environment, plan)
+                time.sleep(0.05)
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    assert plan.read_text() == "", (tmp_path / "celery.log").read_text()[-30000:]
+    seal()
+    drain()
+    print(f"\n{len(crashes)} crashes of a Celery worker or its child; {load}")
+    for point, times in sorted(Counter(crashes).items()):
+        print(f"  {point}: {times}")
+    load.check()
+    assert not DurabilityGap.objects.exists()
+    assert not QuarantinedBatch.objects.exists()
+
+
+def test_the_beat_schedule_runs_every_task_at_its_interval_and_drops_what_was_not_begun() -> None:
+    schedule = beat_schedule()
+    assert schedule["ratelimits.seal"]["schedule"] == 1
+    assert schedule["ratelimits.drain"]["options"] == {"expires": 1}

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import redis
+from django.test import override_settings
+
+from ratelimits.embedded import Server
+from ratelimits.engine.server import server
+from ratelimits.models import Batch, ShardState
+from ratelimits.usage.drain import drain
+from ratelimits.usage.fence import NotFencedError, fence, run_of
+from ratelimits.usage.seal import seal
+from tests.usage.traffic import use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def wait_for_fence() -> str:
+    client = server().wire.client
+    return fence(client, run_of(client.info()), "fenced", patience=3)
+
+
+def test_the_fence_waits_for_the_fsync_and_tells_the_policy(everysec_server: Server) -> None:
+    assert wait_for_fence() == "everysec"
+
+
+def test_with_every_write_fsynced_there_is_nothing_to_wait_for(always_server: Server) -> None:
+    assert wait_for_fence() == "always"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("appendfsync", "no", "set it to everysec or always"), ("appendonly", "no", "set appendonly yes")],
+)
+def test_a_server_that_may_forget_is_refused_with_what_to_do(
+    everysec_server: Server, option: str, value: str, message: str
+) -> None:
+    with redis.Redis.from_url(everysec_server.url) as client:
+        client.config_set(option, value)
+    use()
+    seal()
+    with pytest.raises(NotFencedError, match=message):
+        drain()
+    assert not Batch.objects.exists()
+
+
+def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Server) -> None:
+    with redis.Redis.from_url(everysec_server.url) as client:
+        client.config_set("appendonly", "no")
+    use()
+    seal()
+    with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "FENCE": "none"}):
+        drain()
+    assert Batch.objects.get().fence == "none"
+
+
+def test_what_was_read_under_another_run_is_not_fenced(always_server: Server) -> None:
+    client = server().wire.client
+    run = run_of(client.info())
+    always_server.kill()
+    always_server.start()
+    with pytest.raises(NotFencedError, match="restarted or replaced"):
+        fence(client, run, "fenced")
+    assert ShardState.objects.count() == 0

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+import redis
+
+from ratelimits import engine
+from ratelimits.embedded import Server
+from ratelimits.engine.server import server
+from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
+from ratelimits.usage.apply import Outcome
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.usage.traffic import use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def flow() -> None:
+    seal()
+    drain()
+
+
+def keys(client: redis.Redis, what: str) -> list[bytes]:
+    return sorted(client.keys(f"rl:1:test:*:{what}"))
+
+
+def kinds() -> list[str]:
+    return list(DurabilityGap.objects.order_by("declared_at", "pk").values_list("kind", flat=True))
+
+
+def units() -> int:
+    return sum(Line.objects.values_list("admitted_units", flat=True))
+
+
+def state() -> ShardState:
+    """Of the one shard in use."""
+    return ShardState.objects.get(position__gt=0)
+
+
+def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_server: Server) -> None:
+    use()
+    flow()
+    use()
+    always_server.kill()
+    always_server.start()
+    with suppress(engine.Unanswered):
+        use(cost=5)
+    use(cost=5)
+    for _ in range(2):
+        flow()
+    assert units() == 7
+    assert kinds() == ["restart"] * 64
+    gap = DurabilityGap.objects.get(shard=state().shard)
+    assert (gap.fsync, gap.detail) == ("always", "appendfsync always: nothing that was acknowledged can be missing")
+    first, second, third = Batch.objects.order_by("position")
+    assert (second.incarnation, second.seq) == (first.incarnation, 2)
+    assert (third.follows, third.seq) == (f"{first.incarnation}:2", 1)
+
+
+def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: redis.Redis) -> None:
+    use()
+    flow()
+    redis_client.flushall()
+    flow()
+    assert kinds() == ["wipe"]
+    use()
+    flow()
+    assert kinds() == ["wipe"]
+    redis_client.flushall()
+    use()
+    flow()
+    assert kinds() == ["wipe", "wipe"]
+    assert units() == 3
+
+
+def test_an_open_batch_that_was_lost_is_missing_by_its_number(redis_client: redis.Redis) -> None:
+    use()
+    flow()
+    use(cost=40)
+    redis_client.delete(*keys(redis_client, "open"))
+    use()
+    flow()
+    gap = DurabilityGap.objects.get()
+    assert (gap.kind, gap.first_seq, gap.last_seq) == ("missing", 2, 2)
+    assert units() == 2
+
+
+def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_client: redis.Redis) -> None:
+    use()
+    flow()
+    use(cost=40)
+    seal()
+    redis_client.delete(*keys(redis_client, "b:*"))
+    flow()
+    use()
+    flow()
+    gap = DurabilityGap.objects.get()
+    # One request of 40 units: both are counted.
+    assert (gap.kind, gap.first_seq, gap.last_seq, gap.units) == ("missing", 2, 2, 41)
+
+
+def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_says_so(
+    redis_client: redis.Redis,
+) -> None:
+    use()
+    flow()
+    use(cost=40)
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    kept = redis_client.dump(key)
+    assert isinstance(kept, bytes)
+    redis_client.delete(key)
+    flow()
+    redis_client.restore(key, 0, kept)
+    shard, name = key.decode().split("{")[1].split("}:b:")
+    redis_client.rpush(f"rl:1:test:{{{shard}}}:sealed", name)
+    flow()
+    assert units() == 41
+    assert DurabilityGap.objects.get().recovered_at is not None
+
+
+def put_back(client: redis.Redis, key: bytes, fields: dict[bytes, bytes], **changed: int) -> None:
+    """A batch as Redis would have it again after its data went back to an older state."""
+    counter = next(name for name in fields if not name.startswith(b"#"))
+    changes = {b"#c": changed["cum"], counter: changed["count"]}
+    client.hset(key, mapping={**fields, **{name: str(value).encode() for name, value in changes.items()}})  # type: ignore[arg-type]
+    shard, name = key.decode().split("{")[1].split("}:b:")
+    client.rpush(f"rl:1:test:{{{shard}}}:sealed", name)
+
+
+@pytest.fixture
+def drained(redis_client: redis.Redis) -> tuple[bytes, dict[bytes, bytes]]:
+    """A batch that is in the ledger with three requests: its key and fields as they were in Redis."""
+    for _ in range(3):
+        use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    fields = redis_client.hgetall(key)
+    drain()
+    return key, fields  # type: ignore[return-value]
+
+
+def test_the_same_batch_again_is_skipped(redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]) -> None:
+    put_back(redis_client, *drained, cum=6, count=3)
+    assert drain().outcomes == {Outcome.KNOWN: 1}
+    assert units() == 3
+    assert kinds() == []
+    assert not keys(redis_client, "b:*")
+
+
+def test_an_older_state_of_a_batch_is_discarded_and_declared(
+    redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]
+) -> None:
+    put_back(redis_client, *drained, cum=4, count=2)
+    assert drain().outcomes == {Outcome.DISCARDED: 1}
+    assert units() == 3
+    assert kinds() == ["fork"]
+
+
+def test_a_fork_is_quarantined_and_freezes_the_watermark(
+    redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]
+) -> None:
+    flow()
+    before = state().watermark
+    assert before
+    put_back(redis_client, *drained, cum=8, count=4)
+    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    flow()
+    assert units() == 3
+    assert state().frozen
+    assert state().watermark == before
+    use()
+    flow()
+    assert units() == 4, "usage that comes later is still taken"
+
+
+def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: redis.Redis) -> None:
+    use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    redis_client.hincrby(key, next(f for f in redis_client.hkeys(key) if not f.startswith(b"#")), 1)
+    fields = {name.decode(): value.decode() for name, value in redis_client.hgetall(key).items()}
+    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    kept = QuarantinedBatch.objects.get()
+    assert json.loads(json.dumps(kept.fields)) == fields
+    assert "running sum was 0, the counters add 4, but it became 2" in kept.reason
+    assert not keys(redis_client, "b:*")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("x|0|0|m|0|0|a|k|1", "0"),
+        ("a|0|0|m|0|0|a|k|x", "0"),
+        ("a|0|0|m|0|a|k|1", "0"),
+        ("a|007|0|m|0|0|a|k|1", "0"),
+        ("a|0|0|m|0|0|a|k|1", "-1"),
+        (f"a|0|0|m|0|0|a|{'k' * 300}|1", "0"),
+        ("a", "0"),
+    ],
+)
+def test_a_field_that_nobody_wrote_like_this_is_not_guessed_at(
+    redis_client: redis.Redis, field: str, value: str
+) -> None:
+    use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    redis_client.hset(key, field, value)
+    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert state_of(key).frozen
+
+
+def state_of(key: bytes) -> ShardState:
+    return ShardState.objects.get(shard=int(key.decode().split("{")[1].split("}")[0]))
+
+
+def test_what_is_no_hash_is_quarantined_too(redis_client: redis.Redis) -> None:
+    use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    redis_client.set(key, "nonsense")
+    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert QuarantinedBatch.objects.get().fields["type"] == "string"
+
+
+def test_names_come_through_whatever_is_in_them() -> None:
+    names = ["tab\there", "new\nline", "back\\slash\\t", "pipe|and#hash", "Zoë", "\\N", "100%41", "\N{SNOWMAN}" * 20]
+    for name in names:
+        use(account=name, key=f"api_key:{name}")
+    flow()
+    assert set(Line.objects.values_list("account", flat=True)) == set(names)
+    assert kinds() == []
+
+
+def test_a_rollback_of_the_server_is_declared(always_server: Server, redis_client: redis.Redis) -> None:
+    with redis.Redis.from_url(always_server.url) as client:
+        use()
+        flow()
+        (meta,) = [key for key in keys(client, "meta") if client.hexists(key, "incarnation")]
+        old = client.hgetall(meta)
+        use()
+        flow()
+        client.hset(meta, mapping=old)  # type: ignore[arg-type]
+        flow()
+        assert kinds() == ["rollback"]
+        assert server().keyspace.namespace == "test"
+
+
+def test_the_watermark_follows_the_last_seal_also_in_shards_without_usage() -> None:
+    use()
+    at = {each.shard: each.at for each in seal()}
+    drain()
+    marks = dict(ShardState.objects.values_list("shard", "watermark"))
+    assert marks.keys() == at.keys()
+    assert all(min(at.values()) <= marks[shard] <= at[shard] for shard in at)
+    assert state().watermark == at[state().shard]
