@@ -1,13 +1,14 @@
 """A process that makes requests when it is told to: each line of JSON on its input is answered by one.
 
 `{"secret": "…", "times": 400}` is that many requests to the time API with one API key; the answer counts the
-statuses and has the headers of the last one.
+statuses, and says of each request when it was begun (by the system's monotonic clock) and under which policy.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 
 import django
@@ -22,7 +23,10 @@ if __name__ == "__main__":
         order = json.loads(line)
         headers = {"Authorization": f"Api-Key {order['secret']}"}
         statuses: Counter[int] = Counter()
+        policies = []
         for _ in range(order["times"]):
+            begun = time.monotonic()
             response = client.get("/api/time/", headers=headers)
             statuses[response.status_code] += 1
-        print(json.dumps({"statuses": statuses, "headers": dict(response.items())}), flush=True)
+            policies.append((begun, response["RateLimit-Policy"]))
+        print(json.dumps({"statuses": statuses, "policies": policies}), flush=True)

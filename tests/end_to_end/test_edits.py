@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,27 +23,64 @@ def form_of(page: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value is not False}
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_edit_in_the_admin_holds_for_the_very_next_request_of_every_other_process(
-    askers: Callable[[int], list[Asker]], issue_key: Callable[[str], tuple[ApiKey, str]]
-) -> None:
+Edit = Callable[[int], None]
+
+
+@pytest.fixture
+def edit_capacity(transactional_db: None) -> Edit:
+    """Save another capacity of the one rule, as staff do in the admin; it returns when the admin has answered."""
     rule = Rule.objects.create(
-        name="burst", key_kind="api_key", algorithm="token_bucket", capacity=1_000, rate=1, period=86_400
+        name="burst", key_kind="api_key", algorithm="token_bucket", capacity=10_000, rate=1, period=86_400
     )
-    _, secret = issue_key("acme")
     admin = Client()
     admin.force_login(get_user_model().objects.create_superuser(username="staff"))
-    others = askers(3)
-    for other in others:
-        other.ask(secret)
-        assert '"burst";q=1000;' in other.answer()["headers"]["RateLimit-Policy"]
-
     address = reverse("admin:ratelimits_rule_change", args=[rule.pk])
-    for edit in range(100):
-        capacity = 1_001 + edit
+
+    def edit(capacity: int) -> None:
         saved = admin.post(address, {**form_of(admin.get(address)), "capacity": capacity})
         assert saved.status_code == 302, saved.context["errors"]
+
+    return edit
+
+
+def capacities(answer: dict[str, Any]) -> list[tuple[float, int]]:
+    """Of each request: when it was begun, and the capacity that it was decided by."""
+    return [(begun, int(policy.split(";")[1].removeprefix("q="))) for begun, policy in answer["policies"]]
+
+
+def test_an_edit_holds_for_the_very_next_request_of_every_other_process(
+    edit_capacity: Edit,
+    askers: Callable[[int], list[Asker]],
+    issue_key: Callable[[str], tuple[ApiKey, str]],
+) -> None:
+    _, secret = issue_key("acme")
+    others = askers(3)
+    for capacity in (10_000, *range(10_001, 10_101)):
+        if capacity > 10_000:
+            edit_capacity(capacity)
         for other in others:
             other.ask(secret)
-        policies = [other.answer()["headers"]["RateLimit-Policy"] for other in others]
-        assert [policy.split(";")[1] for policy in policies] == [f"q={capacity}"] * 3, f"edit {edit}"
+        assert [capacities(other.answer())[0][1] for other in others] == [capacity] * 3
+
+
+def test_no_request_begun_after_an_edit_is_decided_by_the_old_rule_while_others_are_under_way(
+    edit_capacity: Edit,
+    askers: Callable[[int], list[Asker]],
+    issue_key: Callable[[str], tuple[ApiKey, str]],
+) -> None:
+    _, secret = issue_key("acme")
+    others = askers(3)
+    for other in others:
+        other.ask(secret, times=500)
+    edits = []
+    for capacity in range(10_001, 10_021):
+        edit_capacity(capacity)
+        edits.append((time.monotonic(), capacity))
+    decided = [pair for other in others for pair in capacities(other.answer())]
+    assert len({capacity for _, capacity in decided}) > 2, "the edits came while requests were under way"
+    late = [
+        (begun, capacity)
+        for begun, capacity in decided
+        if capacity < max((newest for saved, newest in edits if saved < begun), default=0)
+    ]
+    assert late == []
