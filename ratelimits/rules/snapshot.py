@@ -20,16 +20,14 @@ from ratelimits.engine import calendar
 from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
 from ratelimits.models.keys import COVERS
 from ratelimits.models.versions import KEY_SHARDS
-from ratelimits.rules.rows import NEVER, AccountRow, KeyRows, MembershipRow, OverrideRow, Rows, RuleRow
+from ratelimits.rules.facts import KeyFacts, facts_at
+from ratelimits.rules.rows import NEVER, OverrideRow, Rows, RuleRow
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
 
 logger = logging.getLogger(__name__)
 
-#: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits
-#: know since when they hold.
-RECENT = 86_400_000_000
 #: Selections that a snapshot keeps at most; past it, it starts anew.
 MOST_SELECTIONS = 4096
 GLOBAL_KEY = "global"
@@ -86,15 +84,6 @@ class Billing(NamedTuple):
     boundaries: tuple[int, int, int, int]
 
 
-class KeyFacts(NamedTuple):
-    """What holds for one key now. `moved`: when that last changed, if recently, in µs since 1970 UTC, else 0."""
-
-    plan: int
-    account: AccountRow | None
-    overrides: tuple[OverrideRow, ...]
-    moved: int
-
-
 #: Which kinds of key there are, the key's plan, the account's plan, when any of that changed, and the overrides.
 _Asked = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
@@ -113,7 +102,6 @@ class Snapshot:
         "_lock",
         "_methods",
         "_plans",
-        "_recent",
         "_scopes",
         "_selections",
         "good_until",
@@ -127,7 +115,6 @@ class Snapshot:
         self.version = rows.version
         self.made_at = now
         self.good_until = NEVER
-        self._recent = now - RECENT
         self._load = load
         self._lock = threading.Lock()
         self._facts: list[dict[str, KeyFacts] | None] = [None] * KEY_SHARDS
@@ -233,7 +220,7 @@ class Snapshot:
         for shard in shards:
             rows = self.rows.shards[shard]
             if self._facts[shard] is None and rows is not None:
-                facts, until = _facts(rows, self.made_at, self._recent)
+                facts, until = facts_at(rows, self.made_at)
                 self._lower(until)
                 self._facts[shard] = facts
         return self
@@ -331,34 +318,3 @@ def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]
         replace(rule, bills=False) if rule.bills and bills[rule.key_kind, rule.meter] is not rule else rule
         for _rank, rule in applied
     )
-
-
-def _facts(rows: KeyRows, now: int, recent: int) -> tuple[dict[str, KeyFacts], int]:
-    """What holds at `now` for each key of a shard of which anything is said, and until when."""
-    until = NEVER
-    plans: dict[str, int] = {}
-    accounts: dict[str, AccountRow] = {}
-    overrides: dict[str, list[OverrideRow]] = {}
-    moved = dict(rows.scars)
-
-    def holds(row: OverrideRow | MembershipRow) -> bool:
-        nonlocal until
-        edges = [edge for edge in (row.valid_from, row.valid_until) if 0 < edge < NEVER]
-        until = min([until, *(edge for edge in edges if edge > now)])
-        moved[row.key] = max([moved.get(row.key, 0), row.since, *(edge for edge in edges if edge <= now)])
-        return row.valid_from <= now < row.valid_until
-
-    for membership in rows.memberships.values():
-        if holds(membership):
-            plans[membership.key] = membership.plan
-    for override in sorted(rows.overrides.values(), key=lambda row: -row.version):
-        if holds(override) and all(other.rule != override.rule for other in overrides.get(override.key, ())):
-            overrides.setdefault(override.key, []).append(override)
-    for account in rows.accounts.values():
-        accounts[account.key] = account
-        moved[account.key] = max(moved.get(account.key, 0), account.since)
-    moved = {key: since for key, since in moved.items() if since > recent}
-    return {
-        key: KeyFacts(plans.get(key, 0), accounts.get(key), tuple(overrides.get(key, ())), moved.get(key, 0))
-        for key in plans.keys() | accounts.keys() | overrides.keys() | moved.keys()
-    }, until
