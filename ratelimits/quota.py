@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import ResponseError
@@ -16,7 +17,7 @@ from redis.exceptions import ResponseError
 from ratelimits import headers, rules, witness
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Meter, Mode, Stale, Unanswered, Unavailable, Usage
-from ratelimits.engine.call import Call
+from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import arun, ask, run
 from ratelimits.engine.fallback import Breaker, LocalLimiter
 from ratelimits.engine.limits import MICROSECONDS
@@ -129,15 +130,59 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     return Prepared(applied, program(terms), fields, billed, waits, headers.policies(shown))
 
 
-def _question(
-    snapshot: Snapshot, prepared: Prepared, identity: Identity, costs: Mapping[str, int], at_once: bool
-) -> Call:
+class Route(NamedTuple):
+    """The way of one identity's requests in a scope, at the same costs: what applies, ready to be asked."""
+
+    prepared: Prepared
+    command: Command
+
+
+class Routes:
+    """The routes by a snapshot; another snapshot starts anew, and so does one that has MOST_ROUTES."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self.snapshot = snapshot
+        self.known: dict[tuple[object, ...], Route] = {}
+
+    def learn(self, place: tuple[object, ...], question: Question, selection: Selection) -> Route:
+        """The route of a question to which this selection applies, remembered."""
+        if len(self.known) >= MOST_ROUTES:
+            self.known.clear()
+        prepared = prepare(selection, tuple(question.costs))
+        assert self.snapshot is not None
+        route = Route(prepared, Command(server().keyspace, _call(self.snapshot, selection.version, prepared, question)))
+        return self.known.setdefault(place, route)
+
+
+class Question(NamedTuple):
+    """What a face asks."""
+
+    identity: Identity
+    scope: str
+    method: str
+    costs: Mapping[str, int]
+    at_once: bool
+
+
+MOST_ROUTES = 8192
+_routes = Routes()
+
+
+def _routes_by(snapshot: Snapshot) -> Routes:
+    global _routes
+    routes = _routes
+    if routes.snapshot is not snapshot:
+        routes = _routes = Routes(snapshot)
+    return routes
+
+
+def _call(snapshot: Snapshot, version: int, prepared: Prepared, question: Question) -> Call:
+    identity, costs = question.identity, tuple(question.costs.values())
     timezone, anchor, periods = snapshot.billing(identity.account)
     keys = tuple([getattr(identity, field, field) for field in prepared.fields])
     owner = identity.owner
     usage = Usage(owner, booked_to(identity), prepared.meters, periods, timezone, anchor)
-    version = snapshot.version
-    return Call(prepared.program, keys, tuple(costs.values()), owner, usage, version=version, at_once=at_once)
+    return Call(prepared.program, keys, costs, owner, usage, version=version, at_once=question.at_once)
 
 
 def booked_to(identity: Identity) -> str:
@@ -168,15 +213,21 @@ def check(
     With `at_once` a request that would have to wait is refused, uncharged. Never raises for a server that is away.
     """
     valid(costs)
-    meters, prepared = tuple(costs), None
+    question = Question(identity, scope, method, costs, at_once)
+    place = (identity, scope, method, at_once, *costs.items())
+    prepared = None
     try:
         for _attempt in range(1 + RELOADS):
             snapshot = rules.current()
-            prepared = prepare(snapshot.select(scope, method, identity), meters)
+            routes = _routes_by(snapshot)
+            route = routes.known.get(place)
+            if route is None:
+                route = routes.learn(place, question, snapshot.select(scope, method, identity))
+            prepared, command = route
             if not breaker.closed:
                 break
             try:
-                decision = run(server(), ask(server(), _question(snapshot, prepared, identity, costs, at_once)))
+                decision = run(server(), ask(server(), command.call, command))
             except Stale as stale:
                 rules.reload(stale.version)
                 continue
@@ -197,16 +248,21 @@ async def acheck(
 ) -> Answer:
     """`check`, awaited."""
     valid(costs)
-    meters, prepared = tuple(costs), None
+    question = Question(identity, scope, method, costs, at_once)
+    place = (identity, scope, method, at_once, *costs.items())
+    prepared = None
     try:
         for _attempt in range(1 + RELOADS):
             snapshot = await rules.acurrent()
-            prepared = prepare(await rules.aselect(snapshot, scope, method, identity), meters)
+            routes = _routes_by(snapshot)
+            route = routes.known.get(place)
+            if route is None:
+                route = routes.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
+            prepared, command = route
             if not breaker.closed:
                 break
             try:
-                question = _question(snapshot, prepared, identity, costs, at_once)
-                decision = await arun(server(), ask(server(), question))
+                decision = await arun(server(), ask(server(), command.call, command))
             except Stale as stale:
                 await rules.areload(stale.version)
                 continue
