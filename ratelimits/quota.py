@@ -19,6 +19,7 @@ from ratelimits.conf import conf
 from ratelimits.engine import Decision, Meter, Mode, Stale, Unanswered, Unavailable, Usage
 from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import arun, ask, run
+from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter
 from ratelimits.engine.limits import MICROSECONDS
 from ratelimits.engine.program import Program, Term, program
@@ -35,6 +36,8 @@ RELOADS = 3
 ANONYMOUS = "anonymous"
 
 breaker = Breaker()
+denials = DenyCache()
+sender = Sender(denials, server)
 local = LocalLimiter()
 
 
@@ -79,12 +82,11 @@ class Answer:
         rule, decision, prepared = self.binding, self.decision, self.prepared
         fields: dict[str, str] = {}
         if rule is not None and decision is not None and prepared is not None:
-            refused = not self.allowed and decision.retry_after is not None
-            reset = decision.retry_after if refused else decision.reset_after
+            reset = decision.reset_after if self.allowed or self.retry_after is None else self.retry_after
             fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(rule.name, decision.remaining, reset or 0.0)
+            fields["RateLimit"] = headers.standing(rule.name, decision.remaining, reset)
             if conf.X_RATELIMIT_HEADERS:
-                fields |= headers.legacy(decision.limit or 0, decision.remaining, reset or 0.0)
+                fields |= headers.legacy(decision.limit or 0, decision.remaining, reset)
         if not self.allowed and self.retry_after is not None:
             fields["Retry-After"] = headers.retry_after(self.retry_after)
         return fields
@@ -215,6 +217,9 @@ def check(
     valid(costs)
     question = Question(identity, scope, method, costs, at_once)
     place = (identity, scope, method, at_once, *costs.items())
+    denied = denials.look(place)
+    if denied is not None:
+        return _again(denied)
     prepared = None
     try:
         for _attempt in range(1 + RELOADS):
@@ -232,7 +237,7 @@ def check(
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared)
+            return _answer(decision, prepared, place)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
@@ -250,6 +255,9 @@ async def acheck(
     valid(costs)
     question = Question(identity, scope, method, costs, at_once)
     place = (identity, scope, method, at_once, *costs.items())
+    denied = denials.look(place)
+    if denied is not None:
+        return _again(denied)
     prepared = None
     try:
         for _attempt in range(1 + RELOADS):
@@ -267,16 +275,28 @@ async def acheck(
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared)
+            return _answer(decision, prepared, place)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
 
 
-def _answer(decision: Decision, prepared: Prepared) -> Answer:
+def _answer(decision: Decision, prepared: Prepared, place: tuple[object, ...]) -> Answer:
     if decision.allowed:
         return Answer(True, decision, prepared, 0.0, decision.wait)
+    seconds = conf.DENY_CACHE_SECONDS
+    if seconds > 0:
+        sender.start()
+        denials.keep(place, decision, seconds, prepared)
     return Answer(False, decision, prepared, decision.retry_after)
+
+
+def _again(denied: Denied) -> Answer:
+    """A refusal that still stands, with less time to go."""
+    left = denied.decision.retry_after
+    if left is not None:
+        left = max(left - (denials.clock() - denied.since), 1 / MICROSECONDS)
+    return Answer(False, denied.decision, denied.about, left)
 
 
 def _note(error: Exception, identity: Identity, costs: Mapping[str, int]) -> None:

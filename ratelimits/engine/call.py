@@ -131,6 +131,11 @@ def shard(keyspace: Keyspace, key: str, account: str) -> int:
     return shard_of(f"account:{account}" if account and key.startswith(_OWNED) else key, keyspace.shards)
 
 
+def home(keyspace: Keyspace, usage: Usage) -> int:
+    """The shard that counts a usage: its account's, else its key's."""
+    return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
+
+
 def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
     """The shards whose versions are checked, the one that counts the request first."""
     if call.virtual:
@@ -138,8 +143,7 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
     usage = call.usage
     if usage is None:
         return list(dict.fromkeys(shards))
-    home = shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
-    return list(dict.fromkeys([home, *shards]))
+    return list(dict.fromkeys([home(keyspace, usage), *shards]))
 
 
 def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:

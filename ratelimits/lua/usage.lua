@@ -1,6 +1,7 @@
 -- Counting in the open batch of a shard, in the call that decides. Behind batch.lua.
--- open: KEYS of the batch; field: a usage counter's name without its last part; cost: units; requests: 1, or 0 to count
--- units alone. A cost of 1 is one counter ("1"), any other two ("n" requests, "u" units).
+-- open: key of the batch; field: a usage counter's name without its last part; so many requests of so many units each,
+-- or, with 0 requests, units alone. Requests of 1 unit are one counter ("1"), all others two ("n" requests, "u" units).
+-- True when the batch is full: whoever counts seals it, once the request is counted whole.
 local function usage_add(open, field, cost, requests, prefix, nonce, head, now)
   local before, sealed = 0, false
   local function add(name, count)
@@ -10,12 +11,11 @@ local function usage_add(open, field, cost, requests, prefix, nonce, head, now)
       sealed = sealed or before >= 5000
     end
   end
-  if cost == 1 and requests == 1 then
-    add(field .. '|1', 1)
+  if cost == 1 and requests > 0 then
+    add(field .. '|1', requests)
   else
     if requests > 0 then add(field .. '|n', requests) end
-    if cost > 0 then add(field .. '|u', cost) end
+    if cost > 0 then add(field .. '|u', cost * math.max(requests, 1)) end
   end
-  -- True when the batch is full; whoever counts seals it once the request is counted whole.
   return sealed
 end

@@ -1,0 +1,195 @@
+"""Refusals that cannot change yet, answered in this process: who was told "in 40 seconds" need not be asked about again.
+
+A refusal is repeated until the moment it named, and for DENY_CACHE_SECONDS at most, so that what loosens a limit (an
+edit, a reset, a refund) reaches a key that is being refused within that time. What tightens one changes no refusal.
+Every repetition is counted as denied: the counts are sent on every second, and when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ratelimits.engine import scripts, wire
+from ratelimits.engine.call import Usage, home, nonce
+from ratelimits.engine.decide import Decision
+from ratelimits.engine.keys import quoted
+from ratelimits.engine.limits import Concurrency
+from ratelimits.engine.server import Server
+
+logger = logging.getLogger(__name__)
+
+#: Refusals that are remembered at most; past it, they are forgotten, not their counts.
+MOST = 50_000
+#: Seconds between two sendings of the counts.
+INTERVAL = 1.0
+
+
+class Denied:
+    """A refusal: the decision, when it was made and until when it may be repeated (seconds of the cache's clock).
+
+    `about` is whatever the asker wants to have with it again.
+    """
+
+    __slots__ = ("about", "count", "decision", "since", "until")
+
+    def __init__(self, decision: Decision, about: Any, since: float, until: float) -> None:
+        self.decision = decision
+        self.about = about
+        self.since = since
+        self.until = until
+        self.count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Refusals to be counted: so many requests, at these costs by meter, refused by this rule."""
+
+    usage: Usage
+    costs: tuple[int, ...]
+    rule: int
+    version: int
+    requests: int
+
+
+class DenyCache:
+    """The refusals of one process. `clock` is in seconds and goes only forward."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[Hashable, Denied] = {}
+        self._ended: list[Denied] = []
+
+    def look(self, place: Hashable) -> Denied | None:
+        """The refusal that still stands for such a request, counted once more; None if it has to be asked for."""
+        denied = self._known.get(place)
+        if denied is None or self.clock() >= denied.until:
+            return None
+        with self._lock:
+            denied.count += 1
+        return denied
+
+    def keep(self, place: Hashable, decision: Decision, seconds: float, about: Any = None) -> None:
+        """Repeat this refusal for so many seconds at most, unless it can change at any moment."""
+        number = decision.binding
+        if seconds <= 0 or number is None or decision.call.usage is None:
+            return
+        if isinstance(decision.program.terms[number].algorithm, Concurrency):
+            return
+        now, retry_after = self.clock(), decision.retry_after
+        until = now + (seconds if retry_after is None else min(retry_after, seconds))
+        with self._lock:
+            if len(self._known) >= MOST:
+                self._ended += [denied for denied in self._known.values() if denied.count]
+                self._known.clear()
+            before = self._known.get(place)
+            if before is not None and before.count:
+                self._ended.append(before)
+            self._known[place] = Denied(decision, about, now, until)
+
+    def take(self) -> list[Counted]:
+        """All counts since the last time; refusals that have ended are forgotten."""
+        now = self.clock()
+        with self._lock:
+            counted = [_counted(denied) for denied in (*self._ended, *self._known.values()) if denied.count]
+            self._ended.clear()
+            for place, denied in list(self._known.items()):
+                denied.count = 0
+                if denied.until <= now:
+                    del self._known[place]
+        return counted
+
+    def clear(self) -> None:
+        """Forget everything, counts included: for a process that starts out as another's copy."""
+        self._lock = threading.Lock()
+        self._known.clear()
+        self._ended.clear()
+
+
+def _counted(denied: Denied) -> Counted:
+    call, number = denied.decision.call, denied.decision.binding
+    assert call.usage is not None
+    assert number is not None
+    term = call.program.terms[number]
+    return Counted(call.usage, call.costs[: len(call.usage.meters)], term.rule, term.version, denied.count)
+
+
+class _Count:
+    """The command that counts refusals of one shard and one account's billing periods."""
+
+    script = scripts.read("batch", "usage", "count")
+
+    def __init__(self, head: str, open_batch: str, usage: Usage) -> None:
+        self._keys = [head.encode(), open_batch.encode()]
+        self._periods = struct.pack("<dddd", *usage.periods)
+        self._threes: list[bytes] = []
+
+    def add(self, counted: Counted) -> None:
+        usage = counted.usage
+        for meter, cost in zip(usage.meters, counted.costs, strict=True):
+            field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
+            self._threes += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
+
+    def to(self, run: str, name: bytes) -> bytes:
+        """The command in RESP."""
+        arguments = [run.encode(), name, self._periods, *self._threes]
+        return wire.resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)
+
+
+def send(here: Server, counted: list[Counted]) -> None:
+    """Count refusals in the open batches; those that could not be sent are logged, and lost."""
+    commands: dict[tuple[int, tuple[int, ...]], _Count] = {}
+    for one in counted:
+        shard = home(here.keyspace, one.usage)
+        command = commands.get((shard, one.usage.periods))
+        if command is None:
+            command = _Count(here.keyspace.head(shard), here.keyspace.open(shard), one.usage)
+            commands[shard, one.usage.periods] = command
+        command.add(one)
+    for command in commands.values():
+        try:
+            here.wire.call(command, nonce().encode())
+        except (wire.Unavailable, ResponseError) as error:
+            logger.error("Refusals that this process answered could not be counted as denied: %s", error)
+
+
+class Sender:
+    """Sends a cache's counts every INTERVAL seconds, in a thread that starts with the first refusal."""
+
+    def __init__(self, cache: DenyCache, here: Callable[[], Server]) -> None:
+        self._cache = cache
+        self._here = here
+        self._pid = 0
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=cache.clear)
+
+    def start(self) -> None:
+        """Make sure that this process has its thread; costs a comparison once it has."""
+        if self._pid == os.getpid():
+            return
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                threading.Thread(target=self._run, name="ratelimits-denied", daemon=True).start()
+                atexit.register(self.flush)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(INTERVAL)
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is counted now."""
+        counted = self._cache.take()
+        if counted:
+            send(self._here(), counted)

@@ -1,0 +1,27 @@
+-- Counts refusals that a process answered by itself. Behind batch.lua and usage.lua.
+-- KEYS[1]  head of the shard, "<version> <run>"     KEYS[2]  its open batch
+-- ARGV[1]  run, as the connection learnt it   ARGV[2]  nonce
+-- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs)
+-- ARGV[4]  then threes: a field's name behind "d|bin|period|", units of a request, number of requests
+-- Returns 1.
+local time = redis.call('TIME')
+local now = time[1] * 1e6 + time[2]
+local prefix, head = string.sub(KEYS[2], 1, -5), redis.call('GET', KEYS[1])
+local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
+if run ~= ARGV[1] then
+  batch_seal(prefix, now, ARGV[1], ARGV[2])
+  redis.call('SET', KEYS[1], version .. ' ' .. ARGV[1])
+end
+local starts = {struct.unpack('<dddd', ARGV[3])}
+local period = starts[1]
+for i = 2, 3 do
+  if now >= starts[i] then period = starts[i] end
+end
+local where = 'd|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
+local full = false
+for i = 4, #ARGV, 3 do
+  local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  full = usage_add(KEYS[2], field, cost, requests, prefix, ARGV[2], ' ' .. ARGV[1], now) or full
+end
+if full then batch_seal(prefix, now, ARGV[1], ARGV[2]) end
+return 1

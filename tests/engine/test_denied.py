@@ -1,0 +1,118 @@
+"""Refusals answered in process: until when, and that every one is counted."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
+from ratelimits.engine.calendar import boundaries
+from ratelimits.engine.denied import DenyCache, send
+from ratelimits.engine.server import server
+
+BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})
+LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60})
+
+
+def usage(*meters: str) -> Usage:
+    now = time.time_ns() // 1000
+    return Usage("7", "api_key:1", tuple(Meter(name) for name in meters), boundaries("month", "UTC", None, now))
+
+
+def refusal(limit: Limit, *meters: str) -> Decision:
+    for _ in range(2):
+        decision = decide([limit], account="7", usage=usage(*meters))
+    assert not decision.allowed
+    return decision
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_refusal_is_repeated_until_it_may_change_and_not_longer() -> None:
+    clock = Clock()
+    cache = DenyCache(clock)
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1.0)
+    assert cache.look("place") is not None
+    clock.now += 0.999
+    assert cache.look("place") is not None
+    clock.now += 0.001
+    assert cache.look("place") is None
+
+
+def test_a_refusal_that_ends_sooner_is_repeated_no_longer_than_that() -> None:
+    quick = algorithm_from_json({"algorithm": "leaky_bucket", "capacity": 1, "rate": 2, "period": 1})
+    clock = Clock()
+    cache = DenyCache(clock)
+    cache.keep("place", refusal(Limit("api_key:1", quick), "requests"), 1.0)
+    clock.now += 0.5
+    assert cache.look("place") is None
+
+
+def test_nothing_is_repeated_when_it_is_turned_off() -> None:
+    cache = DenyCache()
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 0)
+    assert cache.look("place") is None
+
+
+def test_a_refusal_for_want_of_a_lease_is_never_repeated_since_one_may_end_at_any_moment() -> None:
+    cache = DenyCache()
+    cache.keep("place", refusal(Limit("api_key:1", LEASES), "requests"), 1.0)
+    assert cache.look("place") is None
+
+
+def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_client: redis.Redis) -> None:
+    cache = DenyCache()
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET, rule=3, version=9), "requests", "tokens"), 1.0)
+    for _ in range(5):
+        cache.look("place")
+    send(server(), cache.take())
+    (open_batch,) = redis_client.keys("*:open")
+    counted = {
+        field.split(b"|", 3)[3]: int(value)
+        for field, value in redis_client.hgetall(open_batch).items()
+        if field.startswith(b"d|")
+    }
+    # One refusal by the server itself, five by this process.
+    assert counted == {
+        b"requests|3|9|7|api_key:1|1": 6,
+        b"tokens|3|9|7|api_key:1|1": 6,
+    }
+    assert cache.take() == []
+
+
+def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_client: redis.Redis) -> None:
+    decision = refusal(Limit("api_key:1", BUCKET, cost=1), "requests")
+    five = decide([Limit("api_key:1", BUCKET, cost=1)], account="7", usage=usage("requests"))
+    assert not five.allowed
+    cache = DenyCache()
+    cache.keep("place", decision, 1.0)
+    cache.look("place")
+    (counted,) = cache.take()
+    counted = type(counted)(counted.usage, (5,), counted.rule, counted.version, 4)
+    send(server(), [counted])
+    (open_batch,) = redis_client.keys("*:open")
+    fields = {
+        field.rsplit(b"|", 1)[1]: int(value)
+        for field, value in redis_client.hgetall(open_batch).items()
+        if field[:2] == b"d|"
+    }
+    assert fields[b"n"] == 4
+    assert fields[b"u"] == 20
+
+
+def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client: redis.Redis) -> None:
+    cache = DenyCache()
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
+    before = redis_client.info("stats")["total_commands_processed"]
+    known = cache._known["place"]
+    known.until = float("inf")
+    for _ in range(100_000):
+        assert cache.look("place") is known
+    send(server(), cache.take())
+    assert redis_client.info("stats")["total_commands_processed"] - before <= 200
