@@ -14,6 +14,7 @@ from rich.table import Table
 from project.demo.seed import IssuedKey
 from project.demo.traffic import Tally
 from ratelimits.conf import conf
+from ratelimits.engine.denied import INTERVAL
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Line, ShardState
 
@@ -60,7 +61,8 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
     """Until the ledger says that it holds all that these keys have used so far, or that many seconds."""
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    moment = now * 1_000_000 + microseconds
+    # A process counts the refusals that it answered by itself a moment later.
+    moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
     deadline = time.monotonic() + seconds
