@@ -59,7 +59,7 @@ def gunicorn_arguments(listener: socket.socket) -> list[str]:
 def celery_arguments(schedule: Path) -> list[str]:
     """The worker with beat, which keeps its schedule in a file."""
     return [
-        *("celery", "-A", "project", "worker", "--beat", "--loglevel", "info", "--concurrency", "1"),
+        *("celery", "-A", "project", "worker", "--beat", "--loglevel", "info", "--concurrency", "2"),
         *("--schedule", str(schedule)),
     ]
 
