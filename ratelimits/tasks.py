@@ -17,8 +17,10 @@ from celery import shared_task
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
+from ratelimits.reports import close as closing
 from ratelimits.usage import drain as draining
 from ratelimits.usage import seal as sealing
+from ratelimits.usage import tally as tallying
 from ratelimits.usage.fence import NotFencedError
 
 logger = logging.getLogger(__name__)
@@ -35,16 +37,27 @@ def seal() -> None:
 
 @shared_task(name="ratelimits.drain", ignore_result=True, acks_late=True)
 def drain() -> None:
-    """Bring all sealed batches into the ledger."""
+    """Bring all sealed batches into the ledger, and add them to the totals by account and period."""
     try:
         draining.drain()
+        tallying.tally()
     except (NotFencedError, RedisError) as error:
         logger.warning("The usage could not be drained; the next drain goes on: %s", error)
 
 
+@shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
+def finalise() -> None:
+    """Close the billing periods whose usage is complete, and correct closed ones."""
+    closing.finalise()
+
+
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped."""
-    every = {"ratelimits.seal": conf.SEAL_INTERVAL, "ratelimits.drain": conf.DRAIN_INTERVAL}
+    every = {
+        "ratelimits.seal": conf.SEAL_INTERVAL,
+        "ratelimits.drain": conf.DRAIN_INTERVAL,
+        "ratelimits.finalise": conf.FINALISE_INTERVAL,
+    }
     return {
         name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, 1)}}
         for name, seconds in every.items()

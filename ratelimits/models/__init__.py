@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.keys import KeyKind
-from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, Line, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, Line, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.reports import Adjustment, PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import ConfigVersion, Tombstone
 
 __all__ = [
     "Account",
+    "Adjustment",
     "Batch",
     "ConfigVersion",
     "DurabilityGap",
@@ -18,10 +20,14 @@ __all__ = [
     "KeyKind",
     "KeyOverride",
     "Line",
+    "PeriodUsage",
     "Plan",
     "PlanInclusion",
     "PlanMembership",
+    "ProcessTotal",
     "QuarantinedBatch",
+    "Report",
+    "ReportLine",
     "Rule",
     "ShardState",
     "Tombstone",

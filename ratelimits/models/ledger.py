@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.utils.translation import gettext_lazy as _
 
 #: A line's primary key is its batch's times this, plus its number in the batch: unique without an index of its own.
@@ -48,6 +48,7 @@ class ShardState(models.Model):
     watermark = models.BigIntegerField(
         _("watermark"), default=0, help_text=_("Usage counted before this moment (µs) is in the ledger.")
     )
+    tallied = models.BigIntegerField(_("batches tallied"), default=0)
     frozen = models.BooleanField(
         _("frozen"),
         default=False,
@@ -60,6 +61,18 @@ class ShardState(models.Model):
 
     def __str__(self) -> str:
         return f"{self.shard:02d}"
+
+    @classmethod
+    def lock(cls, using: str, shard: int, *, wait: bool = True) -> ShardState | None:
+        """The shard's row, locked until the transaction ends; None if it is locked and `wait` is false."""
+        rows = cls.objects.using(using).filter(shard=shard)
+        features = connections[using].features
+        if features.has_select_for_update:
+            skip = not wait and features.has_select_for_update_skip_locked
+            return rows.select_for_update(skip_locked=skip).first()
+        # A write as the transaction's first statement takes SQLite's lock without ever upgrading a read one.
+        rows.update(position=models.F("position"))
+        return rows.first()
 
 
 class Batch(models.Model):
@@ -141,7 +154,7 @@ class Line(models.Model):
         verbose_name = _("ledger line")
         verbose_name_plural = _("ledger lines")
         indexes = [
-            models.Index(fields=["account", "period"], name="ratelimits_line_account"),
+            models.Index(fields=["period", "account"], name="ratelimits_line_period"),
             models.Index(fields=["bin"], name="ratelimits_line_bin"),
         ]
 
@@ -189,6 +202,31 @@ class DurabilityGap(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
+
+
+class ProcessTotal(models.Model):
+    """What one process says it saw: absolute totals, written again and again as they grow."""
+
+    process = models.CharField(_("process"), max_length=64)
+    kind = models.CharField(_("kind"), max_length=16)
+    account = models.CharField(_("account"), max_length=255, blank=True)
+    key = models.CharField(_("key"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=255)
+    bin = models.BigIntegerField(_("bin (s)"))
+    requests = models.BigIntegerField(_("requests"))
+    units = models.BigIntegerField(_("units"))
+
+    class Meta:
+        verbose_name = _("total of a process")
+        verbose_name_plural = _("totals of processes")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["bin", "kind", "account", "key", "meter", "process"], name="ratelimits_process_total"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.process} {self.kind} {self.key}"
 
 
 class QuarantinedBatch(models.Model):

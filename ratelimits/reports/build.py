@@ -1,122 +1,226 @@
-"""Ledger lines to report rows: streamed, in an order that depends on nothing but what the ledger says."""
+"""Ledger lines to report lines: in an order, and with quantities, that depend on nothing but what the ledger says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
+from django.db import connections
 from django.db.models import Max, Min, Q, Sum
+from django.db.models.functions import Collate
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.models import Line
-from ratelimits.reports.gaps import Gaps
-from ratelimits.reports.lineage import RuleBook, Terms, TermsBook
-from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
-from ratelimits.reports.rows import PROVISIONAL, USAGE, Row, line_id, report_id
+from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.reports.lineage import RuleBook
+from ratelimits.reports.periods import SECOND
+from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, Row, line_id, report_id
+from ratelimits.reports.unknown import KeyAndMeter
 
-#: What the lines of one row have in common, and the order of rows.
+#: What the ledger lines of one report line have in common, and the order of report lines.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
-_SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
-_CHUNK = 2000
+SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
+CHUNK = 2000
+
+Group = dict[str, Any]
 
 
-def grouped(using: str, condition: Q) -> Iterator[dict[str, Any]]:
+def in_order(using: str, *names: str) -> list[Any]:
+    """Order by these columns, texts by their code points whatever the database's collation is."""
+    if connections[using].vendor != "postgresql":
+        return list(names)
+    return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
+
+
+def grouped(using: str, condition: Q) -> Iterator[Group]:
     """The sums of ledger lines by GROUP, streamed in that order, with their first and last bins and batches."""
-    lines = Line.objects.using(using).filter(condition).values(*GROUP).order_by(*GROUP)
-    sums: Iterator[dict[str, Any]] = lines.annotate(
-        **{name: Sum(name) for name in _SUMS},
+    lines = Line.objects.using(using).filter(condition).values(*GROUP).order_by(*in_order(using, *GROUP))
+    sums: Iterator[Group] = lines.annotate(
+        **{name: Sum(name) for name in SUMS},
         first_bin=Min("bin"),
         last_bin=Max("bin"),
         first_shard=Min("batch__shard"),
         last_shard=Max("batch__shard"),
         first_position=Min("batch__first_position"),
         last_position=Max("batch__position"),
-    ).iterator(chunk_size=_CHUNK)
+    ).iterator(chunk_size=CHUNK)
     return sums
 
 
-def provisional(month: str, *, account: str | None = None, using: str | None = None) -> Iterator[Row]:
-    """The rows of all billing periods that start in a month like "2026-11", from what the ledger holds now.
-
-    Of one account, or of all; memory stays bounded. Raises ValueError for what is no month.
-    """
-    using = using or conf.DATABASE
-    start, end = month_window(month)
-    condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
-    if account is not None:
-        condition &= Q(account=account)
-    return _rows(using, month, condition, start, end)
+def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
+    """Lines of the batches behind the positions `since`, up to the positions `chain`, in these shards."""
+    shards = [
+        Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
+        for shard, position in sorted(chain.items())
+    ]
+    return reduce(or_, shards, Q(pk__in=()))
 
 
-def _rows(using: str, month: str, condition: Q, start: int, end: int) -> Iterator[Row]:
-    terms, rules = TermsBook(using), RuleBook(using)
-    gaps = Gaps.between(using, start, end + 32 * 86400 * SECOND)
-    allowance: dict[str, int] = {}
-    report = None
-    for group, held in _with_terms(grouped(using, condition), terms):
-        if not starts_in(month, group["period"] * SECOND, held.timezone):
-            continue
-        if report != (group["account"], group["period"]):
-            report = group["account"], group["period"]
-            allowance = dict(held.included)
-        yield _row(group, held, rules, gaps, allowance)
+@dataclass(slots=True)
+class Allowance:
+    """What of the included quantities is used up, by meter."""
+
+    included: Mapping[str, int]
+    used: dict[str, int] = field(default_factory=dict)
+    over: dict[str, int] = field(default_factory=dict)
+
+    def split(self, meter: str, billable: int) -> tuple[int, int]:
+        """How much of further units is included and how much overage; units that come off, come off overage first."""
+        used, over = self.used.get(meter, 0), self.over.get(meter, 0)
+        if billable >= 0:
+            included = min(billable, max(self.included.get(meter, 0) - used, 0))
+        else:
+            included = billable + min(-billable, max(over, 0))
+        self.used[meter] = used + included
+        self.over[meter] = over + billable - included
+        return included, billable - included
 
 
-def _with_terms(groups: Iterable[dict[str, Any]], book: TermsBook) -> Iterator[tuple[dict[str, Any], Terms]]:
-    groups = iter(groups)
-    while chunk := list(islice(groups, _CHUNK)):
-        terms = book.of({group["account"] for group in chunk})
-        for group in chunk:
-            yield group, terms[group["account"]]
+def unit_of(meter: str) -> str:
+    """The unit that a meter counts in."""
+    return conf.UNITS.get(meter) or meter
 
 
-def _row(group: dict[str, Any], terms: Terms, rules: RuleBook, gaps: Gaps, allowance: dict[str, int]) -> Row:
-    period = period_from(terms.timezone, terms.anchor, group["period"] * SECOND)
-    name = report_id(group["account"], period.start)
-    rule = rules.of(group["rule"], group["version"])
-    billable = group["admitted_units"] - group["refunded_units"]
-    included = min(max(billable, 0), allowance.get(group["meter"], 0))
-    if included:
-        allowance[group["meter"]] -= included
-    return Row(
-        report_id=name,
-        report_version=0,
-        status=PROVISIONAL,
-        line_id=line_id(name, USAGE, group["meter"], group["key"], group["rule"], group["version"]),
-        account=group["account"],
-        key=group["key"],
-        meter=group["meter"],
-        unit=conf.UNITS.get(group["meter"], group["meter"]),
+def usage_lines(
+    report: Report,
+    groups: Iterable[Group],
+    rules: RuleBook,
+    allowance: Allowance,
+    unknown: Counter[KeyAndMeter] | None = None,
+) -> Iterator[ReportLine]:
+    """A line for each group, and for each key and meter of which nothing but lost replies is known."""
+    unknown = Counter() if unknown is None else unknown
+    number = 0
+    for number, group in enumerate(groups, 1):
+        line = usage_line(report, number, group, rules, allowance)
+        line.unknown_count = unknown.pop((group["key"], group["meter"]), 0)
+        yield line
+    for number, ((key, meter), count) in enumerate(sorted(unknown.items()), number + 1):  # noqa: B020
+        name = line_id(report_id(report.account, report.period_start), USAGE, "unknown", meter, key)
+        line = _plain_line(report, number, name, key, meter)
+        line.unknown_count = count
+        yield line
+
+
+def _plain_line(report: Report, number: int, name: str, key: str, meter: str) -> ReportLine:
+    """A line of the whole period, in which nothing was consumed."""
+    return ReportLine(
+        report=report,
+        number=number,
+        line_id=name,
+        key=key,
+        meter=meter,
+        unit=unit_of(meter),
         charge_category=USAGE,
-        charge_class="",
-        corrects_line_id="",
-        billing_period_start=period.start,
-        billing_period_end=period.end,
-        charge_period_start=max(group["first_bin"] * SECOND, period.start),
-        charge_period_end=min((group["last_bin"] + BIN_SECONDS) * SECOND, period.end),
-        timezone=period.timezone,
-        consumed_quantity=group["admitted_units"],
-        included_quantity=included,
-        overage_quantity=billable - included,
-        refunded_quantity=group["refunded_units"],
-        admitted_count=group["admitted_requests"],
-        denied_count=group["denied_requests"],
-        unknown_count=0,
-        limit=rule.limit,
-        rule=rule.name,
-        rule_version=group["version"],
-        plan=terms.plan,
-        batch_range=batch_range(group),
-        durability_gap=gaps.text(group["first_shard"], group["account"], period.start, period.end),
+        charge_period_start=report.period_start,
+        charge_period_end=report.period_end,
+        consumed_quantity=0,
+        included_quantity=0,
+        overage_quantity=0,
+        refunded_quantity=0,
+        admitted_count=0,
+        denied_count=0,
+        plan=report.plan,
+        durability_gap=report.gaps,
+        usage_period=report.period_start // SECOND,
     )
 
 
-def batch_range(group: dict[str, Any]) -> str:
-    """Shard and positions of the batches: "07:12-45"."""
+def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
+    """The line of what a person added or took off."""
+    name = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
+    line = _plain_line(report, 0, name, adjustment.key, adjustment.meter)
+    line.charge_category = ADJUSTMENT
+    line.charge_class = CORRECTION if report.version > 1 else ""
+    line.corrects_line_id = adjustment.corrects_line_id
+    line.consumed_quantity = adjustment.quantity
+    line.included_quantity, line.overage_quantity = allowance.split(adjustment.meter, adjustment.quantity)
+    return line
+
+
+def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allowance: Allowance) -> ReportLine:
+    """The line of a group of ledger lines; a correction, if the group is late for the period it was counted in."""
+    rule = rules.of(group["rule"], group["version"])
+    billable = group["admitted_units"] - group["refunded_units"]
+    included, overage = allowance.split(group["meter"], billable)
+    about = (group["meter"], group["key"], group["rule"], group["version"])
+    start = group["period"] * SECOND
+    own = report_id(report.account, start)
+    late = report.version > 1 or start != report.period_start
+    name = report_id(report.account, report.period_start)
+    end = (group["last_bin"] + BIN_SECONDS) * SECOND
+    return ReportLine(
+        report=report,
+        number=number,
+        line_id=line_id(name, report.version, CORRECTION, start, *about) if late else line_id(name, USAGE, *about),
+        key=group["key"],
+        meter=group["meter"],
+        unit=unit_of(group["meter"]),
+        charge_category=USAGE,
+        charge_class=CORRECTION if late else "",
+        corrects_line_id=line_id(own, USAGE, *about) if late else "",
+        charge_period_start=max(group["first_bin"] * SECOND, start),
+        charge_period_end=min(end, report.period_end),
+        consumed_quantity=group["admitted_units"],
+        included_quantity=included,
+        overage_quantity=overage,
+        refunded_quantity=group["refunded_units"],
+        admitted_count=group["admitted_requests"],
+        denied_count=group["denied_requests"],
+        limit=rule.limit,
+        rule=rule.name,
+        rule_version=group["version"],
+        plan=report.plan,
+        batch_range=batch_range(group),
+        durability_gap=report.gaps,
+        usage_period=group["period"],
+        rule_id=group["rule"],
+    )
+
+
+def batch_range(group: Group) -> str:
+    """Shard and positions of the batches: "07:12-45"; the shards alone where there are several."""
     shard = f"{group['first_shard']:02d}"
     if group["last_shard"] != group["first_shard"]:
         return f"{shard}…{group['last_shard']:02d}"
     first, last = group["first_position"], group["last_position"]
     return f"{shard}:{first}" if first == last else f"{shard}:{first}-{last}"
+
+
+def row(report: Report, line: ReportLine, status: str) -> Row:
+    """A line with what its report says, as it is exported."""
+    return Row(
+        report_id=report_id(report.account, report.period_start),
+        report_version=report.version,
+        status=status,
+        line_id=line.line_id,
+        account=report.account,
+        key=line.key,
+        meter=line.meter,
+        unit=line.unit,
+        charge_category=line.charge_category,
+        charge_class=line.charge_class,
+        corrects_line_id=line.corrects_line_id,
+        billing_period_start=report.period_start,
+        billing_period_end=report.period_end,
+        charge_period_start=line.charge_period_start,
+        charge_period_end=line.charge_period_end,
+        timezone=report.timezone,
+        consumed_quantity=line.consumed_quantity,
+        included_quantity=line.included_quantity,
+        overage_quantity=line.overage_quantity,
+        refunded_quantity=line.refunded_quantity,
+        admitted_count=line.admitted_count,
+        denied_count=line.denied_count,
+        unknown_count=line.unknown_count,
+        limit=line.limit,
+        rule=line.rule,
+        rule_version=line.rule_version,
+        plan=line.plan,
+        batch_range=line.batch_range,
+        durability_gap=line.durability_gap,
+    )

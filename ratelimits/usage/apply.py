@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import F
 from django.utils import timezone
 
 from ratelimits.models.ledger import (
@@ -40,22 +39,10 @@ class Outcome(Enum):
     BUSY = auto()  # another drainer has the shard
 
 
-def locked(using: str, shard: int, *, wait: bool = True) -> ShardState | None:
-    """The shard's row, locked until the transaction ends; None if it is locked and `wait` is false."""
-    rows = ShardState.objects.using(using).filter(shard=shard)
-    features = connections[using].features
-    if features.has_select_for_update:
-        skip = not wait and features.has_select_for_update_skip_locked
-        return rows.select_for_update(skip_locked=skip).first()
-    # A write as the transaction's first statement takes SQLite's lock without ever upgrading a read one.
-    rows.update(position=F("position"))
-    return rows.get()
-
-
 def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outcome:
     """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns."""
     with transaction.atomic(using=using, durable=True):
-        state = locked(using, packet.shard, wait=wait)
+        state = ShardState.lock(using, packet.shard, wait=wait)
         if state is None:
             return Outcome.BUSY
         crash.reached("drain:locked")

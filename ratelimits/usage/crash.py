@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Every step, in the order of one pass: sealing, then draining.
+#: Every step, in the order of one pass: sealing, draining, tallying.
 POINTS = (
     "seal:before",
     "seal:after",
@@ -22,6 +22,9 @@ POINTS = (
     "drain:dropped",
     "drain:watermark-locked",
     "drain:watermark-written",
+    "tally:locked",
+    "tally:added",
+    "tally:committed",
 )
 
 

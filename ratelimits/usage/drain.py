@@ -23,7 +23,7 @@ from ratelimits.engine import scripts
 from ratelimits.engine.server import Server, server
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps
-from ratelimits.usage.apply import Outcome, apply, locked, quarantine
+from ratelimits.usage.apply import Outcome, apply, quarantine
 from ratelimits.usage.fence import fence
 from ratelimits.usage.packet import Unreadable, packet
 
@@ -117,7 +117,7 @@ def _meet(using: str, found: list[Waiting], fsync: str) -> None:
         return
     with transaction.atomic(using=using, durable=True):
         for each in odd:
-            state = locked(using, each.shard)
+            state = ShardState.lock(using, each.shard)
             if state is None or not _differs(state, each):
                 continue
             if each.incarnation or not each.count:
@@ -155,7 +155,7 @@ def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool
     if each.count > len(each.batches):
         return True
     with transaction.atomic(using=using, durable=True):
-        state = locked(using, each.shard)
+        state = ShardState.lock(using, each.shard)
         crash.reached("drain:watermark-locked")
         if state is not None and not state.frozen and each.sealed_at > state.watermark:
             state.watermark = each.sealed_at
@@ -192,7 +192,7 @@ def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str)
     key = here.keyspace.batch(each.shard, name)
     with transaction.atomic(using=using, durable=True):
         # Under the lock nobody else can drain it, so what is read now is what there is.
-        state = locked(using, each.shard)
+        state = ShardState.lock(using, each.shard)
         assert state is not None
         kind = client.type(key).decode()
         incarnation, _colon, number = name.partition("~")[0].rpartition(":")

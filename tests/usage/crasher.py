@@ -33,6 +33,7 @@ def _child(number: int, rng: random.Random) -> None:
     from ratelimits.usage.drain import drain
     from ratelimits.usage.fence import NotFencedError
     from ratelimits.usage.seal import seal
+    from ratelimits.usage.tally import tally
 
     target, passes = crash.POINTS[number % len(crash.POINTS)], rng.randrange(4)
 
@@ -55,6 +56,7 @@ def _child(number: int, rng: random.Random) -> None:
         try:
             seal()
             drain()
+            tally()
         except (RedisError, NotFencedError):
             time.sleep(0.02)
         except DatabaseError:

@@ -59,7 +59,7 @@ class Load:
             thread.join()
 
     def check(self) -> None:
-        """For every key, of what was admitted and what was denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""
+        """For every key, of what was admitted and denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""
         sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"), denied=Sum("denied_units"))
         ledger = {row["key"]: row for row in sums.order_by()}
         assert ledger.keys() <= self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys()

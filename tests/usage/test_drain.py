@@ -2,21 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimits.models import Batch, Line, ShardState
-from ratelimits.usage.drain import drain
-from ratelimits.usage.seal import seal
-from tests.usage.traffic import NOON, PERIODS, use
+from ratelimits.models import Batch, Line
+from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def flow() -> None:
-    seal()
-    drain()
-
-
-def shard_of(account: str) -> int:
-    return next(s.shard for s in ShardState.objects.filter(position__gt=0)) if account else 0
 
 
 def test_what_was_decided_becomes_one_line_for_each_rule_it_names() -> None:
@@ -30,7 +19,7 @@ def test_what_was_decided_becomes_one_line_for_each_rule_it_names() -> None:
         "account", "key", "meter", "rule", "version", "period", "bin",
         "admitted_requests", "admitted_units", "denied_requests", "denied_units",
     )  # fmt: skip
-    where = {"account": "acme", "meter": "requests", "period": PERIODS[1] // 10**6, "bin": NOON // 10**6}
+    where = {"account": "acme", "meter": "requests", "period": at("2026-11-01") // 10**6, "bin": NOON // 10**6}
     assert list(rows) == [
         {**where, "key": "api_key:1", "rule": 1, "version": 1,
          "admitted_requests": 4, "admitted_units": 253, "denied_requests": 0, "denied_units": 0},

@@ -1,18 +1,28 @@
-"""Usage through the real engine, for the tests of the ledger wing."""
+"""Usage through the real engine, for the tests of the ledger and report wings."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 
 from ratelimits import engine
+from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.limits import TokenBucket
+from ratelimits.usage.drain import Drained, drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
 
-#: 2026-11-01, 2026-12-01 … UTC in µs: previous, current, next and next but one billing period of most tests.
-PERIODS = (1790812800_000000, 1793491200_000000, 1796083200_000000, 1798761600_000000)
-#: 2026-11-21T12:00Z in µs.
-NOON = 1795262400_000000
 #: A limit that never refuses in a test.
 WIDE = TokenBucket(capacity=1_000_000_000, rate=Decimal(1_000_000_000), period=Decimal(1))
+
+
+def at(text: str) -> int:
+    """The µs since 1970 UTC of a moment like "2026-11-21T12:00" (UTC where it names no offset)."""
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1_000_000
+
+
+NOON = at("2026-11-21T12:00")
 
 
 def use(
@@ -25,9 +35,24 @@ def use(
     version: int = 1,
     now: int | None = NOON,
     capacity: int | None = None,
+    timezone: str = "UTC",
+    anchor: str | None = None,
+    configuration: int = 0,
 ) -> engine.Decision:
-    """One request, decided and counted; `capacity` per hour limits it, else nothing does."""
+    """One request, decided and counted; `capacity` per hour limits it, else nothing does.
+
+    `configuration` is the version of the rules in force, where there are rules.
+    """
     algorithm = WIDE if capacity is None else TokenBucket(capacity=capacity, rate=Decimal(1), period=Decimal(3600))
-    usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),), PERIODS)
-    limit = engine.Limit(key=key, algorithm=algorithm, cost=cost, rule=rule, version=version)
+    periods = boundaries("month", timezone, anchor, NOON if now is None else now)
+    usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),), periods, timezone, anchor)
+    limit = engine.Limit(key=key, algorithm=algorithm, cost=cost, rule=rule, version=max(version, configuration))
     return engine.decide([limit], account=account, usage=usage, now=now)
+
+
+def flow() -> Drained:
+    """From Redis into the ledger and its totals."""
+    seal()
+    drained = drain()
+    tally()
+    return drained

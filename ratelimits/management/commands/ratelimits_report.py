@@ -4,8 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ratelimits.reports.build import provisional
 from ratelimits.reports.exports import TEXT_FORMATS
+from ratelimits.reports.statements import rows, statements
 
 
 class Command(BaseCommand):
@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            rows = provisional(options["period"], account=options["account"])
+            found = rows(statements(options["period"], account=options["account"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
-        TEXT_FORMATS[options["format"]](rows, self.stdout)
+        TEXT_FORMATS[options["format"]](found, self.stdout)

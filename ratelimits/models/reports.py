@@ -1,0 +1,170 @@
+"""Reports: finalised statements of billing periods, their lines, and what people adjusted.
+
+Rows of Report and ReportLine are written once and never changed; a correction is a further version. Moments are
+microseconds since 1970 UTC unless they say otherwise; intervals are half-open.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.ledger import moment
+
+
+class PeriodUsage(models.Model):
+    """Running totals of an account's usage under one rule in one billing period, as far as a shard was tallied.
+
+    Derived from ledger lines, batch by batch. `covered` is the position of the shard's chain up to which reports have
+    this usage; empty while the period is open.
+    """
+
+    account = models.CharField(_("account"), max_length=255, blank=True)
+    period = models.BigIntegerField(_("billing period (s)"))
+    meter = models.CharField(_("meter"), max_length=255)
+    rule = models.BigIntegerField(_("rule"))
+    shard = models.PositiveIntegerField(_("shard"))
+    admitted_requests = models.BigIntegerField(_("admitted requests"), default=0)
+    admitted_units = models.BigIntegerField(_("admitted units"), default=0)
+    denied_requests = models.BigIntegerField(_("denied requests"), default=0)
+    refunded_units = models.BigIntegerField(_("refunded units"), default=0)
+    position = models.BigIntegerField(_("newest batch"))
+    covered = models.BigIntegerField(_("covered up to"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("usage of a period")
+        verbose_name_plural = _("usage by period")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["account", "period", "meter", "rule", "shard"], name="ratelimits_period_usage"
+            )
+        ]
+        indexes = [models.Index(fields=["period"], name="ratelimits_period_usage_open")]
+
+    def __str__(self) -> str:
+        return f"{self.account} {self.meter} {moment(self.period * 1_000_000):%Y-%m-%d}"
+
+
+class Report(models.Model):
+    """One version of the finalised statement of an account's billing period."""
+
+    account = models.CharField(_("account"), max_length=255, blank=True)
+    period_start = models.BigIntegerField(_("period start (µs)"))
+    period_end = models.BigIntegerField(_("period end (µs)"))
+    timezone = models.CharField(_("time zone"), max_length=64)
+    version = models.PositiveIntegerField(_("version"), default=1)
+    plan = models.CharField(_("plan"), max_length=80, blank=True)
+    included: Any = models.JSONField(_("included quantities"), default=dict)
+    #: By the billing period (s, as text) of its usage: shard (as text) to the position that was taken before.
+    since: Any = models.JSONField(_("from positions"), default=dict)
+    #: Shard to the position of its chain that the usage was taken up to.
+    chain: Any = models.JSONField(_("to positions"), default=dict)
+    chain_head = models.CharField(_("head of the chain"), max_length=64)
+    gaps = models.TextField(_("durability gaps"), blank=True)
+    line_count = models.PositiveIntegerField(_("lines"), default=0)
+    previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
+    digest = models.CharField(_("digest"), max_length=64)
+    signature = models.CharField(_("signature"), max_length=64, blank=True)
+    finalised_at = models.DateTimeField(_("finalised at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("report")
+        verbose_name_plural = _("reports")
+        ordering = ["-period_start", "account", "-version"]
+        constraints = [
+            models.UniqueConstraint(fields=["account", "period_start", "version"], name="ratelimits_report_version")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.account or 'anonymous'} {moment(self.period_start):%Y-%m-%d} v{self.version}"
+
+
+class ReportLine(models.Model):
+    """A line, of the version that brought it in; later versions of the report have it too."""
+
+    report = models.ForeignKey(Report, models.PROTECT, related_name="lines", verbose_name=_("report"))
+    number = models.PositiveIntegerField(_("number"))
+    line_id = models.CharField(_("line"), max_length=32, db_index=True)
+    key = models.CharField(_("key"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=255)
+    unit = models.CharField(_("unit"), max_length=255)
+    charge_category = models.CharField(_("category"), max_length=16)
+    charge_class = models.CharField(_("class"), max_length=16, blank=True)
+    corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
+    charge_period_start = models.BigIntegerField(_("used from (µs)"))
+    charge_period_end = models.BigIntegerField(_("used until (µs)"))
+    consumed_quantity = models.BigIntegerField(_("consumed"))
+    included_quantity = models.BigIntegerField(_("included"))
+    overage_quantity = models.BigIntegerField(_("overage"))
+    refunded_quantity = models.BigIntegerField(_("refunded"))
+    admitted_count = models.BigIntegerField(_("admitted"))
+    denied_count = models.BigIntegerField(_("denied"))
+    unknown_count = models.BigIntegerField(_("unknown"), default=0)
+    limit = models.CharField(_("limit"), max_length=40, blank=True)
+    rule = models.CharField(_("rule"), max_length=40, blank=True)
+    rule_version = models.BigIntegerField(_("rule version"), default=0)
+    plan = models.CharField(_("plan"), max_length=80, blank=True)
+    batch_range = models.CharField(_("batches"), max_length=80, blank=True)
+    durability_gap = models.TextField(_("durability gap"), blank=True)
+    # What it was made from, so that it can be made again.
+    usage_period = models.BigIntegerField(_("period of its usage (s)"))
+    rule_id = models.BigIntegerField(_("rule's row"), default=0)
+
+    class Meta:
+        verbose_name = _("report line")
+        verbose_name_plural = _("report lines")
+        constraints = [models.UniqueConstraint(fields=["report", "number"], name="ratelimits_report_line")]
+
+    def __str__(self) -> str:
+        return self.line_id
+
+
+class Adjustment(models.Model):
+    """Units that a person adds to an account's billing period, or (below zero) takes off it, and why."""
+
+    reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
+    account = models.CharField(_("account"), max_length=255)
+    period_start = models.DateTimeField(
+        _("billing period"), help_text=_("Its start. In a finalised period it becomes a new version of the report.")
+    )
+    meter = models.CharField(_("meter"), max_length=255, default="requests")
+    key = models.CharField(_("key"), max_length=255, blank=True, help_text=_("Empty: of the account as a whole."))
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units; below zero they are taken off."))
+    corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
+    reason = models.CharField(_("reason"), max_length=300)
+    author = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.PROTECT, related_name="+", verbose_name=_("author"), editable=False
+    )
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    report = models.ForeignKey(
+        Report,
+        models.PROTECT,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="adjustments",
+        verbose_name=_("report"),
+        help_text=_("The version that has it; empty: not finalised yet."),
+    )
+
+    class Meta:
+        verbose_name = _("adjustment")
+        verbose_name_plural = _("adjustments")
+        ordering = ["-created_at"]
+        constraints = [
+            models.CheckConstraint(condition=~models.Q(quantity=0), name="ratelimits_adjustment_quantity"),
+            models.CheckConstraint(condition=~models.Q(reason=""), name="ratelimits_adjustment_reason"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.quantity:+,} {self.meter} for {self.account}"
+
+    def clean(self) -> None:
+        """Refuse what changes nothing."""
+        if self.quantity == 0:
+            raise ValidationError({"quantity": _("An adjustment of 0 changes nothing: write how many units.")})

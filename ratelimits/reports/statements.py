@@ -1,0 +1,117 @@
+"""What there is to export: finalised reports as they were, and provisional ones from what the ledger holds now."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+
+from django.db.models import Exists, OuterRef, Q
+
+from ratelimits.conf import conf
+from ratelimits.models import Report, ReportLine
+from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, usage_lines
+from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.lineage import RuleBook, Terms, TermsBook
+from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
+from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
+from ratelimits.reports.unknown import Unknown
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One report and its rows, to be read once, in order."""
+
+    report: Report
+    status: str
+    rows: Iterable[Row]
+
+
+def statements(month: str, *, account: str | None = None, using: str | None = None) -> Iterator[Statement]:
+    """The reports of all billing periods that start in a month like "2026-11", by account and start.
+
+    Of one account, or of all; finalised ones in their newest version. Memory stays bounded: a statement's rows must be
+    read before the next statement is asked for. Raises ValueError for what is no month.
+    """
+    using = using or conf.DATABASE
+    start, end = month_window(month)
+    return heapq.merge(
+        _final(using, month, account, start, end),
+        _provisional(using, month, account, start, end),
+        key=lambda found: (found.report.account, found.report.period_start),
+    )
+
+
+def statement(report: Report) -> Statement:
+    """A finalised report as it was in that version."""
+    return Statement(report, FINAL, _final_rows(report))
+
+
+def rows(found: Iterable[Statement]) -> Iterator[Row]:
+    """All rows, one report after the other."""
+    for each in found:
+        yield from each.rows
+
+
+def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    reports = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
+    if account is not None:
+        reports = reports.filter(account=account)
+    newer = Report.objects.filter(
+        account=OuterRef("account"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
+    )
+    newest = reports.exclude(Exists(newer)).order_by(*in_order(using, "account", "period_start"))
+    for report in newest.iterator(chunk_size=CHUNK):
+        if starts_in(month, report.period_start, report.timezone):
+            yield statement(report)
+
+
+def _final_rows(report: Report) -> Iterator[Row]:
+    using = report._state.db or conf.DATABASE
+    lines = ReportLine.objects.using(using).filter(
+        report__account=report.account, report__period_start=report.period_start, report__version__lte=report.version
+    )
+    for line in lines.select_related("report").order_by("report__version", "number").iterator(chunk_size=CHUNK):
+        yield row(line.report, line, FINAL)
+
+
+def _provisional(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    closed = Report.objects.filter(account=OuterRef("account"), period_start=OuterRef("period") * SECOND)
+    condition = Q(~Exists(closed), period__gte=start // SECOND, period__lt=end // SECOND)
+    if account is not None:
+        condition &= Q(account=account)
+    rules = RuleBook(using)
+    last = end + 32 * 86400 * SECOND
+    gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, account)
+    with_terms = _with_terms(grouped(using, condition), TermsBook(using))
+    for _key, chunk in groupby(with_terms, key=lambda found: (found[0]["account"], found[0]["period"])):
+        group, terms = next(chunk)
+        if starts_in(month, group["period"] * SECOND, terms.timezone):
+            report = draft(group, terms, gaps)
+            groups = chain([group], (found[0] for found in chunk))
+            lost = unknown.of(report.account, report.period_start, report.period_end)
+            lines = usage_lines(report, groups, rules, Allowance(report.included), lost)
+            yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines))
+
+
+def draft(group: Group, terms: Terms, gaps: Gaps) -> Report:
+    """The report, not to be saved, that a group of ledger lines belongs to."""
+    period = period_from(terms.timezone, terms.anchor, group["period"] * SECOND)
+    return Report(
+        account=group["account"],
+        period_start=period.start,
+        period_end=period.end,
+        timezone=period.timezone,
+        version=0,
+        plan=terms.plan,
+        included=dict(terms.included),
+        gaps=gaps.text(group["first_shard"], group["account"], period.start, period.end),
+    )
+
+
+def _with_terms(groups: Iterator[Group], book: TermsBook) -> Iterator[tuple[Group, Terms]]:
+    while chunk := list(islice(groups, CHUNK)):
+        terms = book.of({group["account"] for group in chunk})
+        for group in chunk:
+            yield group, terms[group["account"]]

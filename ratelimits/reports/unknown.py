@@ -1,0 +1,35 @@
+"""Requests whose replies were lost, as the processes that sent them say: nobody knows whether they were counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from django.db.models import Sum
+
+from ratelimits.models import ProcessTotal
+from ratelimits.reports.periods import SECOND
+
+KeyAndMeter = tuple[str, str]
+
+
+class Unknown:
+    """Counts of lost replies between two moments (µs), by account; read once, since there are few."""
+
+    def __init__(self, using: str, start: int, end: int, account: str | None = None) -> None:
+        rows = ProcessTotal.objects.using(using).filter(
+            kind="unanswered", bin__gte=start // SECOND, bin__lt=-(-end // SECOND)
+        )
+        if account is not None:
+            rows = rows.filter(account=account)
+        self._rows: dict[str, list[tuple[int, str, str, int]]] = {}
+        sums = rows.values_list("account", "bin", "key", "meter").order_by().annotate(Sum("requests"))
+        for name, *rest in sums.iterator():
+            self._rows.setdefault(name, []).append(tuple(rest))
+
+    def of(self, account: str, start: int, end: int) -> Counter[KeyAndMeter]:
+        """Those of an account in a billing period, by key and meter."""
+        counts: Counter[KeyAndMeter] = Counter()
+        for bin_, key, meter, requests in self._rows.get(account, ()):
+            if start <= bin_ * SECOND < end:
+                counts[key, meter] += requests
+        return counts

@@ -1,0 +1,72 @@
+"""Tallying: what a shard's new batches hold is added to the running totals of accounts and billing periods.
+
+The totals and the position up to which a shard was tallied change in one transaction, under the shard's row lock.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from django.db import connections, transaction
+from django.db.models import F, Q, Sum
+
+from ratelimits.conf import conf
+from ratelimits.models import Batch, Line, PeriodUsage, ShardState
+from ratelimits.usage import crash
+
+_SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
+#: Batches added up in one query and one transaction.
+_AT_ONCE = 32
+
+
+def tally() -> int:
+    """Add up all batches that are in the ledger and not in the totals yet; how many there were."""
+    using, count = conf.DATABASE, 0
+    behind = ShardState.objects.using(using).filter(position__gt=F("tallied"))
+    for shard in list(behind.values_list("shard", flat=True)):
+        while done := _tally_shard(using, shard):
+            count += done
+    return count
+
+
+def _tally_shard(using: str, shard: int) -> int:
+    with transaction.atomic(using=using, durable=True):
+        state = ShardState.lock(using, shard, wait=False)
+        if state is None or state.tallied >= state.position:
+            return 0
+        batches = Batch.objects.using(using).filter(shard=shard, position__gt=state.tallied).order_by("position")
+        found = list(batches[:_AT_ONCE])
+        crash.reached("tally:locked")
+        if found:
+            _add(using, shard, found)
+        crash.reached("tally:added")
+        state.tallied = found[-1].position if found else state.position
+        state.save(using=using, update_fields=["tallied"])
+    crash.reached("tally:committed")
+    return len(found)
+
+
+def _add(using: str, shard: int, batches: list[Batch]) -> None:
+    ranges = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in (batch.line_ids() for batch in batches)))
+    rows = (
+        Line.objects.using(using)
+        .filter(ranges)
+        .values_list("account", "period", "meter", "rule")
+        .order_by()
+        .annotate(*(Sum(name) for name in _SUMS))
+    )
+    columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position")
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    table = quote(PeriodUsage._meta.db_table)
+    sums = ", ".join(f"{quote(name)} = {table}.{quote(name)} + excluded.{quote(name)}" for name in _SUMS)
+    statement = (
+        f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
+        f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position"
+    )
+    position = batches[-1].position
+    # Sorted, so that two shards' transactions touch shared index pages in one order.
+    values = sorted((*row, shard, position) for row in rows)
+    with connection.cursor() as cursor:
+        cursor.executemany(statement, values)
