@@ -1,0 +1,311 @@
+"""What the algorithms take, and what they refuse with a sentence that says what to write instead."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from ratelimits.engine.limits import (
+    ALGORITHMS,
+    Algorithm,
+    CalendarWindow,
+    Concurrency,
+    FixedWindow,
+    Gcra,
+    LeakyBucket,
+    SlidingLog,
+    SlidingWindow,
+    SmoothBursty,
+    SmoothWarmingUp,
+    TokenBucket,
+    algorithm_from_json,
+    fields_of,
+)
+
+#: The least that each algorithm needs.
+LEAST: dict[str, dict[str, Any]] = {
+    "fixed_window": {"capacity": 10, "period": 60},
+    "calendar_window": {"capacity": 10, "calendar_unit": "month"},
+    "sliding_window": {"capacity": 10, "period": 60},
+    "sliding_log": {"capacity": 10, "period": 60},
+    "token_bucket": {"capacity": 10, "rate": 5, "period": 1},
+    "gcra": {"capacity": 10, "rate": 5, "period": 1},
+    "leaky_bucket": {"capacity": 10, "rate": 5, "period": 1},
+    "leaky_bucket_queue": {"capacity": 10, "rate": 5, "period": 1},
+    "smooth_bursty": {"rate": 5, "period": 1},
+    "smooth_warming_up": {"rate": 5, "period": 1},
+    "concurrency": {"capacity": 10},
+}
+PACED = ("token_bucket", "gcra", "leaky_bucket", "leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
+COUNTED = tuple(name for name, given in LEAST.items() if "capacity" in given and name != "leaky_bucket_queue")
+PERIODIC = tuple(name for name, given in LEAST.items() if "period" in given)
+
+
+def made(algorithm: str, **changes: Any) -> Algorithm:
+    return algorithm_from_json({"algorithm": algorithm, **LEAST[algorithm], **changes})
+
+
+def complaint(algorithm: str, **changes: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        made(algorithm, **changes)
+    assert type(caught.value) is ValueError
+    return str(caught.value)
+
+
+def test_there_is_a_least_rule_of_every_algorithm() -> None:
+    assert LEAST.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_least_rule_is_taken_equals_itself_and_cannot_be_changed(algorithm: str) -> None:
+    one = made(algorithm)
+    assert (one.id, type(one)) == (algorithm, ALGORITHMS[algorithm])
+    assert (one, hash(one)) == (made(algorithm), hash(made(algorithm)))
+    with pytest.raises(FrozenInstanceError):
+        setattr(one, fields(one)[0].name, 1)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_needed_and_left_out_is_named(algorithm: str) -> None:
+    needed = " and ".join(name for name in fields_of(algorithm) if name in LEAST[algorithm])
+    with pytest.raises(ValueError, match=f"^{algorithm} needs {needed}$"):
+        algorithm_from_json({"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_null_is_as_if_left_out(algorithm: str) -> None:
+    optional = {name: None for name in fields_of(algorithm) if name not in LEAST[algorithm]}
+    assert made(algorithm, **optional) == made(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_fields_of_other_algorithms_and_of_the_form_are_left_alone(algorithm: str) -> None:
+    everything = {name: LEAST[algorithm].get(name, 7) for other in LEAST for name in LEAST[other]}
+    form = {"name": "burst", "scope": "*", "key_kind": "user", "meter": "requests", "mode": "off", "max_wait": 1}
+    assert made(algorithm, **everything, **form) == made(algorithm)
+
+
+def test_what_no_algorithm_knows_is_refused_by_name() -> None:
+    assert complaint("gcra", burst=5) == "unknown field 'burst': gcra takes capacity, rate, period"
+
+
+@pytest.mark.parametrize("name", ["bucket", "", 5, ["gcra"], {"a": 1}])
+def test_an_unknown_algorithm_is_refused_with_those_that_there_are(name: object) -> None:
+    with pytest.raises(ValueError, match=r"^unknown algorithm .*: use one of fixed_window, calendar_window, "):
+        algorithm_from_json({"algorithm": name})
+
+
+@pytest.mark.parametrize("data", [None, [], "gcra", 5])
+def test_a_rule_is_an_object(data: object) -> None:
+    with pytest.raises(ValueError, match=r"^a rule is an object such as \{"):
+        algorithm_from_json(data)
+
+
+def test_a_rule_names_its_algorithm() -> None:
+    with pytest.raises(ValueError, match=r"^a rule needs an algorithm: one of fixed_window, "):
+        algorithm_from_json({"capacity": 5})
+
+
+@pytest.mark.parametrize("algorithm", COUNTED)
+@pytest.mark.parametrize(
+    ("capacity", "message"),
+    [
+        (0, "capacity must be from 1 to 1000000000000, not 0"),
+        (-1, "capacity must be at least 0, not -1"),
+        (10**12 + 1, "capacity must be at most 1000000000000, not 1000000000001"),
+        (1.5, "capacity must be a whole number, not 1.5"),
+        ("many", "capacity must be a number, not 'many'"),
+        (True, "capacity must be a number, not True"),
+        ([5], "capacity must be a number, not [5]"),
+        ("nan", "capacity must be a number, not 'nan'"),
+        ("Infinity", "capacity must be a number, not 'Infinity'"),
+    ],
+)
+def test_a_capacity_is_a_whole_number_of_at_least_one(algorithm: str, capacity: object, message: str) -> None:
+    assert complaint(algorithm, capacity=capacity) == message
+
+
+def test_only_a_queue_may_hold_nobody() -> None:
+    assert made("leaky_bucket_queue", capacity=0).shown == 0
+    assert complaint("leaky_bucket_queue", capacity=-1) == "capacity must be at least 0, not -1"
+
+
+@pytest.mark.parametrize("field", ["rate", "period"])
+@pytest.mark.parametrize("algorithm", PACED)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0, "must be above 0, not 0"),
+        (-0.5, "must be above 0, not -0.5"),
+        ("1e13", "must be at most 1000000000000, not 1E+13"),
+        (0.1234567, "has more than six decimal places: write 0.123457"),
+        (float("nan"), "must be a number, not nan"),
+        ({}, "must be a number, not {}"),
+    ],
+)
+def test_a_pace_is_above_zero_with_six_places_at_most(algorithm: str, field: str, value: object, message: str) -> None:
+    assert complaint(algorithm, **{field: value}) == f"{field} {message}"
+
+
+@pytest.mark.parametrize("algorithm", PERIODIC)
+def test_a_period_is_142_years_at_most(algorithm: str) -> None:
+    assert complaint(algorithm, period=2**52 // 10**6 + 1) == "period is longer than 142 years: write a shorter one"
+
+
+@pytest.mark.parametrize("algorithm", PACED)
+def test_what_takes_more_than_142_years_to_come_back_is_refused(algorithm: str) -> None:
+    assert complaint(algorithm, rate="0.000001", period=10_000) == (
+        "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
+    )
+
+
+@pytest.mark.parametrize("value", ["0.9", Decimal("0.9"), 0.9])
+def test_a_decimal_is_read_as_it_is_written(value: object) -> None:
+    one = made("token_bucket", rate=value)
+    assert isinstance(one, TokenBucket)
+    assert one.interval == Fraction(10_000_000, 9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        ("fixed_window", {"window_start": "now"}, "window_start must be one of epoch, first_hit, not 'now'"),
+        ("fixed_window", {"window_start": ["epoch"]}, "window_start must be one of epoch, first_hit, not ['epoch']"),
+        ("sliding_window", {"sub_windows": 0}, "sub_windows must be from 1 to 1000, not 0"),
+        ("sliding_window", {"sub_windows": 1001}, "sub_windows must be from 1 to 1000, not 1001"),
+        ("sliding_window", {"weighted": 1}, "weighted must be true or false, not 1"),
+        (
+            "sliding_window",
+            {"period": 1, "sub_windows": 7},
+            "period 1 does not divide into 7 sub_windows of whole microseconds",
+        ),
+        (
+            "token_bucket",
+            {"initial": 11},
+            "initial must be full, empty or a whole number of tokens: initial must be from 0 to 10, not 11",
+        ),
+        (
+            "token_bucket",
+            {"initial": "half"},
+            "initial must be full, empty or a whole number of tokens: initial must be a number, not 'half'",
+        ),
+        (
+            "token_bucket",
+            {"initial": []},
+            "initial must be full, empty or a whole number of tokens: initial must be a number, not []",
+        ),
+        ("leaky_bucket_queue", {"delay_after": 11}, "delay_after must be from 0 to 10, not 11"),
+        ("smooth_bursty", {"max_burst_seconds": -1}, "max_burst_seconds must be at least 0, not -1"),
+        ("smooth_warming_up", {"warm_up": 0}, "warm_up must be above 0, not 0"),
+        ("smooth_warming_up", {"cold_factor": 0.9}, "cold_factor must be at least 1, not 0.9"),
+        ("concurrency", {"lease_ttl": 0}, "lease_ttl must be above 0, not 0"),
+        ("concurrency", {"lease_ttl": 10**10}, "lease_ttl is longer than 142 years: write a shorter one"),
+        (
+            "smooth_warming_up",
+            {"rate": "123456.789011", "warm_up": "0.123457", "cold_factor": "3.141593"},
+            "rate and cold_factor together are too fine: write them with fewer decimal places",
+        ),
+    ],
+)
+def test_an_algorithms_own_fields_are_checked(algorithm: str, changes: dict[str, Any], message: str) -> None:
+    assert complaint(algorithm, **changes) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"calendar_unit": "fortnight"}, "unknown calendar_unit 'fortnight': use one of hour, day, week, month, year"),
+        ({"calendar_unit": []}, "unknown calendar_unit []: use one of hour, day, week, month, year"),
+        *(
+            (
+                {"timezone": zone},
+                f"unknown time zone {zone!r}: use an IANA name such as 'UTC' or 'Europe/Paris'",
+            )
+            for zone in ("Mars/Olympus", "Europe", "../UTC", "", "\0", "Z" * 300)
+        ),
+        *(
+            (
+                {"anchor": anchor},
+                f"anchor {anchor!r} is not an ISO local date-time: write it like '2026-01-31T06:00'",
+            )
+            for anchor in ("the 31st", "2026-02-30")
+        ),
+        (
+            {"anchor": "2026-01-31T06:00+01:00"},
+            "anchor '2026-01-31T06:00+01:00' carries an offset: write it in the rule's own time zone, without one",
+        ),
+    ],
+)
+def test_a_calendar_is_checked(changes: dict[str, Any], message: str) -> None:
+    assert complaint("calendar_window", **changes) == message
+
+
+def test_an_empty_anchor_is_none() -> None:
+    assert made("calendar_window", anchor="") == made("calendar_window")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shown"),
+    [
+        (FixedWindow(10, Decimal(60)), 10),
+        (CalendarWindow(10, "month"), 10),
+        (Gcra(10, Decimal(5), Decimal(1)), 10),
+        (SmoothBursty(Decimal(5), Decimal(1)), 5),
+        (SmoothBursty(Decimal("0.5"), Decimal(1)), 0.5),
+    ],
+)
+def test_what_a_decision_reports_as_its_limit(algorithm: Algorithm, shown: float) -> None:
+    assert (algorithm.shown, type(algorithm.shown)) == (shown, type(shown))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "quota"),
+    [
+        (FixedWindow(10, Decimal("0.5")), (10, 500_000)),
+        (SlidingWindow(10, Decimal(60)), (10, 60_000_000)),
+        (SlidingLog(10, Decimal(60)), (10, 60_000_000)),
+        (CalendarWindow(10, "hour"), (10, 3_600_000_000)),
+        (CalendarWindow(10, "week"), (10, 604_800_000_000)),
+        (CalendarWindow(10, "month"), (10, None)),
+        (TokenBucket(10, Decimal(3), Decimal(7)), (10, 23_333_334)),
+        (LeakyBucket(10, Decimal(5), Decimal(1)), (10, 2_000_000)),
+        (Concurrency(10), (10, None)),
+        (SmoothBursty(Decimal(5), Decimal(1)), (5, 1_000_000)),
+        (SmoothWarmingUp(Decimal(5), Decimal(60)), (5, 60_000_000)),
+    ],
+)
+def test_the_quota_that_a_client_is_told(algorithm: Algorithm, quota: tuple[int, int | None]) -> None:
+    assert algorithm.quota == quota
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_script_is_handed_eight_whole_numbers_at_most(algorithm: str) -> None:
+    params = made(algorithm).params(1_800_000_000_000_000)
+    assert len(params) <= 8
+    assert all(type(number) is int and 0 <= number < 2**53 for number in params)
+
+
+def test_every_algorithm_has_a_code_of_its_own() -> None:
+    assert len({kind.code for kind in ALGORITHMS.values()}) == len(ALGORITHMS)
+
+
+def test_a_rate_is_handed_over_as_an_exact_fraction() -> None:
+    q, r, n, *_rest = TokenBucket(10, Decimal("0.9"), Decimal(1)).params(0)
+    assert Fraction(q) + Fraction(r, n) == Fraction(10**6) / Fraction("0.9")
+
+
+@pytest.mark.parametrize(("initial", "spent"), [("full", 0), ("empty", 10), (0, 10), (3, 7), ("3", 7), (10, 0)])
+def test_a_bucket_is_born_with_its_initial_tokens(initial: int | str, spent: int) -> None:
+    assert TokenBucket(10, Decimal(5), Decimal(1), initial).params(0)[6] == spent
+
+
+def test_the_fields_are_those_of_the_form_in_the_order_of_the_class() -> None:
+    assert fields_of("token_bucket") == ("capacity", "rate", "period", "initial")
+    assert {name for kind in ALGORITHMS.values() for name in (field.name for field in fields(kind))} == {
+        "capacity", "rate", "period", "window_start", "calendar_unit", "timezone", "anchor", "sub_windows",
+        "weighted", "initial", "delay_after", "max_burst_seconds", "warm_up", "cold_factor", "lease_ttl",
+    }  # fmt: skip
