@@ -25,7 +25,7 @@ def zone(name: str) -> ZoneInfo:
     """The time zone of that IANA name; ValueError with what to write instead when there is none."""
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
         raise ValueError(f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Paris'") from error
 
 
@@ -33,10 +33,12 @@ def parse_anchor(text: str) -> datetime:
     """An anchor as a naive local date-time, from ISO 8601 text such as '2026-01-31T06:00'."""
     try:
         anchor = datetime.fromisoformat(text)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"anchor {text!r} is not an ISO local date-time: write it like '2026-01-31T06:00'") from error
     if anchor.tzinfo is not None:
         raise ValueError(f"anchor {text!r} carries an offset: write it in the rule's own time zone, without one")
+    if anchor.microsecond:
+        raise ValueError(f"anchor {text!r} has a fraction of a second: periods start at whole seconds")
     return anchor
 
 
