@@ -46,7 +46,7 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
         raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {number}")
     if number > MOST:
         raise ValueError(f"{name} must be at most {MOST}, not {number}")
-    if number * MICROSECONDS % 1:
+    if number != round(number, 6):
         raise ValueError(f"{name} has more than six decimal places: write {round(number, 6).normalize():f}")
     return number
 
@@ -245,6 +245,8 @@ class _Paced(_Algorithm):
             raise ValueError(
                 "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
             )
+        if self.interval.denominator > HORIZON:
+            raise ValueError("rate is too fine to be counted exactly: write it with fewer digits")
 
     def _split(self) -> tuple[int, int, int]:
         interval = self.interval
@@ -335,6 +337,10 @@ class LeakyBucketQueue(_Level):
         self._set_pace(self.capacity + 1)
         self._set("delay_after", whole("delay_after", self.delay_after, 0, self.capacity))
 
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity + 1, ceil(self.interval * (self.capacity + 1))
+
     def params(self, now: int) -> Params:
         return self._params(self.capacity + 1, self.delay_after)
 
@@ -348,11 +354,19 @@ class _Smooth(_Paced):
 
     @property
     def quota(self) -> tuple[int, int | None]:
-        return ceil(self.rate), _micros(self.period)
+        permits = ceil(self.rate)
+        return permits, ceil(self.interval * permits)
 
     @property
     def shown(self) -> int | float:
         return int(self.rate) if self.rate % 1 == 0 else float(self.rate)
+
+    def _check_stored(self, field: str, time: Fraction) -> None:
+        """What idleness stores, `time` in µs, must be a number of permits and a length that are counted exactly."""
+        if time > HORIZON:
+            raise ValueError(f"{field} is too long: what is saved up would be worth more than 142 years")
+        if time / self.interval > MOST:
+            raise ValueError(f"{field} is too long at this rate: more than {MOST} permits would be saved up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +380,7 @@ class SmoothBursty(_Smooth):
     def _check(self) -> None:
         self._set_pace(1)
         self._set("max_burst_seconds", exact("max_burst_seconds", self.max_burst_seconds))
+        self._check_stored("max_burst_seconds", Fraction(_micros(self.max_burst_seconds)))
 
     def params(self, now: int) -> Params:
         return *self._split(), _micros(self.max_burst_seconds)
@@ -385,6 +400,10 @@ class SmoothWarmingUp(_Smooth):
         self._set_pace(1)
         self._set("warm_up", exact("warm_up", self.warm_up, above=True))
         self._set("cold_factor", exact("cold_factor", self.cold_factor, 1))
+        cold = Fraction(self.cold_factor)
+        self._check_stored("warm_up", _micros(self.warm_up) * Fraction(5 + cold, 2 * (1 + cold)))
+        if self.interval * cold > HORIZON:
+            raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
         if self.params(0)[3] * (self.interval.denominator) > HORIZON:
             raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
 

@@ -17,6 +17,7 @@ from ratelimits.engine.limits import (
     FixedWindow,
     Gcra,
     LeakyBucket,
+    LeakyBucketQueue,
     SlidingLog,
     SlidingWindow,
     SmoothBursty,
@@ -143,6 +144,7 @@ def test_only_a_queue_may_hold_nobody() -> None:
         (-0.5, "must be above 0, not -0.5"),
         ("1e13", "must be at most 1000000000000, not 1E+13"),
         (0.1234567, "has more than six decimal places: write 0.123457"),
+        ("1." + "0" * 30 + "1", "has more than six decimal places: write 1"),
         (float("nan"), "must be a number, not nan"),
         ({}, "must be a number, not {}"),
     ],
@@ -161,6 +163,12 @@ def test_what_takes_more_than_142_years_to_come_back_is_refused(algorithm: str) 
     assert complaint(algorithm, rate="0.000001", period=10_000) == (
         "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
     )
+
+
+@pytest.mark.parametrize("algorithm", PACED)
+def test_a_rate_whose_fractions_a_double_cannot_hold_is_refused(algorithm: str) -> None:
+    message = "rate is too fine to be counted exactly: write it with fewer digits"
+    assert complaint(algorithm, rate="99999999999.999999") == message
 
 
 @pytest.mark.parametrize("value", ["0.9", Decimal("0.9"), 0.9])
@@ -215,6 +223,41 @@ def test_an_algorithms_own_fields_are_checked(algorithm: str, changes: dict[str,
     assert complaint(algorithm, **changes) == message
 
 
+# Beyond these, a script that counts what is stored would count in steps that a double does not take, and never end.
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        (
+            "smooth_bursty",
+            {"rate": 399_809_624, "period": "0.000001", "max_burst_seconds": 422_642},
+            "max_burst_seconds is too long at this rate: more than 1000000000000 permits would be saved up",
+        ),
+        (
+            "smooth_warming_up",
+            {"rate": 48_492_345, "period": "0.000001", "warm_up": "1680.966629"},
+            "warm_up is too long at this rate: more than 1000000000000 permits would be saved up",
+        ),
+        (
+            "smooth_bursty",
+            {"rate": 1, "period": 3600, "max_burst_seconds": 10**11},
+            "max_burst_seconds is too long: what is saved up would be worth more than 142 years",
+        ),
+        (
+            "smooth_warming_up",
+            {"rate": 1, "period": 3600, "warm_up": 10**11},
+            "warm_up is too long: what is saved up would be worth more than 142 years",
+        ),
+        (
+            "smooth_warming_up",
+            {"cold_factor": 10**12},
+            "a permit would take more than 142 years when cold: raise rate or lower cold_factor",
+        ),
+    ],
+)
+def test_what_idleness_stores_can_be_counted(algorithm: str, changes: dict[str, Any], message: str) -> None:
+    assert complaint(algorithm, **changes) == message
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -225,18 +268,22 @@ def test_an_algorithms_own_fields_are_checked(algorithm: str, changes: dict[str,
                 {"timezone": zone},
                 f"unknown time zone {zone!r}: use an IANA name such as 'UTC' or 'Europe/Paris'",
             )
-            for zone in ("Mars/Olympus", "Europe", "../UTC", "", "\0", "Z" * 300)
+            for zone in ("Mars/Olympus", "Europe", "../UTC", "", "\0", 5, ["UTC"], "Z" * 300)
         ),
         *(
             (
                 {"anchor": anchor},
                 f"anchor {anchor!r} is not an ISO local date-time: write it like '2026-01-31T06:00'",
             )
-            for anchor in ("the 31st", "2026-02-30")
+            for anchor in ("the 31st", "2026-02-30", 20260131, ["2026-01-31"])
         ),
         (
             {"anchor": "2026-01-31T06:00+01:00"},
             "anchor '2026-01-31T06:00+01:00' carries an offset: write it in the rule's own time zone, without one",
+        ),
+        (
+            {"anchor": "2026-01-31T06:00:00.5"},
+            "anchor '2026-01-31T06:00:00.5' has a fraction of a second: periods start at whole seconds",
         ),
     ],
 )
@@ -280,6 +327,16 @@ def test_what_a_decision_reports_as_its_limit(algorithm: Algorithm, shown: float
 )
 def test_the_quota_that_a_client_is_told(algorithm: Algorithm, quota: tuple[int, int | None]) -> None:
     assert algorithm.quota == quota
+
+
+def test_the_quota_of_a_slow_rate_is_one_permit_in_the_time_that_it_takes() -> None:
+    assert SmoothBursty(Decimal("0.001"), Decimal(1)).quota == (1, 1_000_000_000)
+    assert SmoothBursty(Decimal("2.5"), Decimal(1)).quota == (3, 1_200_000)
+
+
+def test_the_quota_of_a_queue_is_what_it_takes_at_once() -> None:
+    assert LeakyBucketQueue(0, Decimal(5), Decimal(1)).quota == (1, 200_000)
+    assert LeakyBucketQueue(9, Decimal(5), Decimal(1)).quota == (10, 2_000_000)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
