@@ -39,7 +39,21 @@ do
       from = l.changed
       local old, new = e[E_Q] * e[E_N] + e[E_R], p[1] * p[3] + p[2]
       local c1, c2 = gcd(new, old), gcd(e[E_N], p[3])
-      l.T, l.g, l.m = scale(l.T, l.g, e[E_N] * l.m, new / c1 * (e[E_N] / c2), old / c1 * (p[3] / c2), p[3], true)
+      local a, b = new / c1 * (e[E_N] / c2), old / c1 * (p[3] / c2)
+      if math.max(a, b, old, new) < 9007199254740992 then
+        l.T, l.g, l.m = scale(l.T, l.g, e[E_N] * l.m, a, b, p[3], true)
+      else
+        -- Whole permits exactly, and what is owed of one more as near as doubles come.
+        local count = intervals(l.T, l.g, e[E_Q], e[E_R], e[E_N], l.m)
+        local T, g = muldiv(count, e[E_R], e[E_N])
+        local rest = (l.T - T - count * e[E_Q] + (l.g - g * l.m) / (e[E_N] * l.m)) * (new / p[3]) / (old / e[E_N])
+        l.m = 1
+        T, g = permits(l, count)
+        g = g + math.ceil((rest - math.floor(rest)) * p[3])
+        T = T + math.floor(rest)
+        if g >= p[3] then T, g = T + 1, g - p[3] end
+        l.T, l.g = T, g
+      end
       -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
       if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
     end

@@ -26,15 +26,23 @@ local function muldiv(a, b, n)
   return quotient, rest
 end
 
+-- Of numbers that doubles hold exactly; of others % is not exact, and 1 divides them too.
 local function gcd(a, b)
+  if a >= 9007199254740992 or b >= 9007199254740992 then return 1 end
   while b > 0 do a, b = b, a % b end
   return a
 end
 
--- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else up (or down) to 1/n.
+-- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else up (or down) to 1/n; where
+-- a or b is beyond 2^53 itself, as near as doubles come.
 local function scale(whole, part, base, a, b, n, up)
   local common = gcd(a, b)
   a, b = a / common, b / common
+  if a >= 9007199254740992 or b >= 9007199254740992 then
+    whole = (whole + part / base) * (a / b)
+    part = (whole - math.floor(whole)) * base
+    whole, a, b = math.floor(whole), 1, 1
+  end
   local out, left = muldiv(whole, a, b)
   -- What is left is left/b + part*a/(base*b).
   local top, bottom = left * base + part * a, base * b
@@ -61,6 +69,7 @@ local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
   if r == 0 then return (whole - whole % q) / q end
   local count = math.floor((whole + part / (n * m)) / (q + r / n))
+  if count >= 4503599627370496 then return count end -- no double is one more
   while true do
     local t, g = muldiv(count, r, n)
     t, g = t + count * q, g * m

@@ -1,0 +1,54 @@
+"""Questions to the engine in one line, and what it left on the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
+from ratelimits.engine.keys import Keyspace, shard_of
+
+#: 2027-01-15T08:00Z in µs.
+NOW = 1_800_000_000_000_000
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+#: The namespace of tests.settings.
+KEYS = Keyspace("test", 64)
+#: Starts of the months December 2026 to March 2027, UTC.
+MONTHS = (1_796_083_200 * SECOND, 1_798_761_600 * SECOND, 1_801_440_000 * SECOND, 1_803_859_200 * SECOND)
+
+
+def limit(algorithm: str = "token_bucket", /, key: str = "user:1", cost: int = 1, **more: Any) -> Limit:
+    """A limit of one key; what `Limit` does not know belongs to the algorithm."""
+    own = {name: more.pop(name) for name in ("name", "mode", "rule", "version", "since") if name in more}
+    numbers = {"capacity": 10, "rate": 1, "period": 1, "lease_ttl": 60, "calendar_unit": "month", **more}
+    taken = {name: value for name, value in numbers.items() if value is not None}
+    return Limit(key, algorithm_from_json({"algorithm": algorithm, **taken}), cost=cost, **own)
+
+
+def ask(*limits: Limit, now: int = NOW, **more: Any) -> Decision:
+    """`decide` at a given moment."""
+    return decide(limits, now=now, **more)
+
+
+def usage(*meters: str | Meter, account: str = "acme", key: str = "user:1") -> Usage:
+    """What a request is counted as."""
+    named = tuple(Meter(meter) if isinstance(meter, str) else meter for meter in meters or ("requests",))
+    return Usage(account, key, named, MONTHS)
+
+
+def counted(client: redis.Redis, account: str = "acme") -> dict[str, int]:
+    """The counters of the open batch of an account, by field."""
+    fields = client.hgetall(KEYS.open(home(account)))
+    return {name.decode(): int(value) for name, value in fields.items() if not name.startswith(b"#")}
+
+
+def home(account: str) -> int:
+    """The shard of an account."""
+    return shard_of(f"account:{account}", KEYS.shards)
+
+
+def everything(client: redis.Redis) -> dict[bytes, bytes]:
+    """All keys of the database with what they hold, as the server would dump them."""
+    return {key: client.dump(key) for key in sorted(client.keys("*"))}
