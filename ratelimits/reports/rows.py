@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 from urllib.parse import quote
 
 from ratelimits.reports.periods import iso
@@ -53,10 +55,7 @@ class Row:
 
     def texts(self) -> list[str]:
         """The values as every export writes them: moments in ISO 8601, numbers as decimals."""
-        return [
-            iso(value) if name in _MOMENTS else str(value)
-            for name, value in zip(COLUMNS, (getattr(self, name) for name in COLUMNS), strict=True)
-        ]
+        return [write(value) for write, value in zip(_WRITE, _READ(self), strict=True)]
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -66,6 +65,9 @@ _MOMENTS = {
     "charge_period_start",
     "charge_period_end",
 }
+_READ = attrgetter(*COLUMNS)
+#: Few moments come again and again: bins, starts and ends of periods.
+_WRITE = tuple(lru_cache(maxsize=4096)(iso) if name in _MOMENTS else str for name in COLUMNS)
 #: Columns whose values are numbers.
 QUANTITIES = frozenset(
     {
