@@ -6,20 +6,21 @@ import itertools
 import os
 import secrets
 import struct
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from ratelimits.engine import wire
-from ratelimits.engine.keys import Keyspace, quoted, shard_of
+from ratelimits.engine.calendar import boundaries
+from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.limits import MICROSECONDS
 from ratelimits.engine.program import Program
 
 #: As a timeout: wait as long as it takes.
 ANY = -1.0
-_REQUEST = struct.Struct("<BBBBddddB")
-_BOUNDS = struct.Struct("<dddd")
-_PLACE = struct.Struct("<dd")
+_REQUEST = struct.Struct("<BBBBBdddddd")
+_BIN = BIN_SECONDS * MICROSECONDS
 _VIRTUAL, _ONCE, _WHOLE, _AT_ONCE = 1, 2, 4, 8
 _OWNED = ("user:", "api_key:", "account:")
 
@@ -156,18 +157,42 @@ def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     ]
 
 
+class Clock:
+    """This machine's clock, put right by what the server says: µs since 1970 UTC."""
+
+    def __init__(self) -> None:
+        self._ahead = 0
+
+    def now(self) -> int:
+        """The server's time, as far as is known."""
+        return time.time_ns() // 1000 + self._ahead
+
+    def put_right(self, servers: int) -> None:
+        """Learn the server's time."""
+        self._ahead = servers - time.time_ns() // 1000
+
+
+clock = Clock()
+
+
+class _Made(NamedTuple):
+    """What follows a command's nonce: for which run of the server it was made, and when it is right."""
+
+    run: str
+    start: float
+    end: float
+    rest: bytes
+
+
 class Command:
     """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
 
-    __slots__ = ("_front", "_heads", "_moment", "_packed", "_rest", "_run", "call", "script")
+    __slots__ = ("_front", "_heads", "_made", "call", "script")
 
-    def __init__(self, keyspace: Keyspace, call: Call, moment: int | None = None) -> None:
-        """`moment` (µs) places the calendars; default: the call's `now`, else this machine's clock."""
+    def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.call = call
         self.script = call.program.script
-        self._moment = call.now if moment is None else moment
-        self._packed: tuple[bytes, bytes] | None = None
-        self._rest, self._run = b"", ""
+        self._made = _Made("", 0, 0, b"")
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         heads = _heads(keyspace, call, shards)
         self._heads = len(heads)
@@ -177,48 +202,66 @@ class Command:
             beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
         packed = call.program.packed_states
         keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *keys[packed:]]
-        who = f"{quoted(usage.account)}|{quoted(usage.key)}" if usage is not None else ""
-        count = 5 + len(keys) + len(self._arguments("", (b"", b"")))
-        self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$%d\r\n%d\r\n%b" % (
-            count,
+        meters = len(usage.meters) if usage is not None else 0
+        self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
+            8 + len(keys) + meters,
             self.script.sha,
-            len(str(len(keys))),
-            len(keys),
-            wire.bulks(*(key.encode() for key in keys), who.encode()),
+            wire.bulks(b"%d" % len(keys), *(key.encode() for key in keys)),
         )
 
     def to(self, run: str, name: bytes) -> bytes:
         """The command in RESP, for a connection to that run of the server; `name` is the nonce of this time."""
-        packed = self.call.program.packed(self._moment)
-        if packed is not self._packed or run != self._run:
-            self._rest = wire.bulks(*self._arguments(run, packed))
-            self._packed, self._run = packed, run
-        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, self._rest)
+        now, made = self.call.now, self._made
+        if now is None:
+            now = clock.now()
+        if not made.start <= now < made.end or made.run != run:
+            made = self._made = self._make(run, now)
+        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, made.rest)
 
-    def _arguments(self, run: str, packed: tuple[bytes, bytes]) -> list[bytes]:
-        """What follows who and nonce in ARGV."""
-        call, (program, fast) = self.call, packed
-        usage, receipt, formats = call.usage, call.receipt, call.program.formats or ()
+    def _make(self, run: str, now: int) -> _Made:
+        call = self.call
+        usage, receipt = call.usage, call.receipt
+        program, short, start, end = call.program.packed(now)
+        fields: list[bytes] = []
+        if usage is not None and receipt is not None:
+            fields = _counters(usage, receipt.bin, receipt.period)
+        elif usage is not None:
+            bin_start, period, until = place(usage, now)
+            start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
+            fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         request = _REQUEST.pack(
             call.op,
             flags,
             self._heads,
-            len(usage.meters) if usage is not None else 0,
+            len(fields),
+            call.program.packed_states,
             -1.0 if call.now is None else call.now,
             -1.0 if call.timeout < 0 else round(call.timeout * MICROSECONDS),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
-            call.program.packed_states,
+            start,
+            end,
         )
         # Only the usual question has a short way.
-        short = call.op is Op.TRY and not call.at_once and bool(formats)
+        if call.op is not Op.TRY or call.at_once:
+            short = b""
         costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
         head = f"{call.version} {run}".encode()
-        arguments = [request, program, costs, head, fast if short else b""]
-        if usage is not None:
-            place = _BOUNDS.pack(*usage.periods) if receipt is None else _PLACE.pack(receipt.bin, receipt.period)
-            arguments.append(place)
-            for meter in usage.meters:
-                arguments += [quoted(meter.name).encode(), b"%d|%d" % (meter.rule, meter.version)]
-        return [*arguments, *formats] if short else arguments
+        return _Made(run, start, end, wire.bulks(head, request + costs, program, short, *fields))
+
+
+def place(usage: Usage, now: int) -> tuple[int, int, int]:
+    """Starts of the bin and the billing period that `now` (µs) lies in, in seconds, and when the first ends (µs)."""
+    bin_start = now // _BIN * _BIN
+    periods = usage.periods
+    if not periods[0] <= now < periods[3]:
+        periods = boundaries("month", usage.timezone, usage.anchor, now)
+    number = 0 if now < periods[1] else 1 if now < periods[2] else 2
+    end = min(bin_start + _BIN, periods[number + 1])
+    return bin_start // MICROSECONDS, periods[number] // MICROSECONDS, end
+
+
+def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:
+    where, who = f"a|{bin_start}|{period}", f"{quoted(usage.account)}|{quoted(usage.key)}"
+    return [f"{where}|{quoted(meter.name)}|{meter.rule}|{meter.version}|{who}".encode() for meter in usage.meters]

@@ -6,13 +6,12 @@ from sync and from async code. The functions by their plain names wait for the s
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimits.conf import conf
-from ratelimits.engine.calendar import boundaries
-from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, nonce
+from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce, place
 from ratelimits.engine.limits import MICROSECONDS, Limit
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.server import Server, server
@@ -78,9 +77,10 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        name = self._nonce.decode()
+        # By the clock of the very call that counted it, so the same as in its counters.
+        counted = place(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
-            name, call.program, call.keys, call.costs, call.account, call.usage, reply[7], reply[8], reply[9]
+            self._nonce.decode(), call.program, call.keys, call.costs, call.account, call.usage, reply[7], *counted[:2]
         )
 
     @property
@@ -121,25 +121,26 @@ class Decision:
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Each limit by itself, in the order given."""
-        rest = self.reply[10:]
+        rest = self.reply[9:]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
+
+
+def read(reply: bytes) -> tuple[int, ...]:
+    """The script's answer: whole numbers of 64 bits."""
+    return struct.unpack(f"<{len(reply) // 8}q", reply)
 
 
 def ask(here: Server, call: Call, command: Command | None = None) -> Steps[Decision]:
     """The steps of one call, by the command prepared for it if there is one. Raises Stale, AlreadySettled."""
     name = call.lease.encode() if call.lease is not None else nonce().encode()
-    reply = yield command or Command(here.keyspace, call), name
+    command = command or Command(here.keyspace, call)
+    reply = read((yield command, name))
+    if reply[0] == -2 and call.now is None:
+        # This machine's clock is in another period than the server's.
+        clock.put_right(reply[1])
+        reply = read((yield command, name))
     if reply[0] == 1:
         return Decision(call, reply, name)
-    if reply[0] == -2 and call.now is None:
-        # This machine's clock is in another calendar period than the server's: place the calendars by that one.
-        usage = call.usage
-        if usage is not None:
-            periods = boundaries("month", usage.timezone, usage.anchor, reply[1])
-            call = replace(call, usage=replace(usage, periods=periods))
-        reply = yield Command(here.keyspace, call, reply[1]), name
-        if reply[0] == 1:
-            return Decision(call, reply, name)
     if reply[0] == 2:
         raise AlreadySettled("this receipt was refunded or settled before")
     raise Stale(reply[1]) if reply[0] == 0 else Stale(0, reply[1])

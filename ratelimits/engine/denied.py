@@ -1,4 +1,4 @@
-"""Refusals that cannot change yet, answered in this process: who was told "in 40 seconds" need not be asked about again.
+"""Refusals that cannot change yet, answered in this process: who was told "in 40 seconds" is not asked about again.
 
 A refusal is repeated until the moment it named, and for DENY_CACHE_SECONDS at most, so that what loosens a limit (an
 edit, a reset, a refund) reaches a key that is being refused within that time. What tightens one changes no refusal.

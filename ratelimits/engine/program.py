@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-import time
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id
@@ -33,12 +33,21 @@ class Term:
     max_wait: int = -1
 
 
+class Packed(NamedTuple):
+    """A program as decide.lua reads it and as fast.lua does, right from `start` until `end` (µs since 1970 UTC)."""
+
+    program: bytes
+    short: bytes
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Program:
     """Terms that are decided together. At most 255 of them; two under one key must differ in name."""
 
     terms: tuple[Term, ...]
-    _held: tuple[int, int, tuple[bytes, bytes]] | None = field(default=None, init=False, compare=False, repr=False)
+    _held: Packed | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.terms) > 120:
@@ -84,75 +93,64 @@ class Program:
         return b"".join(out)
 
     @cached_property
-    def formats(self) -> tuple[bytes, ...] | None:
-        """The formats of the packed states as fast.lua reads them, and that of its own program; None: not for it."""
-        if not self.terms or not all(_usual(term) for term in self.terms):
-            return None
-        states = ["<I4" + "".join(_format(term) for term in self.terms if term.key == key) for key in self._packed_keys]
-        return *(state.encode() for state in states), b"<" + b"d" * len(self._numbers(0))
+    def _short(self) -> bool:
+        """Whether fast.lua knows all of it."""
+        return bool(self.terms) and all(_usual(term) for term in self.terms)
 
-    def _numbers(self, now: int) -> list[float]:
-        """What fast.lua reads: state by state the number of limits, the bytes of their records, and each limit."""
-        out: list[float] = []
+    def _pack_short(self, now: int) -> bytes:
+        out = []
         for key in self._packed_keys:
             here = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            out += [len(here), 4 + sum(_HEAD + _SIZES[_format(term)] for _number, term in here)]
+            out.append(_STATE.pack(len(here), 4 + sum(_HEAD + _size(term) for _number, term in here)))
             for number, term in here:
-                p = term.algorithm.params(now)
-                out += [number, name_id(term.name), term.algorithm.code, term.slot + 1]
-                if isinstance(term.algorithm, FixedWindow):
-                    out += [p[0], 0, p[5]]
-                elif isinstance(term.algorithm, CalendarWindow):
-                    out += [p[1], p[2], p[5]]
+                p, algorithm = term.algorithm.params(now), term.algorithm
+                if isinstance(algorithm, FixedWindow):
+                    numbers: tuple[int, ...] = p[0], 0, p[5]
+                elif isinstance(algorithm, CalendarWindow):
+                    numbers = p[1], p[2], p[5]
                 elif p[2] == 1:
-                    out += [p[0], p[3]]
+                    numbers = p[0], p[3], 1
                 else:
-                    out += [p[0], p[2], p[1], p[3], p[4]]
-        return out
+                    numbers = p[0], p[3], p[2], p[1], p[4], 0
+                out.append(_LIMIT.pack(number, name_id(term.name), algorithm.code, term.slot + 1, *numbers[:3]))
+                out += [_FRACTION.pack(*numbers[3:])] if len(numbers) > 3 else []
+        return b"".join(out)
 
     def _compile(self, now: int) -> tuple[bytes, bytes]:
-        if self.formats is None:
-            return self._pack(now), b""
-        numbers = self._numbers(now)
-        return self._pack(now), struct.pack(f"<{len(numbers)}d", *numbers)
+        return self._pack(now), self._pack_short(now) if self._short else b""
 
     @cached_property
     def _calendars(self) -> tuple[CalendarWindow, ...]:
         return tuple(term.algorithm for term in self.terms if isinstance(term.algorithm, CalendarWindow))
 
     @cached_property
-    def _fixed(self) -> tuple[bytes, bytes] | None:
-        return None if self._calendars else self._compile(0)
+    def _fixed(self) -> Packed | None:
+        return None if self._calendars else Packed(*self._compile(0), float("-inf"), float("inf"))
 
-    def packed(self, now: int | None = None) -> tuple[bytes, bytes]:
-        """The terms as decide.lua reads them, and as fast.lua does.
-
-        `now` (µs since 1970 UTC; this machine's) places the calendars.
-        """
+    def packed(self, now: int) -> Packed:
+        """The terms as the scripts read them at `now` (µs since 1970 UTC), and how long that is right."""
         fixed = self._fixed
         if fixed is not None:
             return fixed
-        moment = time.time_ns() // 1000 if now is None else now
         held = self._held
-        if held is None or not held[0] <= moment < held[1]:
-            periods = [calendar.params(moment) for calendar in self._calendars]
+        if held is None or not held.start <= now < held.end:
+            periods = [calendar.params(now) for calendar in self._calendars]
             start, end = max(period[1] for period in periods), min(period[2] for period in periods)
-            held = start, end, self._compile(moment)
+            held = Packed(*self._compile(now), start, end)
             # Not part of what a program is: what it was last compiled to.
             object.__setattr__(self, "_held", held)
-        return held[2]
+        return held
 
 
-#: Formats of the records in a packed state, as lua/prelude.lua has them: behind a head of 11 bytes, with their sizes.
-_HEAD = 11
-_LEVEL, _FRACTION, _WINDOW = "I4BI2I4I7I7I7", "I4BI2I4I7I7I4I4I7I4", "I4BI2I4i7i7I7I6"
-_SIZES = {_LEVEL: 21, _FRACTION: 33, _WINDOW: 27}
+#: Sizes of the records in a packed state, as lua/prelude.lua has them, behind a head of 11 bytes.
+_HEAD, _LEVEL_SIZE, _FRACTION_SIZE, _WINDOW_SIZE = 11, 21, 33, 27
+_STATE, _LIMIT, _FRACTION = struct.Struct("<BH"), struct.Struct("<BIBBddd"), struct.Struct("<ddd")
 
 
-def _format(term: Term) -> str:
+def _size(term: Term) -> int:
     if isinstance(term.algorithm, (FixedWindow, CalendarWindow)):
-        return _WINDOW
-    return _LEVEL if term.algorithm.params(0)[2] == 1 else _FRACTION
+        return _WINDOW_SIZE
+    return _LEVEL_SIZE if term.algorithm.params(0)[2] == 1 else _FRACTION_SIZE
 
 
 def _usual(term: Term) -> bool:

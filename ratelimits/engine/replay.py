@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ratelimits.engine.call import Call, Command, nonce, shard, states
-from ratelimits.engine.decide import Decision, Stale
+from ratelimits.engine.decide import Decision, Stale, read
 from ratelimits.engine.server import Server
 
 
@@ -24,7 +24,8 @@ def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
     packed = [partial(_to, command, lease) for command, lease in zip(commands, leases, strict=True)]
     replies = here.wire.stream(packed, {command.script for command in commands})
     decisions = []
-    for call, reply in zip(calls, replies, strict=True):
+    for call, raw in zip(calls, replies, strict=True):
+        reply = read(raw)
         if reply[0] != 1:
             raise Stale(0, reply[1])
         decisions.append(Decision(call, reply))

@@ -21,7 +21,7 @@ local where = 'd|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|
 local full = false
 for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  full = usage_add(KEYS[2], field, cost, requests, prefix, ARGV[2], ' ' .. ARGV[1], now) or full
+  full = usage_add(KEYS[2], field, cost, requests, ARGV[2], ARGV[1], now) or full
 end
 if full then batch_seal(prefix, now, ARGV[1], ARGV[2]) end
 return 1

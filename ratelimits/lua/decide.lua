@@ -3,49 +3,49 @@
 --
 -- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
 --          are meters; the receipt if flag 2 is set; the own states. The program numbers packed, then own states
--- ARGV[1]  with meters: "account|key"
--- ARGV[2]  nonce: unique for each call; the name of its leases
--- ARGV[3]  request, '<BBBBddddB': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
---          8 no waiting whatever the limits say), number of heads, number of meters, now (µs; -1: the server's), timeout
---          (µs; -1: any), the moment that a settled receipt was charged at (µs, 0 unknown), the receipt's time to live
---          (ms), number of packed states
+-- ARGV[1]  nonce: unique for each call; the name of its leases
+-- ARGV[2]  the head that is expected, "<configuration version> <run>"
+-- ARGV[3]  request, '<BBBBBdddddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
+--          8 no waiting whatever the limits say), number of heads, of meters and of packed states, now (µs; -1: the
+--          server's), timeout (µs; -1: any), the moment that a settled receipt was charged at (µs, 0 unknown), the
+--          receipt's time to live (ms), since when and until when the rest of ARGV is right (µs); and behind it the
+--          costs, '<d' for each slot, the first slots being the meters. Negative: a receipt settled for less
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
--- ARGV[5]  costs, '<d…', one for each slot; the first slots are the meters. Negative: a receipt settled for less
--- ARGV[6]  the head that is expected, "<configuration version> <run>"
--- ARGV[7]  for fast.lua, as the last ones are
--- ARGV[8]  with meters: '<dddd' starts of the previous, current, next and next but one billing period (µs); for a
---          receipt '<dd' its bin and period (seconds)
--- ARGV[9]  with meters: for each meter its name and the "rule|version" that bills it
+-- ARGV[5]  for fast.lua
+-- ARGV[6]  for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"
 --
--- Returns  {1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, at, bin, period,
---           then ok, remaining, reset_after of each limit}, times in µs, bin and period in seconds
---          {0, version}  the caller's configuration is older than this: nothing was decided
---          {-2, now}     the calendar boundaries do not reach to now: nothing was decided
---          {2}           this receipt was refunded or settled before: nothing was done
+-- Returns  int64s '<i8…': 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, the
+--            moment it was made as at, now; then ok, remaining, reset_after of each limit. Times in µs
+--          0, version   the caller's configuration is older than this: nothing was decided
+--          -2, now      ARGV is not right at this time: nothing was decided
+--          2, 0         this receipt was refunded or settled before: nothing was done
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
-local op, flags, heads, meters, now, timeout, charged_at, ttl, packed = unpack_struct('<BBBBddddB', ARGV[3])
+local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
+  unpack_struct('<BBBBBdddddd', ARGV[3])
 local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags >= 8
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
 end
+local function answer(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
+if now < from or now >= til then return answer(-2, now) end
 
 -- 1. The configuration, shard by shard.
 for i = 1, heads do
   local head = call('GET', KEYS[i])
-  if head ~= ARGV[6] then
-    local held, run = string.match(ARGV[6], '^(%d+) (.*)$')
+  if head ~= ARGV[2] then
+    local held, run = string.match(ARGV[2], '^(%d+) (.*)$')
     local stored, before = string.match(head or '0 ?', '^(%d+) (.*)$')
     held, stored = tonumber(held), tonumber(stored)
     if held < stored then
-      if op <= PEEK then return {0, stored} end
+      if op <= PEEK then return answer(0, stored) end
       held = stored -- what was admitted is given back or settled whatever the rules are by now
     end
     -- Another run of the server: what it may have forgotten ends with its batch.
-    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[2]) end
+    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[1]) end
     if before ~= run or held ~= stored or not head then call('SET', KEYS[i], int(held) .. ' ' .. run) end
   end
 end
@@ -57,12 +57,12 @@ local function place(number) return KEYS[(number > packed and beside or heads) +
 local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
 local size = #program
 while pos <= size do
-  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[2]}
+  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[1]}
   name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, max_wait, pos =
     unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
-  l.cost = unpack_struct('<d', ARGV[5], slot * 8 - 7)
+  l.cost = unpack_struct('<d', ARGV[3], costs + slot * 8 - 8)
   if own > 0 then l.own = place(own) end
   local state = states[index]
   if not state then
@@ -98,22 +98,11 @@ for i = 1, #limits do
   else
     algorithm.birth(l)
   end
-  if l.stale then return {-2, now} end
+  if l.stale then return answer(-2, now) end
 end
 
--- 3. The usage it will be counted under.
-local bin, period = 0, 0
-if meters > 0 then
-  if op == SETTLE then
-    bin, period = unpack_struct('<dd', ARGV[8])
-  else
-    local b1, b2, b3, b4 = unpack_struct('<dddd', ARGV[8])
-    bin = (at - at % 900000000) / 1e6
-    if at < b1 or at >= b4 then return {-2, now} end
-    period = (at < b2 and b1 or at < b3 and b2 or b3) / 1e6
-  end
-end
-if once and not call('SET', receipt, '1', 'NX', 'PX', ttl) then return {2} end
+-- 3. A receipt is acted on once.
+if once and not call('SET', receipt, '1', 'NX', 'PX', ttl) then return answer(2, 0) end
 
 -- 4. The decision.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0
@@ -220,38 +209,35 @@ end
 
 -- 6. What is counted: once per request and meter.
 if meters > 0 and (op == TRY or op == SETTLE) then
-  local open, prefix, full = KEYS[heads + packed + 1], string.sub(KEYS[1], 1, -5), false
-  local where, who = '|' .. bin .. '|' .. period .. '|', '|' .. ARGV[1]
+  local open, run, full = KEYS[heads + packed + 1], string.match(ARGV[2], ' (.*)$'), false
   local requests = (once and not whole) and 0 or 1
-  local function count(kind, meter, rule, cost)
-    full = usage_add(open, kind .. where .. meter .. '|' .. rule .. who, cost, requests, prefix, ARGV[2], ARGV[6], now)
-      or full
-  end
+  local function count(field, cost) full = usage_add(open, field, cost, requests, ARGV[1], run, now) or full end
   for i = 1, meters do
-    local cost, meter = unpack_struct('<d', ARGV[5], i * 8 - 7), ARGV[7 + 2 * i]
+    local cost, field = unpack_struct('<d', ARGV[3], costs + i * 8 - 8), ARGV[5 + i]
+    local where, who = string.match(field, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
     if op == SETTLE then
-      count(cost < 0 and 'r' or 'a', meter, ARGV[8 + 2 * i], math.abs(cost))
+      count((cost < 0 and 'r' or 'a') .. string.sub(field, 2), math.abs(cost))
     elseif allowed then
-      count('a', meter, ARGV[8 + 2 * i], cost)
+      count(field, cost)
       for j = 1, #limits do
         local l = limits[j]
-        if not l.ok and l.slot == i then count('s', meter, l.rule .. '|' .. l.version, cost) end
+        if not l.ok and l.slot == i then count('s' .. where .. l.rule .. '|' .. l.version .. who, cost) end
       end
     else
       local l = limits[binding]
-      count('d', meter, l.rule .. '|' .. l.version, cost)
+      count('d' .. where .. l.rule .. '|' .. l.version .. who, cost)
     end
   end
-  if full then batch_seal(prefix, now, string.match(ARGV[6], ' (.*)$'), ARGV[2]) end
+  if full then batch_seal(string.sub(open, 1, -5), now, run, ARGV[1]) end
 end
 
 -- 7. The answer.
-local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, wait, at, bin, period}
+local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, wait, at, now}
 local remaining, reset
 for i = 1, #limits do
   local l = limits[i]
   local left, full = A[l.code].measure(l)
-  reply[8 + 3 * i], reply[9 + 3 * i], reply[10 + 3 * i] = l.ok and 1 or 0, left, full
+  reply[7 + 3 * i], reply[8 + 3 * i], reply[9 + 3 * i] = l.ok and 1 or 0, left, full
   if l.mode == 0 then
     if not remaining or left < remaining then
       remaining = left
@@ -261,4 +247,4 @@ for i = 1, #limits do
   end
 end
 reply[4], reply[6] = remaining or 0, reset or 0
-return reply
+return answer(unpack(reply))
