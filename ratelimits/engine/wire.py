@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -20,8 +20,8 @@ import redis
 import redis.asyncio
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
+from redis.asyncio.connection import BlockingConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import Connection as AsyncConnection
-from redis.asyncio.connection import ConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -41,6 +41,8 @@ from ratelimits.engine.scripts import Script
 
 #: After this many idle seconds a connection is looked at before it is used: the server may have closed it.
 IDLE = 1.0
+#: Connections of one event loop; a call that finds them all taken waits for one, TIMEOUT at most.
+ASYNC_CONNECTIONS = 50
 
 _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
     Connection: AsyncConnection,
@@ -49,6 +51,8 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 }
 
 
+# redis-py's pools refuse the 101st connection by default; how many threads there are is not theirs to say.
+_MANY = 2**31
 _OF_THE_POOL = ("maint_notifications", "orig_", "event_dispatcher")
 
 
@@ -118,7 +122,7 @@ class Wire:
         self._pool = _strict(source.connection_pool, timeout)
         self._pinned = _Pinned() if type(source.connection_pool) in (ConnectionPool, BlockingConnectionPool) else None
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._loops: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         self._timeout = timeout
         #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
@@ -176,14 +180,21 @@ class Wire:
                 connection = self._pool.get_connection()
             except (RedisError, OSError) as error:
                 raise NotSent(str(error)) from error
-            if connection not in self._runs:
-                self._runs[connection] = self._greet(connection)
-            return connection, self._runs[connection]
+            run = self._runs.get(connection)
+            if run is None:
+                try:
+                    run = self._greet(connection)
+                except NotSent:
+                    self._pool.release(connection)
+                    raise
+                self._learn(connection, run)
+            return connection, run
         connection = pinned.connection
         now = time.monotonic()
         if connection is None or pinned.pid != os.getpid():
             # A child of a fork must not speak on its parent's socket; dropping the object leaves the parent's open.
-            connection = pinned.connection = self._pool.make_connection()
+            # Not one that the pool counts: threads come and go, and the pool would never hear that this one went.
+            connection = pinned.connection = self._pool.connection_class(**self._pool.connection_kwargs)
             pinned.pid = os.getpid()
         elif now - pinned.used > IDLE and connection.is_connected and _closed(connection):
             connection.disconnect()
@@ -201,20 +212,46 @@ class Wire:
             connection.disconnect()
             raise NotSent(str(error)) from error
 
+    def _learn(self, connection: Any, run: str) -> None:
+        self._runs[connection] = run
+        connection.register_connect_callback(self._connected_anew)
+
+    def _connected_anew(self, connection: Any) -> None:
+        """A pool has connected again by itself: perhaps to another run of the server."""
+        self._runs.pop(connection, None)
+
+    async def _pool_of(self, loop: Any) -> Any:
+        for other in list(self._loops):
+            if other.is_closed():
+                self._loops.pop(other, None)
+        pool = _twin(self._pool, self._timeout)
+        end = self._end(loop, pool)
+        self._loops[loop] = pool, end
+        await anext(end)
+        return pool
+
+    async def _end(self, loop: Any, pool: Any) -> AsyncGenerator[None]:
+        """Closes a loop's connections before the loop itself is closed: runners end asynchronous generators last."""
+        try:
+            yield
+        finally:
+            self._loops.pop(loop, None)
+            await pool.disconnect()
+
     async def acall(self, command: Prepared, name: bytes) -> Any:
         """The same for async code, on connections of its event loop."""
         loop = asyncio.get_running_loop()
-        pool = self._loops.get(loop)
-        if pool is None:
-            pool = self._loops[loop] = _twin(self._pool)
+        known = self._loops.get(loop)
+        pool = known[0] if known is not None else await self._pool_of(loop)
         try:
             connection = await pool.get_connection()
         except (RedisError, OSError) as error:
             raise NotSent(str(error)) from error
         try:
             run = self._runs.get(connection)
-            if run is None or not connection.is_connected:
-                run = self._runs[connection] = await _agreet(connection)
+            if run is None:
+                run = await _agreet(connection)
+                self._learn(connection, run)
             try:
                 return await _aask(connection, command.to(run, name))
             except NoScriptError:
@@ -285,11 +322,13 @@ def _strict(pool: Any, timeout: float) -> Any:
     if isinstance(pool, SentinelConnectionPool):
         kwargs.pop("connection_pool", None)
         sentinel: Any = SentinelConnectionPool
-        return sentinel(pool.service_name, pool.sentinel_manager, is_master=pool.is_master, **kwargs)
-    return ConnectionPool(connection_class=pool.connection_class, **kwargs)
+        return sentinel(
+            pool.service_name, pool.sentinel_manager, is_master=pool.is_master, max_connections=_MANY, **kwargs
+        )
+    return ConnectionPool(connection_class=pool.connection_class, max_connections=_MANY, **kwargs)
 
 
-def _twin(pool: Any) -> Any:
+def _twin(pool: Any, timeout: float) -> Any:
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
@@ -298,4 +337,4 @@ def _twin(pool: Any) -> Any:
         raise ImproperlyConfigured(
             f"{pool.connection_class.__name__} has no async twin: use the sync functions in a thread"
         )
-    return AsyncConnectionPool(connection_class=known, **kwargs)
+    return AsyncConnectionPool(connection_class=known, max_connections=ASYNC_CONNECTIONS, timeout=timeout, **kwargs)

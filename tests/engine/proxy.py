@@ -1,0 +1,108 @@
+"""A TCP proxy in front of the server, which counts what passes and loses what it is told to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import TracebackType
+
+
+class Proxy:
+    """Forwards to 127.0.0.1:`port`. While `lose` is set replies are lost; `hold` keeps them until `let_go`."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lose = threading.Event()
+        self.cut = threading.Event()
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self.sent = b""
+        self.connections = 0
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def hold(self) -> None:
+        """Keep replies back."""
+        self._flowing.clear()
+
+    def let_go(self) -> None:
+        """Let the replies that were kept back go on."""
+        self._flowing.set()
+
+    def count(self, command: bytes) -> int:
+        """How often clients sent a command of that name."""
+        with self._lock:
+            return self.sent.upper().count(b"\r\n" + command.upper() + b"\r\n")
+
+    def wait_for(self, command: bytes) -> None:
+        """Wait until a client has sent it."""
+        deadline = time.monotonic() + 5
+        while not self.count(command):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def _start(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _address = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            self._sockets += [client, server]
+            self.connections += 1
+            self._start(self._forward, client, server, True)
+            self._start(self._forward, server, client, False)
+
+    def _forward(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if requests:
+                    with self._lock:
+                        self.sent += data
+                else:
+                    self._flowing.wait()
+                    if self.cut.is_set():
+                        break
+                    if self.lose.is_set():
+                        continue
+                target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._flowing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for end in self._sockets:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        for thread in self._threads:
+            thread.join(5)
+        for end in self._sockets:
+            end.close()

@@ -1,0 +1,486 @@
+"""The connections that decisions travel on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache
+from redis.exceptions import RedisError, ResponseError
+
+from ratelimits.embedded import Server as RunningServer
+from ratelimits.embedded import free_port
+from ratelimits.engine import wire as wire_module
+from ratelimits.engine.scripts import Script, read
+from ratelimits.engine.wire import NotSent, Unanswered, Wire, resp
+from tests.engine.proxy import Proxy
+from tests.servers import TestServers, server_binary
+
+TIMEOUT = 0.25
+
+
+@dataclass
+class Said:
+    """A command as it is, and the runs of the server that it was made for."""
+
+    words: tuple[bytes, ...]
+    script: Script = field(default_factory=lambda: Script(b"", b""))
+    runs: list[str] = field(default_factory=list)
+
+    def to(self, run: str, name: bytes) -> bytes:
+        self.runs.append(run)
+        return resp(*self.words)
+
+
+def say(*words: bytes) -> Said:
+    return Said(words)
+
+
+def script_call(text: bytes, *words: bytes) -> Said:
+    sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+    return Said((b"EVALSHA", sha, *words), Script(text, sha))
+
+
+COUNT = b"return redis.call('INCR', KEYS[1])"
+WHO = say(b"CLIENT", b"ID")
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Wire]]:
+    """Wires to a URL, with options of django-redis."""
+    made: list[Wire] = []
+
+    def open_wire(url: str, timeout: float = TIMEOUT, **options: Any) -> Wire:
+        caches["wire"] = RedisCache(url, {"OPTIONS": options})
+        try:
+            made.append(Wire("wire", timeout))
+        finally:
+            del caches["wire"]
+        return made[-1]
+
+    yield open_wire
+    for one in made:
+        one.client.close()
+    made.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def wire(opened: Callable[..., Wire], redis_url: str) -> Wire:
+    return opened(redis_url)
+
+
+@pytest.fixture
+def proxy(servers: TestServers) -> Iterator[Proxy]:
+    with Proxy(servers.redis.port) as running:
+        yield running
+
+
+@pytest.fixture
+def own_server(servers: TestServers, tmp_path: Path) -> Iterator[RunningServer]:
+    """A server that a test may stop and start."""
+    running = RunningServer(tmp_path / "server", binary=server_binary(servers.redis_kind))
+    yield running
+    running.stop()
+
+
+def clients(client: redis.Redis) -> int:
+    return len(client.client_list())
+
+
+def run_of(client: redis.Redis) -> str:
+    info = client.info("everything")
+    return f"{info['run_id']}:{info['master_replid']}"
+
+
+class TestSending:
+    def test_a_command_is_one_round_trip_once_the_connection_has_learnt_the_servers_run(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire, command = opened(proxy.url), say(b"ECHO", b"hello")
+        assert [wire.call(command, b"") for _ in range(5)] == [b"hello"] * 5
+        assert (proxy.connections, proxy.count(b"ECHO"), proxy.count(b"INFO")) == (1, 5, 1)
+        assert set(command.runs) == {run_of(redis_client)}
+
+    def test_what_the_server_refuses_is_its_own_error_and_the_connection_stays(self, wire: Wire) -> None:
+        before = wire.call(WHO, b"")
+        with pytest.raises(ResponseError, match="unknown command"):
+            wire.call(say(b"NONSENSE"), b"")
+        assert wire.call(WHO, b"") == before
+
+    def test_a_script_that_the_server_forgot_is_loaded_and_called_once(
+        self, wire: Wire, redis_client: redis.Redis
+    ) -> None:
+        command = script_call(COUNT, b"1", b"counter")
+        for number in range(1, 4):
+            redis_client.script_flush()
+            assert wire.call(command, b"") == number
+
+    def test_a_script_of_ours_is_known_by_its_digest(self, redis_client: redis.Redis) -> None:
+        script = read("batch", "seal")
+        assert redis_client.script_load(script.text) == script.sha.decode()
+
+    def test_many_commands_are_answered_in_order_in_one_go(self, wire: Wire) -> None:
+        command = script_call(COUNT, b"1", b"counter")
+        packed = [lambda run: command.to(run, b"")] * 100
+        assert wire.stream(packed, {command.script}) == list(range(1, 101))
+
+    def test_a_refusal_among_many_is_told_once_all_are_read(self, wire: Wire) -> None:
+        packed = [lambda run, words=words: resp(*words) for words in ((b"INCR", b"a"), (b"NONSENSE",), (b"INCR", b"a"))]
+        with pytest.raises(ResponseError, match="unknown command"):
+            wire.stream(packed, set())
+        assert wire.call(say(b"GET", b"a"), b"") == b"2"
+
+
+class TestLoss:
+    """A lost reply is neither asked for again nor taken for another's."""
+
+    def test_a_lost_reply_is_unanswered_in_time_and_the_command_was_sent_once(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire = opened(proxy.url)
+        wire.call(WHO, b"")
+        proxy.lose.set()
+        started = time.monotonic()
+        with pytest.raises(Unanswered):
+            wire.call(say(b"INCR", b"counter"), b"")
+        assert time.monotonic() - started < 4 * TIMEOUT
+        proxy.lose.clear()
+        assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
+
+    def test_a_reply_that_comes_late_is_not_taken_for_the_next_one(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url)
+        assert wire.call(say(b"ECHO", b"first"), b"") == b"first"
+        proxy.hold()
+        with pytest.raises(Unanswered):
+            wire.call(say(b"ECHO", b"late"), b"")
+        proxy.let_go()
+        assert [wire.call(say(b"ECHO", word), b"") for word in (b"a", b"b")] == [b"a", b"b"]
+        assert proxy.connections == 2
+
+    def test_a_connection_cut_off_before_the_reply_is_unanswered_and_sent_once(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire = opened(proxy.url)
+        wire.call(WHO, b"")
+        proxy.cut.set()
+        with pytest.raises(Unanswered):
+            wire.call(say(b"INCR", b"counter"), b"")
+        proxy.cut.clear()
+        assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
+        assert wire.call(say(b"GET", b"counter"), b"") == b"1"
+
+    def test_many_commands_whose_replies_are_lost_are_unanswered(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url)
+        wire.call(WHO, b"")
+        proxy.lose.set()
+        with pytest.raises(Unanswered):
+            wire.stream([lambda run: resp(b"INCR", b"counter")] * 3, set())
+        assert proxy.count(b"INCR") == 3
+
+    def test_without_a_server_nothing_is_sent(self, opened: Callable[..., Wire]) -> None:
+        wire, command = opened(f"redis://127.0.0.1:{free_port()}/0"), say(b"INCR", b"counter")
+        for _ in range(2):
+            with pytest.raises(NotSent):
+                wire.call(command, b"")
+        assert command.runs == []
+
+    def test_a_server_that_accepts_and_says_nothing_was_sent_no_command(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url)
+        proxy.lose.set()
+        with pytest.raises(NotSent):
+            wire.call(say(b"INCR", b"counter"), b"")
+        proxy.lose.clear()
+        assert proxy.count(b"INCR") == 0
+        assert wire.call(say(b"INCR", b"counter"), b"") == 1
+
+    def test_a_connection_that_the_server_closed_meanwhile_is_noticed_before_it_is_used(
+        self, wire: Wire, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = wire.call(WHO, b"")
+        redis_client.client_kill_filter(_id=before)
+        monkeypatch.setattr(wire_module, "IDLE", -1.0)
+        assert wire.call(WHO, b"") > before
+
+    def test_a_connection_that_the_server_closed_just_now_costs_one_call(
+        self, wire: Wire, redis_client: redis.Redis
+    ) -> None:
+        before = wire.call(WHO, b"")
+        redis_client.client_kill_filter(_id=before)
+        with pytest.raises(Unanswered):
+            wire.call(WHO, b"")
+        assert wire.call(WHO, b"") > before
+
+    @pytest.mark.parametrize("command", ["append", "rpush"])
+    def test_what_is_no_decision_is_not_sent_again_either(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis, command: str
+    ) -> None:
+        wire = opened(proxy.url, CONNECTION_POOL_KWARGS={"retry_on_timeout": True})
+        wire.client.ping()
+        proxy.lose.set()
+        with pytest.raises(RedisError):
+            getattr(wire.client, command)("counter", 1)
+        assert proxy.count(command.encode()) == 1
+
+
+class TestThreadsAndProcesses:
+    def test_each_thread_has_one_connection_of_its_own(self, wire: Wire) -> None:
+        seen: list[list[int]] = []
+
+        def work() -> None:
+            seen.append([wire.call(WHO, b"") for _ in range(3)])
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(len(set(one)) == 1 for one in seen)
+        assert len({one[0] for one in seen}) == 4
+
+    def test_threads_may_come_and_go_without_end(self, wire: Wire, redis_client: redis.Redis) -> None:
+        before, failures = clients(redis_client), []
+
+        def work() -> None:
+            try:
+                wire.call(WHO, b"")
+            except Exception as error:  # noqa: BLE001  (told to the test's thread)
+                failures.append(error)
+
+        for _ in range(150):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        assert failures == []
+        gc.collect()
+        assert clients(redis_client) <= before + 2
+
+    def test_a_forked_child_speaks_on_a_connection_of_its_own(self, wire: Wire) -> None:
+        mine = wire.call(WHO, b"")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writing, b"%d" % wire.call(WHO, b""))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        with os.fdopen(reading, "rb") as pipe:
+            theirs = int(pipe.read())
+        assert theirs > mine
+        assert wire.call(WHO, b"") == mine
+
+
+class TestRuns:
+    """A connection knows the run of the server that it is connected to, also after the server was another."""
+
+    def test_a_thread_learns_the_new_run_of_a_restarted_server(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        wire, command = opened(own_server.url), say(b"PING")
+        wire.call(command, b"")
+        own_server.stop()
+        own_server.start()
+        with pytest.raises(Unanswered):
+            wire.call(command, b"")
+        wire.call(command, b"")
+        with redis.Redis.from_url(own_server.url) as client:
+            assert command.runs[-1] == run_of(client) != command.runs[0]
+
+    def test_an_event_loop_learns_the_new_run_of_a_restarted_server(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        wire, command = opened(own_server.url), say(b"PING")
+
+        def restart() -> None:
+            own_server.stop()
+            own_server.start()
+
+        async def work() -> None:
+            await wire.acall(command, b"")
+            await asyncio.to_thread(restart)
+            await wire.acall(command, b"")
+
+        asyncio.run(work())
+        with redis.Redis.from_url(own_server.url) as client:
+            assert command.runs[-1] == run_of(client) != command.runs[0]
+
+    def test_a_pool_of_another_kind_learns_it_too(self, opened: Callable[..., Wire], own_server: RunningServer) -> None:
+        wire, command = opened(own_server.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool"), say(b"PING")
+        wire.call(command, b"")
+        own_server.stop()
+        own_server.start()
+        wire.call(command, b"")
+        with redis.Redis.from_url(own_server.url) as client:
+            assert command.runs[-1] == run_of(client) != command.runs[0]
+
+
+class Pool(redis.ConnectionPool):
+    """A pool of a kind that nobody knows."""
+
+
+class TestConfiguration:
+    def test_an_alias_of_another_kind_is_refused_with_what_to_write(self) -> None:
+        from django.core.cache.backends.locmem import LocMemCache
+
+        caches["wire"] = LocMemCache("wire", {})
+        try:
+            with pytest.raises(ImproperlyConfigured, match=r"^RATELIMITS\['CACHE_ALIAS'\] is 'wire', which is no"):
+                Wire("wire", TIMEOUT)
+        finally:
+            del caches["wire"]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"CONNECTION_POOL_KWARGS": {"max_connections": 1, "decode_responses": True, "protocol": 3}},
+            {"CONNECTION_POOL_KWARGS": {"health_check_interval": 1, "retry_on_timeout": True}},
+            {"CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool", "CONNECTION_POOL_KWARGS": {"timeout": 1}},
+            {"CONNECTION_POOL_CLASS": "tests.engine.test_wire.Pool"},
+            {"SOCKET_TIMEOUT": 30, "SOCKET_CONNECT_TIMEOUT": 30},
+        ],
+    )
+    def test_whatever_the_alias_says_replies_are_bytes_and_timeouts_short(
+        self, opened: Callable[..., Wire], proxy: Proxy, options: dict[str, Any]
+    ) -> None:
+        wire = opened(proxy.url, **options)
+        assert wire.call(say(b"ECHO", b"hello"), b"") == b"hello"
+        assert asyncio.run(wire.acall(say(b"ECHO", b"hello"), b"")) == b"hello"
+        proxy.lose.set()
+        started = time.monotonic()
+        with pytest.raises(Unanswered):
+            wire.call(say(b"INCR", b"counter"), b"")
+        assert time.monotonic() - started < 4 * TIMEOUT
+        assert proxy.count(b"INCR") == 1
+
+    def test_a_pool_keeps_no_connection_whose_server_was_away(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
+        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool")
+        proxy.cut.set()
+        for _ in range(3):
+            with pytest.raises(NotSent):
+                wire.call(WHO, b"")
+        proxy.cut.clear()
+        first = wire.call(WHO, b"")
+        assert wire.call(WHO, b"") == first
+
+    def test_a_password_and_a_unix_socket(
+        self, opened: Callable[..., Wire], servers: TestServers, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "s"
+        running = RunningServer(
+            tmp_path / "server", binary=server_binary(servers.redis_kind), options={"unixsocket": str(path)}
+        )
+        try:
+            with redis.Redis.from_url(running.url) as client:
+                client.config_set("requirepass", "secret")
+            wire = opened(f"unix://:secret@{path}?db=3")
+            assert wire.call(say(b"SET", b"a", b"1"), b"") == b"OK"
+            assert asyncio.run(wire.acall(say(b"GET", b"a"), b"")) == b"1"
+            with pytest.raises(NotSent):
+                opened(f"unix://:wrong@{path}?db=3").call(WHO, b"")
+        finally:
+            running.stop()
+
+
+class TestAsync:
+    async def test_many_at_once_share_a_few_connections(self, wire: Wire, redis_client: redis.Redis) -> None:
+        replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
+        assert replies == [b"%d" % n for n in range(500)]
+        assert clients(redis_client) <= wire_module.ASYNC_CONNECTIONS + 5
+
+    async def test_the_loop_goes_on_while_the_server_thinks(self, wire: Wire, redis_client: redis.Redis) -> None:
+        await wire.acall(WHO, b"")
+        redis_client.client_pause(100)
+        waiting = asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b""))
+        turns = 0
+        while not waiting.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert (waiting.result(), turns > 5) == (1, True)
+
+    def test_each_loop_has_connections_of_its_own_and_takes_them_along_when_it_ends(
+        self, wire: Wire, redis_client: redis.Redis
+    ) -> None:
+        before = clients(redis_client)
+        seen = [asyncio.run(wire.acall(WHO, b"")) for _ in range(20)]
+        assert len(set(seen)) == 20
+        assert clients(redis_client) <= before + 1
+
+    def test_loops_in_two_threads_do_not_meet(self, wire: Wire) -> None:
+        async def work(word: bytes) -> list[bytes]:
+            return [await wire.acall(say(b"ECHO", word), b"") for _ in range(50)]
+
+        replies: dict[bytes, list[bytes]] = {}
+        threads = [
+            threading.Thread(target=lambda word=word: replies.update({word: asyncio.run(work(word))}))
+            for word in (b"a", b"b")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert replies == {word: [word] * 50 for word in (b"a", b"b")}
+
+    async def test_a_script_that_the_server_forgot_is_loaded_and_called_once(
+        self, wire: Wire, redis_client: redis.Redis
+    ) -> None:
+        command = script_call(COUNT, b"1", b"counter")
+        for number in range(1, 4):
+            redis_client.script_flush()
+            assert await wire.acall(command, b"") == number
+
+    async def test_a_lost_reply_is_unanswered_and_a_late_one_is_nobodys(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire = opened(proxy.url)
+        await wire.acall(WHO, b"")
+        proxy.hold()
+        with pytest.raises(Unanswered):
+            await wire.acall(say(b"INCR", b"counter"), b"")
+        proxy.let_go()
+        assert [await wire.acall(say(b"ECHO", word), b"") for word in (b"a", b"b")] == [b"a", b"b"]
+        assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
+
+    async def test_a_call_that_was_cancelled_leaves_its_reply_to_nobody(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, timeout=5)
+        await wire.acall(WHO, b"")
+        proxy.hold()
+        waiting = asyncio.ensure_future(wire.acall(say(b"ECHO", b"cancelled"), b""))
+        await asyncio.to_thread(proxy.wait_for, b"ECHO")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        proxy.let_go()
+        assert [await wire.acall(say(b"ECHO", word), b"") for word in (b"a", b"b")] == [b"a", b"b"]
+
+    async def test_without_a_server_nothing_is_sent(self, opened: Callable[..., Wire]) -> None:
+        wire, command = opened(f"redis://127.0.0.1:{free_port()}/0"), say(b"INCR", b"counter")
+        with pytest.raises(NotSent):
+            await wire.acall(command, b"")
+        assert command.runs == []
+
+    async def test_what_the_server_refuses_is_its_own_error(self, wire: Wire) -> None:
+        with pytest.raises(ResponseError, match="unknown command"):
+            await wire.acall(say(b"NONSENSE"), b"")
+        assert await wire.acall(say(b"ECHO", b"a"), b"") == b"a"
