@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.keys import KeyKind
-from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, Line, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import (
+    ArchivedRange,
+    Batch,
+    DurabilityGap,
+    GapKind,
+    Line,
+    ProcessTotal,
+    QuarantinedBatch,
+    ShardState,
+)
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.reports import Adjustment, PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
@@ -13,6 +22,7 @@ from ratelimits.models.versions import ConfigVersion, Tombstone
 __all__ = [
     "Account",
     "Adjustment",
+    "ArchivedRange",
     "Batch",
     "ConfigVersion",
     "DurabilityGap",

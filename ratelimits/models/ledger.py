@@ -229,6 +229,30 @@ class ProcessTotal(models.Model):
         return f"{self.process} {self.kind} {self.key}"
 
 
+class ArchivedRange(models.Model):
+    """Batches of one incarnation that were moved to an archive; the shard's chain in the ledger follows on them."""
+
+    archive = models.CharField(_("archive"), max_length=200)
+    shard = models.PositiveIntegerField(_("shard"))
+    incarnation = models.CharField(_("incarnation"), max_length=64)
+    first_seq = models.BigIntegerField(_("first number"))
+    last_seq = models.BigIntegerField(_("last number"))
+    first_position = models.BigIntegerField(_("first position"))
+    last_position = models.BigIntegerField(_("last position"))
+    previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
+    digest = models.CharField(_("digest"), max_length=64)
+    file_digest = models.CharField(_("digest of the file"), max_length=64)
+    archived_at = models.DateTimeField(_("archived at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("archived range")
+        verbose_name_plural = _("archived ranges")
+        indexes = [models.Index(fields=["shard", "incarnation"], name="ratelimits_archived")]
+
+    def __str__(self) -> str:
+        return f"{self.archive} {self.shard:02d}:{self.first_position}-{self.last_position}"
+
+
 class QuarantinedBatch(models.Model):
     """A batch that the ledger cannot take without guessing: kept whole, until someone decides."""
 

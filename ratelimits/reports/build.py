@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import groupby
 from operator import or_
 from typing import Any
 
@@ -36,9 +38,37 @@ def in_order(using: str, *names: str) -> list[Any]:
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
 
 
-def grouped(using: str, condition: Q) -> Iterator[Group]:
-    """The sums of ledger lines by GROUP, streamed in that order, with their first and last bins and batches."""
-    lines = Line.objects.using(using).filter(condition).values(*GROUP).order_by(*in_order(using, *GROUP))
+#: Ledger lines that say nothing but that a shadow rule would have refused are no usage.
+_USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests__gt=0) | Q(refunded_units__gt=0)
+
+
+def grouped(condition: Q, *sources: str) -> Iterator[Group]:
+    """The sums of ledger lines by GROUP, streamed in that order, with their first and last bins and batches.
+
+    `sources` are the databases that the lines are in.
+    """
+    if len(sources) == 1:
+        return _grouped(sources[0], condition)
+    streams = heapq.merge(*(_grouped(using, condition) for using in sources), key=_subject)
+    return (reduce(_joined, groups) for _subject_, groups in groupby(streams, key=_subject))
+
+
+def _subject(group: Group) -> tuple[Any, ...]:
+    return tuple(group[name] for name in GROUP)
+
+
+def _joined(one: Group, other: Group) -> Group:
+    """Two parts of a group, from two databases, as one."""
+    return {
+        **one,
+        **{name: one[name] + other[name] for name in SUMS},
+        **{name: min(one[name], other[name]) for name in ("first_bin", "first_shard", "first_position")},
+        **{name: max(one[name], other[name]) for name in ("last_bin", "last_shard", "last_position")},
+    }
+
+
+def _grouped(using: str, condition: Q) -> Iterator[Group]:
+    lines = Line.objects.using(using).filter(condition, _USED).values(*GROUP).order_by(*in_order(using, *GROUP))
     sums: Iterator[Group] = lines.annotate(
         **{name: Sum(name) for name in SUMS},
         first_bin=Min("bin"),

@@ -156,7 +156,7 @@ class _Closing:
     def _groups(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:
         period = start // SECOND
         own = Q(account=self.account, period=period) & between(since[str(period)], self.chain)
-        return grouped(self.using, own)
+        return grouped(own, self.using)
 
     def _report(self, period: Period, version: int, taken: set[int]) -> Report:
         gaps = Gaps.between(self.using, period.start, period.end)
@@ -169,7 +169,7 @@ class _Closing:
             version=version,
             since={str(start // SECOND): self._covered(start) for start in sorted(taken)},
             chain=self.chain,
-            chain_head=signing.chain_head(self.using, self.chain),
+            chain_head=signing.chain_head(self.chain, self.using),
             gaps="; ".join(dict.fromkeys(text for text in texts if text)),
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ratelimits.conf import conf
-from ratelimits.models import Batch, Report
+from ratelimits.models import ArchivedRange, Batch, Report
 from ratelimits.reports.rows import Row, report_id
 
 
@@ -16,19 +16,29 @@ class BrokenChainError(ValueError):
     """The ledger has no batch where a report's chain ends; the message names it."""
 
 
-def chain_head(using: str, chain: Mapping[str, int]) -> str:
-    """One digest of the digests that the shards' chains have at these positions."""
-    parts = []
-    for shard, position in sorted(chain.items(), key=lambda item: int(item[0])):
-        digest = ""
-        if position:
-            rows = Batch.objects.using(using).filter(shard=int(shard), position=position)
-            found = rows.values_list("digest", flat=True).first()
-            if found is None:
-                raise BrokenChainError(f"shard {int(shard):02d} has no batch at position {position}")
-            digest = found
-        parts.append(f"{int(shard)}:{position}:{digest}")
+def chain_head(chain: Mapping[str, int], *sources: str) -> str:
+    """One digest of the digests that the shards' chains have at these positions; `sources` are databases."""
+    parts = [
+        f"{shard}:{position}:{_digest_at(int(shard), position, sources)}"
+        for shard, position in sorted(chain.items(), key=lambda item: int(item[0]))
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
+    if not position:
+        return ""
+    for using in sources:
+        rows = Batch.objects.using(using).filter(shard=shard, position=position)
+        archived = ArchivedRange.objects.using(using).filter(shard=shard, last_position=position)
+        for found in (rows.values_list("digest", flat=True), archived.values_list("digest", flat=True)):
+            if digest := found.first():
+                return digest
+    moved = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
+    archive = moved.filter(last_position__gte=position).first()
+    if archive is not None:
+        raise BrokenChainError(f"its usage was moved to the archive {archive.archive}: verify with the archive at hand")
+    raise BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
 
 
 class Digest:

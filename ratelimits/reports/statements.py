@@ -84,7 +84,7 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     rules = RuleBook(using)
     last = end + 32 * 86400 * SECOND
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, account)
-    with_terms = _with_terms(grouped(using, condition), TermsBook(using))
+    with_terms = _with_terms(grouped(condition, using), TermsBook(using))
     for _key, chunk in groupby(with_terms, key=lambda found: (found[0]["account"], found[0]["period"])):
         group, terms = next(chunk)
         if starts_in(month, group["period"] * SECOND, terms.timezone):

@@ -14,6 +14,7 @@ from ratelimits.models.ledger import (
     COUNTERS,
     LINES_PER_BATCH,
     SUBJECT,
+    ArchivedRange,
     Batch,
     DurabilityGap,
     GapKind,
@@ -54,6 +55,8 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outco
         )
         if known is not None:
             outcome = _again(using, state, known, packet, fence)
+        elif _archived(using, packet):
+            outcome = quarantine(using, state, packet, "its number was archived: compare it with the archive")
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _recovers(using, packet):
             outcome = quarantine(using, state, packet, "its number was passed, and the ledger does not have it")
         else:
@@ -70,6 +73,11 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outco
 def _advance(state: ShardState, packet: Packet) -> None:
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
+
+
+def _archived(using: str, packet: Packet) -> bool:
+    rows = ArchivedRange.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
+    return rows.filter(first_seq__lte=packet.seq, last_seq__gte=packet.seq).exists()
 
 
 def _recovers(using: str, packet: Packet) -> bool:

@@ -79,9 +79,14 @@ def checksum(line: str) -> int:
     return crc32(line.encode())
 
 
+def content_digester(header: Sequence[str | int]) -> hashlib._Hash:
+    """A digest that has a batch's identity, to be updated with a line feed and a canonical line for each."""
+    return hashlib.sha256(canonical(header).encode())
+
+
 def content_digest(header: Sequence[str | int], lines: Iterable[str]) -> str:
     """SHA-256 over the identity of a batch and its canonical lines, in hexadecimal."""
-    digest = hashlib.sha256(canonical(header).encode())
+    digest = content_digester(header)
     for line in lines:
         digest.update(b"\n" + line.encode())
     return digest.hexdigest()

@@ -1,10 +1,33 @@
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 
+import pytest
+from django.db import connection
+
+from tests.servers import TestServers
 from tests.usage.conftest import _fsync_at_once  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def _at_once(_fsync_at_once: None) -> None:  # noqa: F811
     """No fence has to be waited for."""
+
+
+@pytest.fixture
+def manage(servers: TestServers, transactional_db: None) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A management command in a process of its own, on the test's database."""
+    environment = {
+        **os.environ,
+        "DATABASE_URL": servers.url_of_database(str(connection.settings_dict["NAME"])),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+    }
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "manage.py", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return run

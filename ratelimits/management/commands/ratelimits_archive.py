@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ratelimits.conf import conf
+from ratelimits.reports.periods import SECOND, month_window
+from ratelimits.usage import archive
+
+
+class Command(BaseCommand):
+    help = "Moves old usage out of the ledger into files that ratelimits_verify accepts, or brings it back."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("directory", type=Path, help="where the files are")
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument("--before", help="move what was used before a month, such as 2026-01")
+        what.add_argument("--restore", action="store_true", help="bring back all files of the directory")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            if options["restore"]:
+                self._restore(options["directory"])
+            else:
+                # The earliest moment at which that month begins anywhere.
+                before = month_window(options["before"])[0] // SECOND
+                for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
+                    self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+
+    def _restore(self, directory: Path) -> None:
+        paths = archive.files(directory)
+        if not paths:
+            raise CommandError(f"{directory} holds no archive")
+        for path in paths:
+            self.stdout.write(f"{path}: {archive.restore(conf.DATABASE, path)} batches")

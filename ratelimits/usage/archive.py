@@ -1,0 +1,206 @@
+"""Retention: old batches go from the ledger to compressed files, one for each shard and run, and can come back.
+
+A file is text: a header line, then for each batch its row as JSON and its canonical lines, then a line with the digest
+of all before. It is written, fsynced and read back before anything leaves the ledger.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import F, Min, Q
+
+from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
+from ratelimits.models.reports import PeriodUsage, Report
+from ratelimits.usage.apply import write_lines
+from ratelimits.usage.packet import canonical
+
+_HEADER = "ratelimits archive 1"
+SUFFIX = ".ratelimits.gz"
+_FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
+_CHUNK = 2000
+
+
+class ArchiveError(ValueError):
+    """An archive that cannot be written or read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was moved out of one shard."""
+
+    shard: int
+    path: Path
+    batches: int
+    lines: int
+
+
+def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
+    """Move the batches that hold nothing but usage of periods that began before a moment (s since 1970) to files.
+
+    Raises ArchiveError while such a period is not finalised. Interrupted anywhere, it can be run again.
+    """
+    rows = PeriodUsage.objects.using(using).filter(period__lt=before)
+    still_open = rows.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
+    if still_open is not None:
+        raise ArchiveError(f"the usage {still_open} is not in a finalised report yet: finalise it first")
+    directory.mkdir(parents=True, exist_ok=True)
+    for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
+        newer = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
+        end = newer.aggregate(first=Min("batch__first_position"))["first"]
+        batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
+        tallied = ShardState.objects.using(using).get(shard=shard).tallied
+        old = batches.filter(position__lt=end) if end is not None else batches.filter(position__lte=tallied)
+        found = old.aggregate(first=Min("first_position"))["first"]
+        if found is not None:
+            yield _prune_shard(using, shard, list(old), directory)
+
+
+def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> Pruned:
+    name = f"{shard:02d}-{batches[0].first_position}-{batches[-1].position}{SUFFIX}"
+    path = directory / name
+    digest = _write(path, batches)
+    for _batch, _lines in read(path):
+        pass  # what cannot be read back must not be deleted
+    lines = 0
+    with transaction.atomic(using=using, durable=True):
+        ShardState.lock(using, shard)
+        for incarnation, group in groupby(batches, key=lambda batch: batch.incarnation):
+            part = list(group)
+            ArchivedRange.objects.using(using).create(
+                archive=name,
+                shard=shard,
+                incarnation=incarnation,
+                first_seq=part[0].first_seq,
+                last_seq=part[-1].seq,
+                first_position=part[0].first_position,
+                last_position=part[-1].position,
+                previous_digest=part[0].previous_digest,
+                digest=part[-1].digest,
+                file_digest=digest,
+            )
+        for batch in batches:
+            deleted, _by_model = batch.lines().order_by().delete()
+            lines += deleted
+        Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).delete()
+    return Pruned(shard, path, len(batches), lines)
+
+
+def _write(path: Path, batches: list[Batch]) -> str:
+    """Write the file whole or not at all; the digest that it ends with."""
+    digest = hashlib.sha256()
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as raw:
+        # Without a name and a time in its header the same batches make the same file.
+        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
+            for text in _texts(batches):
+                data = text.encode() + b"\n"
+                digest.update(data)
+                out.write(data)
+            out.write(f"end {digest.hexdigest()}\n".encode())
+        raw.flush()
+        os.fsync(raw.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return digest.hexdigest()
+
+
+def _texts(batches: list[Batch]) -> Iterator[str]:
+    yield _HEADER
+    for batch in batches:
+        values = {name: getattr(batch, name) for name in _FIELDS}
+        yield json.dumps({**values, "parts": bytes(batch.parts).hex()}, sort_keys=True)
+        for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_CHUNK):
+            yield canonical(row)
+
+
+def read(path: Path) -> Iterator[tuple[Batch, list[str]]]:
+    """The batches of a file, not saved, each with its canonical lines. ArchiveError for a file that is not whole."""
+    digest = hashlib.sha256()
+
+    def text() -> str:
+        data = source.readline()
+        if not data.endswith(b"\n"):
+            raise ArchiveError(f"{path} ends too early")
+        if not data.startswith(b"end "):
+            digest.update(data)
+        return data[:-1].decode()
+
+    try:
+        with gzip.open(path, "rb") as source:
+            if text() != _HEADER:
+                raise ArchiveError(f"{path} is no archive of a ledger")
+            while not (head := text()).startswith("end "):
+                values: dict[str, Any] = json.loads(head)
+                batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
+                yield batch, [text() for _number in range(batch.line_count)]
+    except (OSError, EOFError, ValueError) as error:
+        raise error if isinstance(error, ArchiveError) else ArchiveError(f"{path}: {error}") from error
+    if head != f"end {digest.hexdigest()}":
+        raise ArchiveError(f"{path} was changed after it was written")
+
+
+def files(directory: Path) -> list[Path]:
+    """The archive files of a directory, in order."""
+    return sorted(directory.glob(f"*{SUFFIX}"))
+
+
+def restore(using: str, path: Path) -> int:
+    """Bring the batches of a file back into the ledger; how many there were."""
+    batches = list(read(path))
+    with transaction.atomic(using=using, durable=True):
+        archived = ArchivedRange.objects.using(using).filter(archive=path.name)
+        if not archived.exists():
+            raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
+        for shard in {batch.shard for batch, _lines in batches}:
+            ShardState.lock(using, shard)
+        _insert(using, batches)
+        archived.delete()
+    return len(batches)
+
+
+def _insert(using: str, batches: list[tuple[Batch, list[str]]]) -> None:
+    for batch, lines in batches:
+        batch.pk = None
+        batch.save(using=using, force_insert=True)
+        write_lines(using, batch, lines)
+
+
+@contextmanager
+def opened(paths: list[Path]) -> Iterator[str]:
+    """A database alias under which the batches of these files can be queried; gone when the block is left."""
+    with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:
+        alias = f"ratelimits_archive_{os.path.basename(directory)}"  # noqa: PTH119
+        connections.databases[alias] = connections.configure_settings(
+            {
+                "default": {},
+                alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(directory) / "archive.sqlite3")},
+            }
+        )[alias]
+        try:
+            with connections[alias].schema_editor() as editor:
+                for model in (Batch, Line, ArchivedRange, Report):
+                    editor.create_model(model)
+            for path in paths:
+                with transaction.atomic(using=alias):
+                    _insert(alias, list(read(path)))
+            yield alias
+        finally:
+            connections[alias].close()
+            del connections[alias]
+            del connections.databases[alias]

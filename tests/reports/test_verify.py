@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from ratelimits.models import ArchivedRange, Batch, Line, Report, ReportLine
+from ratelimits.reports.statements import rows, statements
+from ratelimits.reports.verify import verify_report
+from tests.reports.invoices import account, close, spend
+from tests.reports.test_close import adjust
+from tests.usage.traffic import flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SIGNED = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "SIGNING_KEY": "of the finance department"}
+
+
+@pytest.fixture
+def reports() -> list[Report]:
+    """Two versions of October, one of September."""
+    acme = account(included=100)
+    spend(acme, "2026-09-05", 40)
+    spend(acme, "2026-10-15", 70, key="api_key:1")
+    spend(acme, "2026-10-15", 70, key="api_key:2")
+    written = close("2026-11-02")
+    spend(acme, "2026-10-20", 7, key="api_key:2")
+    adjust(-20)
+    return written + close("2026-11-03")
+
+
+def findings() -> list[str]:
+    return [finding for report in Report.objects.order_by("pk") for finding in verify_report(report)]
+
+
+def verify(**options: Any) -> str:
+    out = io.StringIO()
+    call_command("ratelimits_verify", stdout=out, **options)
+    return out.getvalue()
+
+
+def exported() -> str:
+    """What every export is made of."""
+    months = ("2026-09", "2026-10", "2026-11")
+    return "\n".join("\t".join(row.texts()) for month in months for row in rows(statements(month)))
+
+
+def test_reports_made_again_are_those_that_were_finalised(reports: list[Report]) -> None:
+    assert [report.version for report in reports] == [1, 1, 2]
+    assert findings() == []
+    assert "All holds" in verify()
+
+
+def test_a_digit_changed_in_the_ledger_is_found_with_the_line(reports: list[Report]) -> None:
+    Line.objects.filter(admitted_units=70, key="api_key:2").update(admitted_units=71)
+    line = ReportLine.objects.get(report=reports[1], key="api_key:2")
+    (finding,) = findings()
+    assert f"line {line.line_id} (api_key:2, requests) has consumed_quantity 70, the ledger says 71" in finding
+    with pytest.raises(CommandError) as caught:
+        verify()
+    assert caught.value.returncode == 1
+
+
+def test_a_digit_changed_in_a_report_is_found_with_the_line(reports: list[Report]) -> None:
+    ReportLine.objects.filter(report=reports[1], key="api_key:2").update(overage_quantity=1)
+    first, second = findings()
+    assert "not those that its digest was made of" in first
+    assert "overage_quantity 1, the ledger says 40" in second
+
+
+def test_usage_slipped_in_behind_a_report_is_found(reports: list[Report]) -> None:
+    line = Line.objects.get(admitted_units=40)
+    line.pk, line.key = line.pk + 1000, "api_key:9"
+    line.save(force_insert=True)
+    assert any("it lacks line" in finding for finding in findings())
+
+
+def test_with_a_key_a_rebuilt_digest_is_not_enough() -> None:
+    with override_settings(RATELIMITS=SIGNED):
+        spend(account(), "2026-10-15", 70)
+        (report,) = close("2026-11-02")
+        assert findings() == []
+        Report.objects.filter(pk=report.pk).update(digest="0" * 64)
+        assert any("signature is not the one of SIGNING_KEY" in finding for finding in findings())
+
+
+def test_an_export_is_the_same_after_a_prune_and_after_a_restore(
+    reports: list[Report], tmp_path: Path, manage: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    before = exported()
+    spend("acme", "2026-11-20")
+    close()
+    call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
+    assert sum(Line.objects.values_list("admitted_units", flat=True)) == 1
+    assert exported().splitlines()[: len(before.splitlines())] == before.splitlines()
+    with pytest.raises(CommandError, match="does not hold"):
+        verify()
+    assert "All holds" in manage("ratelimits_verify", "--archive", tmp_path).stdout
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    call_command("ratelimits_archive", tmp_path, restore=True, stdout=io.StringIO())
+    assert not ArchivedRange.objects.exists()
+    assert "All holds" in verify()
+    call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
+    assert path.read_bytes() == content
+
+
+def test_a_changed_archive_is_refused(
+    reports: list[Report], tmp_path: Path, manage: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    refused = manage("ratelimits_verify", "--archive", tmp_path)
+    assert (refused.returncode, "ratelimits.gz" in refused.stderr) == (1, True)
+    with pytest.raises(CommandError, match=r"ratelimits\.gz"):
+        call_command("ratelimits_archive", tmp_path, restore=True)
+
+
+def test_nothing_is_pruned_before_it_is_finalised(reports: list[Report], tmp_path: Path) -> None:
+    spend("acme", "2026-10-21")
+    close("2026-10-02")
+    spend("late", "2026-09-21")
+    flow()
+    with pytest.raises(CommandError, match="not in a finalised report yet"):
+        call_command("ratelimits_archive", tmp_path, before="2026-11")
+    assert Batch.objects.count() > 2
+    assert list(tmp_path.iterdir()) == []
