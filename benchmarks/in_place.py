@@ -1,0 +1,104 @@
+"""The throttle alone, and whole requests to a trivial view through Django's WSGI handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from statistics import median
+from typing import Any
+
+from django.core.handlers.wsgi import WSGIHandler
+from rest_framework.request import Request
+
+from benchmarks.peers import user_request
+from benchmarks.timing import Case, Timed
+from benchmarks.views import VIEWS
+from ratelimits.throttling import QuotaThrottle
+
+BASE = "unlimited"
+_KINDS = {"ping": "floor", BASE: "floor", "drf_one": "peer", "drf_three": "peer"}
+
+
+def asking(name: str, status: str = "200 OK") -> Callable[[], object]:
+    """A whole request to a view through Django's WSGI handler, in this thread."""
+    handler = WSGIHandler()
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": f"/{name}",
+        "SCRIPT_NAME": "",
+        "QUERY_STRING": "",
+        "SERVER_NAME": "testserver",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": "203.0.113.9",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.multithread": False,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+    }
+    answered: list[str] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+        answered[:] = [status]
+
+    def ask() -> object:
+        response: Any = handler({**environ, "wsgi.input": BytesIO(b"")}, start_response)
+        b"".join(response)
+        response.close()
+        return answered[0] == status
+
+    return ask
+
+
+def _twice(ask: Callable[[], object]) -> Callable[[], object]:
+    # The first request may be admitted; from the second on it is refused.
+    return lambda: (ask(), ask())
+
+
+def cases() -> list[Case]:
+    """A whole request to a trivial view, limited in each way."""
+    out = []
+    for name, (title, _view) in VIEWS.items():
+        refused = name == "refused"
+        ask = asking(name, "429 Too Many Requests" if refused else "200 OK")
+        out.append(Case(name, title, _KINDS.get(name, "ours"), ask, before=_twice(ask) if refused else None))
+    return out
+
+
+def _asked(name: str) -> Callable[[], object]:
+    """The throttle, as DRF asks it: a new one for each request."""
+    plain = user_request()
+    request, view = Request(plain), VIEWS[name][1]()
+    request.user, request.auth = plain.user, None
+    view.headers = {}
+    return lambda: QuotaThrottle().allow_request(request, view)
+
+
+def throttle_cases() -> list[Case]:
+    """The throttle alone: admitting, and refusing by the deny cache."""
+    admits, refused = _asked("ours"), _asked("refused")
+
+    def refuses() -> object:
+        return not refused()
+
+    return [
+        Case("throttle_three", "QuotaThrottle.allow_request, 3 rules + metering", "ours", admits),
+        Case("throttle_refused", "QuotaThrottle.allow_request, refused", "ours", refuses, "", _twice(refuses), 10),
+    ]
+
+
+def summary(timed: dict[str, Timed]) -> dict[str, dict[str, Any]]:
+    """What each way to limit adds to the request, and how many times what a raw PING adds."""
+    base = timed[BASE]
+
+    def added(name: str) -> float:
+        return median(mine - its for mine, its in zip(timed[name].medians, base.medians, strict=True))
+
+    out = {}
+    for name, one in timed.items():
+        out[name] = one.to_json()
+        if name != BASE:
+            out[name]["adds_us"] = round(added(name) / 1000, 3)
+            out[name]["times_ping"] = round(added(name) / added("ping"), 3)
+    return out

@@ -1,0 +1,216 @@
+"""What is measured of this app: the engine with prepared commands, the one door (quota.check), refusals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from benchmarks.timing import Case
+from ratelimits import engine, quota, rules
+from ratelimits.engine.calendar import boundaries
+from ratelimits.engine.call import Call, Command
+from ratelimits.engine.decide import ask, run
+from ratelimits.engine.denied import DenyCache
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.server import Server, server
+from ratelimits.identity import Identity
+from ratelimits.models import Rule
+from ratelimits.models.versions import editing
+
+SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
+HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
+MONTH = CalendarWindow(capacity=10**11, calendar_unit="month")
+#: As rows: what users would have per second, per hour and per month.
+_ROWS: dict[str, dict[str, Any]] = {
+    "second": {"algorithm": "token_bucket", "capacity": 1_000_000, "rate": 100_000, "period": 1},
+    "hour": {"algorithm": "fixed_window", "capacity": 10**9, "period": 3600},
+    "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
+}
+CALENDAR = ("hour", "day", "week", "month", "year")
+SOMEONE = Identity(user="user:42", account="account:7")
+REFUSED = Identity(user="user:43", account="account:7")
+
+
+def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any) -> Rule:
+    """A rule, unsaved, with the numbers of one of the usual ones."""
+    return Rule(name=name, scope=scope, key_kind=key_kind, **{**_ROWS[like], **fields})
+
+
+def usual_rules(scope: str, prefix: str, *, bills: bool = False) -> list[Rule]:
+    """Three rules for users, one of which bills."""
+    return [row(f"{prefix}-{name}", name, scope, bills=bills and name == "month") for name in _ROWS]
+
+
+def ten_rules(scope: str) -> list[Rule]:
+    """Ten rules for users."""
+    rules_of_calendar = [row(f"ten-{unit}", "month", scope, calendar_unit=unit, capacity=10**11) for unit in CALENDAR]
+    return [
+        row("ten-second", "second", scope),
+        row("ten-minute", "second", scope, rate=6_000_000, period=60),
+        row("ten-quarter", "hour", scope, period=900),
+        row("ten-shift", "hour", scope, period=28_800),
+        row("ten-fortnight", "hour", scope, period=1_209_600),
+        *rules_of_calendar,
+    ]
+
+
+def save_rules() -> None:
+    """The rules of all cases, each set in a scope of its own: one edit."""
+    found = [
+        row("one", "second", "one"),
+        *usual_rules("three", "three", bills=True),
+        row("kinds-user", "second", "kinds"),
+        row("kinds-account", "month", "kinds", "account", bills=True),
+        row("kinds-global", "hour", "kinds", "global"),
+        *ten_rules("ten"),
+        row("refused", "month", "refused", capacity=1),
+        *[row(f"refused-{name}", name, "refused") for name in ("second", "hour")],
+    ]
+    for rule in found:
+        rule.full_clean()
+    with editing("default"):
+        Rule.objects.bulk_create(found)
+
+
+def ten_limits() -> list[tuple[str, Algorithm]]:
+    """The same ten, without rows."""
+    paced = [
+        ("second", SECOND),
+        ("minute", TokenBucket(capacity=1_000_000, rate=Decimal(6_000_000), period=Decimal(60))),
+    ]
+    windows = [(f"window{n}", FixedWindow(capacity=10**9, period=Decimal(n))) for n in (900, 28_800, 1_209_600)]
+    return [*paced, *windows, *((unit, CalendarWindow(capacity=10**11, calendar_unit=unit)) for unit in CALENDAR)]
+
+
+def three_limits() -> list[tuple[str, Algorithm]]:
+    """One per second, one per hour, one per month."""
+    return [("second", SECOND), ("hour", HOUR), ("month", MONTH)]
+
+
+def usage(now: int, account: str = "7", key: str = "user:42") -> engine.Usage:
+    """Where the cases count: one meter, billed by a rule."""
+    return engine.Usage(account, key, (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
+
+
+def call_of(
+    limits: Sequence[tuple[str, Algorithm]],
+    now: int,
+    *,
+    keys: Sequence[str] = (),
+    counted: bool = True,
+    user: str = "42",
+) -> Call:
+    """The call that decides limits (name, algorithm): all of one user, or each of the key named for it."""
+    owners = tuple(keys) or (f"user:{user}",) * len(limits)
+    places = tuple(dict.fromkeys(owners))
+    terms = tuple(
+        Term(algorithm, name, places.index(owner), 0, rule=3, version=7)
+        for (name, algorithm), owner in zip(limits, owners, strict=True)
+    )
+    account = "7" if user == "42" else user
+    return Call(program(terms), places, (1,), account, usage(now, account, f"user:{user}") if counted else None)
+
+
+#: A namespace of its own, where no rules' version is in force.
+def engine_server() -> Server:
+    """Where the engine's cases decide."""
+    return Server(server().wire, Keyspace("engine", 64))
+
+
+def deciding(here: Server, call: Call) -> Callable[[], object]:
+    """The call, prepared once and asked each time, as quota.check does."""
+    command = Command(here.keyspace, call)
+    return lambda: run(here, ask(here, call, command)).allowed
+
+
+def calls(now: int) -> dict[str, tuple[str, Call]]:
+    """The engine's cases: name, title, call."""
+    kinds = ("user:42", "account:7", "global")
+    return {
+        "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False)),
+        "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now)),
+        "kinds": (
+            "engine, user + account + global + metering",
+            call_of([("user", SECOND), ("account", MONTH), ("global", HOUR)], now, keys=kinds),
+        ),
+        "ten": ("engine, 10 limits + metering", call_of(ten_limits(), now)),
+    }
+
+
+def checking(scope: str, identity: Identity = SOMEONE) -> Callable[[], object]:
+    """The one door."""
+    return lambda: quota.check(identity, scope, "GET").allowed
+
+
+def cases(now: int) -> list[Case]:
+    """All of them; the rules must be saved."""
+    here = engine_server()
+    out = [Case(f"engine_{name}", title, "ours", deciding(here, call)) for name, (title, call) in calls(now).items()]
+    limit = engine.Limit("user:42", SECOND, "public", version=version_in_force())
+    out.append(Case("decide", "engine.decide([limit]), unprepared", "ours", lambda: engine.decide([limit]).allowed))
+    for scope, about in (
+        ("one", "1 rule"),
+        ("three", "3 rules"),
+        ("kinds", "user + account + global"),
+        ("ten", "10 rules"),
+    ):
+        out.append(Case(f"check_{scope}", f"quota.check, {about} + metering", "ours", checking(scope)))
+    out += [engine_refusal(), check_refusal()]
+    return out
+
+
+def exhaust(identity: Identity = REFUSED) -> None:
+    """Use up what the identity has in the scope "refused"."""
+    while quota.check(identity, "refused", "GET").allowed:
+        pass
+
+
+def check_refusal() -> Case:
+    """A refused key at the one door: answered by the deny cache, asked again as often as that says."""
+    return Case(
+        "check_refused",
+        "quota.check, refused",
+        "ours",
+        lambda: not quota.check(REFUSED, "refused", "GET").allowed,
+        before=exhaust,
+        inner=50,
+    )
+
+
+def engine_refusal() -> Case:
+    """The engine's part of that alone: is there a refusal that still stands?"""
+    exhaust()
+    answer = quota.check(REFUSED, "refused", "GET")
+    assert answer.decision is not None
+    cache = DenyCache()
+    place = (REFUSED, "refused", "GET", False, ("requests", 1))
+    cache.keep(place, answer.decision, 3600.0)
+    # As a request does: an equal identity, not the same object.
+    asked = (Identity(user="user:43", account="account:7"), *place[1:])
+    return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.look(asked), inner=50)
+
+
+def refusals_sent(count: int, commands: Callable[[], int]) -> int:
+    """How many commands so many refusals in a row send; `commands` tells how many the server got so far."""
+    exhaust()
+    before = commands()
+    for _ in range(count):
+        assert not quota.check(REFUSED, "refused", "GET").allowed
+    quota.sender.flush()
+    return commands() - before
+
+
+def shuffled_users(count: int, seed: int = 1) -> list[str]:
+    """Seven-digit user ids, in no order."""
+    ids = [str(1_000_000 + number) for number in range(count)]
+    random.Random(seed).shuffle(ids)
+    return ids
+
+
+def version_in_force() -> int:
+    """The version of the rules that this process holds."""
+    return rules.current().version

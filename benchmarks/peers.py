@@ -1,0 +1,186 @@
+"""The peers: what other packages for the same job take for one limit, each asked as its documentation shows.
+
+They do less: one rule that is written in code, nothing counted. Of a package with several algorithms the usual ones are
+here. All of them use redis-py with hiredis, as this app does; their limits are so high that nothing is refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from django.contrib.auth import get_user_model
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from rest_framework.request import Request
+from rest_framework.throttling import UserRateThrottle
+
+from benchmarks.timing import Case
+
+#: Package, as pip knows it, and the module that tells whether it is there.
+PACKAGES = {
+    "limits": "limits",
+    "throttled-py": "throttled",
+    "pyrate-limiter": "pyrate_limiter",
+    "django-ratelimit": "django_ratelimit",
+    "django-smart-ratelimit": "django_smart_ratelimit",
+}
+MANY = 100_000_000
+
+
+def steady(held: int) -> type[UserRateThrottle]:
+    """DRF's throttle, kept at a history of that many requests of the last minute, however fast it is asked.
+
+    It keeps a list of all of them and writes it anew for each request, so its time depends on the list's length.
+    """
+    moments = itertools.count(time.time(), 60 / held)
+
+    class Steady(UserRateThrottle):
+        # One more than are ever held, so that none is refused.
+        rate = f"{held + 1}/m"
+        scope = f"bench{next(_numbers)}"
+
+        @staticmethod
+        def timer() -> float:
+            return next(moments)
+
+    return Steady
+
+
+_numbers = itertools.count()
+
+
+def user_request() -> HttpRequest:
+    """A request by user 42 from an address."""
+    request = RequestFactory(REMOTE_ADDR="203.0.113.9").get("/")
+    request.user = get_user_model()(pk=42, username="someone")
+    return request
+
+
+def missing() -> list[str]:
+    """The peers that are not installed."""
+    return [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
+
+
+def cases(url: str) -> list[Case]:
+    """Every peer that is installed, and DRF."""
+    absent = missing()
+    out = _drf()
+    for name, make in _MAKERS.items():
+        if name not in absent:
+            out += make(url)
+    return out
+
+
+def _drf() -> list[Case]:
+    request = Request(user_request())
+    view = object()
+
+    def asks(*classes: type[UserRateThrottle]) -> Callable[[], object]:
+        # As APIView.check_throttles does: new ones for each request, and all of them are asked.
+        return lambda: all([throttle().allow_request(request, view) for throttle in classes])  # noqa: C419
+
+    peer = "djangorestframework"
+    return [
+        Case("drf_one", "DRF's throttle (10 requests held)", "peer", asks(steady(10)), peer),
+        Case("drf_long", "DRF's throttle (100 requests held)", "peer", asks(steady(100)), peer),
+        Case("drf_three", "DRF's throttle, three of them", "peer", asks(steady(10), steady(10), steady(10)), peer),
+    ]
+
+
+def _limits(url: str) -> list[Case]:
+    from limits import RateLimitItemPerMinute
+    from limits.storage import RedisStorage
+    from limits.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+
+    storage, item = RedisStorage(f"{url}/2"), RateLimitItemPerMinute(MANY)
+    fixed, sliding = FixedWindowRateLimiter(storage), SlidingWindowCounterRateLimiter(storage)
+    return [
+        Case("limits_fixed", "limits, fixed window", "peer", lambda: fixed.hit(item, "user", "42"), "limits"),
+        Case("limits_sliding", "limits, sliding counter", "peer", lambda: sliding.hit(item, "user", "42"), "limits"),
+    ]
+
+
+def _throttled(url: str) -> list[Case]:
+    from throttled import RedisStore, Throttled, per_sec
+
+    def asks(using: str) -> Callable[[], object]:
+        throttle = Throttled(using=using, quota=per_sec(MANY, burst=MANY), store=RedisStore(server=f"{url}/2"))
+        return lambda: not throttle.limit("user:42").limited
+
+    return [
+        Case(f"throttled_{using}", f"throttled-py, {using.replace('_', ' ')}", "peer", asks(using), "throttled-py")
+        for using in ("fixed_window", "token_bucket", "gcra")
+    ]
+
+
+def _pyrate(url: str) -> list[Case]:
+    from pyrate_limiter import GCRA, Duration, Limiter, Rate, RedisBucket, RedisStateStore, StateBucket
+
+    client = redis.Redis.from_url(f"{url}/2")
+    rates = [Rate(MANY, Duration.MINUTE)]
+    log = Limiter(RedisBucket.init(rates, client, "pyrate:user:42"))
+    state = Limiter(StateBucket(rates, GCRA(), RedisStateStore(client, "pyrate:state:42")))
+
+    def acquire(limiter: Any) -> Callable[[], object]:
+        return lambda: limiter.try_acquire("user:42", blocking=False)
+
+    peer = "pyrate-limiter"
+    return [
+        # Its log grows with each request: a new one for each block, as short as at the start of a minute.
+        Case("pyrate_log", "PyrateLimiter, log", "peer", acquire(log), peer, lambda: client.delete("pyrate:user:42")),
+        Case("pyrate_gcra", "PyrateLimiter, GCRA", "peer", acquire(state), peer),
+    ]
+
+
+def _django_ratelimit(url: str) -> list[Case]:
+    from django_ratelimit.core import is_ratelimited
+
+    request = user_request()
+
+    def ask() -> object:
+        return not is_ratelimited(request, group="bench", key="user", rate=f"{MANY}/m", increment=True)
+
+    return [Case("django_ratelimit", "django-ratelimit", "peer", ask, "django-ratelimit")]
+
+
+def _smart(url: str) -> list[Case]:
+    from django_smart_ratelimit import rate_limit
+
+    logging.getLogger("django_smart_ratelimit").setLevel(logging.ERROR)
+    request = user_request()
+
+    def asks(algorithm: str) -> Callable[[], object]:
+        @rate_limit(key="user", rate=f"{MANY}/m", algorithm=algorithm)
+        def view(_request: HttpRequest) -> HttpResponse:
+            return response
+
+        return lambda: view(request).status_code == 200
+
+    response = HttpResponse()
+    assert urlsplit(url).port is not None
+    return [
+        Case(
+            f"smart_{algorithm}",
+            f"django-smart-ratelimit, {algorithm.replace('_', ' ')}",
+            "peer",
+            asks(algorithm),
+            "django-smart-ratelimit",
+        )
+        for algorithm in ("fixed_window", "token_bucket")
+    ]
+
+
+_MAKERS = {
+    "limits": _limits,
+    "throttled-py": _throttled,
+    "pyrate-limiter": _pyrate,
+    "django-ratelimit": _django_ratelimit,
+    "django-smart-ratelimit": _smart,
+}

@@ -1,0 +1,157 @@
+"""What a run leaves: tables on the terminal, JSON for the documentation, and a chart as SVG."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import redis
+
+PACKAGES = ("ratelimits", "Django", "djangorestframework", "django-redis", "redis", "hiredis")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the project promises of a figure: at most, or with `least` at least, `bound`."""
+
+    text: str
+    bound: float
+    measured: float
+    least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.measured >= self.bound if self.least else self.measured <= self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "claim": self.text,
+            "bound": ("≥ " if self.least else "≤ ") + f"{self.bound:,g}",
+            "measured": round(self.measured, 3),
+            "holds": self.holds,
+        }
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def load() -> list[float]:
+    """The machine's load averages."""
+    return [round(one, 2) for one in os.getloadavg()]
+
+
+def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
+    """What a run ran on, and how busy it was: the load of others spoils figures."""
+    with redis.Redis.from_url(url) as client:
+        info = client.info("server")
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "server": f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}",
+        "load": load(),
+        "packages": {name: found for name in (*PACKAGES, *packages) if (found := version(name))},
+    }
+
+
+def run_json(
+    benchmark: str, about: dict[str, Any], options: dict[str, Any], claims: Sequence[Claim], **results: Any
+) -> dict[str, Any]:
+    """A run as it is written down."""
+    return {
+        "benchmark": benchmark,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": about,
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        "claims": [claim.to_json() for claim in claims],
+        **results,
+    }
+
+
+def shown(value: Any) -> str:
+    """A cell: three digits that matter, thousands apart."""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        if value == 0 or abs(value) >= 100:
+            return f"{value:,.0f}"
+        return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """An aligned table: the first column to the left, all others to the right."""
+    cells = [list(columns), *([shown(value) for value in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    lines = [
+        "  ".join(
+            [cell.ljust(widths[0]) if index == 0 else cell.rjust(widths[index]) for index, cell in enumerate(row)]
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def claims_table(claims: Sequence[dict[str, Any]]) -> str:
+    """What was promised, what was measured."""
+    rows = [(one["claim"], one["bound"], float(one["measured"]), one["holds"]) for one in claims]
+    return table(("promise", "bound", "measured", "holds"), rows)
+
+
+def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None = None) -> None:
+    """The run's JSON, and its charts, into a directory; nothing without one."""
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{run['benchmark']}.json").write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
+    for name, svg in (charts or {}).items():
+        (out / f"{name}.svg").write_text(svg)
+
+
+_COLOURS = {"floor": "#9aa5b1", "ours": "#2563eb", "peer": "#d97706"}
+_FONT = 'font-family="system-ui, sans-serif" font-size="13"'
+_ROW, _LEFT, _WIDTH, _TOP = 24, 330, 900, 56
+
+
+def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> str:
+    """Horizontal bars as SVG: (what, how much, floor | ours | peer)."""
+    most = max(value for _label, value, _kind in bars)
+    scale = (_WIDTH - _LEFT - 70) / most
+    height = _TOP + _ROW * len(bars) + 16
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" {_FONT}>',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="12" y="22" font-size="16" font-weight="600" fill="#111827">{escape(title)}</text>',
+        f'<text x="12" y="42" fill="#4b5563">{escape(unit)}</text>',
+    ]
+    for number, (label, value, kind) in enumerate(bars):
+        y = _TOP + number * _ROW
+        width = max(value * scale, 1)
+        out += [
+            f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end" fill="#111827">{escape(label)}</text>',
+            f'<rect x="{_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 8}" fill="{_COLOURS[kind]}"/>',
+            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}" fill="#111827">{shown(float(value))}</text>',
+        ]
+    return "\n".join([*out, "</svg>"]) + "\n"

@@ -1,0 +1,59 @@
+"""Django's settings for the benchmarks: nothing beside what is measured. benchmarks.servers sets what it reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import dj_database_url
+
+_REDIS = os.environ["BENCHMARK_REDIS_URL"]
+
+SECRET_KEY = "benchmarks"
+ALLOWED_HOSTS = ["*"]
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "rest_framework",
+    "simple_history",
+    "ratelimits",
+]
+if importlib.util.find_spec("django_smart_ratelimit"):
+    INSTALLED_APPS.append("django_smart_ratelimit")
+MIDDLEWARE: list[str] = []
+ROOT_URLCONF = "benchmarks.views"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES: dict[str, Any] = {"default": dj_database_url.parse(os.environ["BENCHMARK_DATABASE_URL"], conn_max_age=None)}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    # As the demo project has it.
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL",
+    }
+CACHES = {
+    "ratelimits": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{_REDIS}/0"},
+    # Where the peers that count in Django's cache do so.
+    "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{_REDIS}/1"},
+}
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "NUM_PROXIES": 0,
+}
+RATELIMITS = {
+    "CACHE_ALIAS": "ratelimits",
+    "NAMESPACE": os.environ.get("BENCHMARK_NAMESPACE", "bench"),
+    # A machine that stalls for a moment shall show it in its p99, not answer by the failure policy.
+    "TIMEOUT": 10.0,
+    # Read once: nobody edits while a benchmark runs.
+    "RELOAD_INTERVAL": 3600,
+}
+
+# The peers' own settings.
+RATELIMIT_BACKEND = "redis"
+RATELIMIT_REDIS = {"host": "127.0.0.1", "port": int(_REDIS.rsplit(":", 1)[1]), "db": 2}
+SILENCED_SYSTEM_CHECKS = ["django_ratelimit.E003", "django_ratelimit.W001"]

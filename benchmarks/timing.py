@@ -1,0 +1,158 @@
+"""Timing calls: everything that is compared runs interleaved, block by block, in rounds of one run.
+
+A round times a block of calls of each case, in an order of its own. Ratios are taken within a round, where the machine
+was the same for all, and the median of the rounds' ratios is what is reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+#: Calls before each block that are not timed: they find their code and data in the processor's caches again.
+WARM_UP = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is timed: `call` answers something true, or the run ends.
+
+    `kind` is floor, ours or peer; `peer` names the package. `before` runs ahead of each block, untimed. `inner` calls
+    are timed as one, where a single one is too short for the clock.
+    """
+
+    name: str
+    title: str
+    kind: str
+    call: Callable[[], object]
+    peer: str = ""
+    before: Callable[[], object] | None = None
+    inner: int = 1
+
+
+@dataclass(slots=True)
+class Timed:
+    """The times of one case in ns: the median of each round, and all of them."""
+
+    case: Case
+    medians: list[float] = field(default_factory=list)
+    times: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def median(self) -> float:
+        return median(self.times)
+
+    def quantile(self, share: float) -> float:
+        """The time that this share of the calls did not exceed."""
+        ordered = sorted(self.times)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+    def ratio(self, other: Timed) -> float:
+        """How many times the other's: the median of the rounds' ratios."""
+        return median(mine / its for mine, its in zip(self.medians, other.medians, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Times in µs."""
+        return {
+            "title": self.case.title,
+            "kind": self.case.kind,
+            "peer": self.case.peer,
+            "median_us": round(self.median / 1000, 3),
+            "p99_us": round(self.quantile(0.99) / 1000, 3),
+            "min_us": round(min(self.times) / 1000, 3),
+            "calls": len(self.times) * self.case.inner,
+            "round_medians_us": [round(one / 1000, 3) for one in self.medians],
+        }
+
+
+def _block(case: Case, calls: int) -> list[int]:
+    call, clock, inner = case.call, time.perf_counter_ns, range(case.inner)
+    times = []
+    if case.inner == 1:
+        for _ in range(calls):
+            start = clock()
+            call()
+            times.append(clock() - start)
+    else:
+        for _ in range(calls):
+            start = clock()
+            for _number in inner:
+                call()
+            times.append(clock() - start)
+    return times
+
+
+def run_block(case: Case, calls: int, warm_up: int = WARM_UP) -> list[float]:
+    """The times of a block of calls in ns, behind a warm-up whose answers are checked."""
+    if case.before is not None:
+        case.before()
+    for _ in range(max(warm_up, 1)):
+        if not case.call():
+            raise AssertionError(f"{case.title}: the call was answered with a refusal or an error")
+    return [one / case.inner for one in _block(case, calls)]
+
+
+def interleaved(
+    cases: Sequence[Case],
+    rounds: int,
+    calls: int,
+    *,
+    seed: int = 1,
+    warm_up: int = WARM_UP,
+    progress: Callable[[int], None] = lambda _number: None,
+) -> dict[str, Timed]:
+    """Time all cases in so many rounds of so many calls each."""
+    timed = {case.name: Timed(case) for case in cases}
+    order = random.Random(seed)
+    for number in range(rounds):
+        progress(number)
+        gc.collect()
+        for case in order.sample(list(cases), len(cases)):
+            times = run_block(case, calls, warm_up)
+            timed[case.name].medians.append(median(times))
+            timed[case.name].times.extend(times)
+    return timed
+
+
+def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
+    """Calls per second of so many threads together; each thread makes its own call."""
+    ready, ended = threading.Barrier(threads + 1), threading.Event()
+    counts, errors = [0] * threads, []
+
+    def work(number: int) -> None:
+        try:
+            call, count = make(), 0
+            call()
+            ready.wait()
+            while not ended.is_set():
+                call()
+                count += 1
+            counts[number] = count
+        except Exception as error:  # noqa: BLE001 (told to whoever waits)
+            errors.append(error)
+            ready.abort()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        ready.wait()
+        start = time.perf_counter()
+        time.sleep(seconds)
+        ended.set()
+        elapsed = time.perf_counter() - start
+    except threading.BrokenBarrierError:
+        ended.set()
+        elapsed = 1.0
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return sum(counts) / elapsed

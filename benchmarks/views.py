@@ -1,0 +1,65 @@
+"""A trivial API, once for each way to limit it: what a throttle adds to a request, in place."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.urls import path
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+
+from benchmarks.floors import PING, RawSocket
+from benchmarks.peers import steady
+from ratelimits.throttling import QuotaThrottle
+
+
+class HeaderAuthentication(BaseAuthentication):
+    """Whoever one says one is, without a query."""
+
+    def authenticate(self, request: Request) -> tuple[Any, None]:
+        return get_user_model()(pk=int(request.META.get("HTTP_X_USER", "42"))), None
+
+
+@cache
+def _raw() -> RawSocket:
+    return RawSocket(str(settings.CACHES["ratelimits"]["LOCATION"]))
+
+
+class PingThrottle(BaseThrottle):
+    """One round trip and nothing else."""
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        return _raw().ask(PING) == b"+PONG\r\n"
+
+
+class Unlimited(APIView):
+    """The view that all others are."""
+
+    authentication_classes = [HeaderAuthentication]
+    throttle_classes: list[type[BaseThrottle]] = []
+
+    def get(self, request: Request) -> Response:
+        return Response({"ok": True})
+
+
+def _limited(*throttles: type[BaseThrottle], **attributes: Any) -> type[Unlimited]:
+    return type("Limited", (Unlimited,), {"throttle_classes": list(throttles), **attributes})
+
+
+#: Path, title, view.
+VIEWS: dict[str, tuple[str, type[Unlimited]]] = {
+    "unlimited": ("no throttle", Unlimited),
+    "ping": ("raw PING", _limited(PingThrottle)),
+    "drf_one": ("DRF's throttle", _limited(steady(10))),
+    "drf_three": ("DRF's throttle, three of them", _limited(steady(10), steady(10), steady(10))),
+    "ours": ("QuotaThrottle, 3 rules + metering + headers", _limited(QuotaThrottle, throttle_scope="three")),
+    "ours_kinds": ("QuotaThrottle, user + account + global", _limited(QuotaThrottle, throttle_scope="kinds")),
+    "refused": ("QuotaThrottle, refused", _limited(QuotaThrottle, throttle_scope="refused")),
+}
+urlpatterns = [path(name, view.as_view()) for name, (_title, view) in VIEWS.items()]
