@@ -16,6 +16,8 @@ do
 
   function leases.resolve(l, e)
     l.base, l.total, l.number = e[5] - l.shift, e[6], e[7]
+    -- The server may have let go of the set.
+    if l.total > 0 and redis.call('EXISTS', l.own) == 0 then return leases.birth(l) end
     l.ended = redis.call('ZRANGEBYSCORE', l.own, '-inf', int(l.now - l.base))
     l.live = l.total
     for i = 1, #l.ended do l.live = l.live - permits(l.ended[i]) end

@@ -76,7 +76,8 @@ while pos <= size do
     states[index], orders[index] = state, order
   end
   local record = state[name]
-  if record then
+  -- One that has expired is gone, although others keep the string alive: its own keys are gone too.
+  if record and (virtual or record.expiry * 1e6 > now) then
     l.known = true
     if record.code == code then
       l.entry = entry_of(record)

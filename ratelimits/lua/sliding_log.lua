@@ -24,7 +24,7 @@ do
     local at, gone = l.ended, 0
     while gone < l.live do
       local items = redis.call('LRANGE', l.own, at, at + 63)
-      if #items == 0 then break end
+      if #items == 0 then gone = l.live break end -- the server has let go of the list
       for i = 1, #items do
         local t, count = parse(items[i])
         if t + l.base + period > now then

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import redis
 
 from ratelimits.engine import peek
 from ratelimits.engine.limits import LeakyBucket, SmoothWarmingUp
@@ -32,7 +33,7 @@ class TestChangedRates:
         told = peek([new], now=NOW)
         assert isinstance(new.algorithm, LeakyBucket)
         debt = 7 * new.algorithm.interval
-        assert debt <= told.reply[5] <= debt + 1 + debt / 2**51
+        assert debt <= micros(told.reset_after) <= debt + 1 + debt / 2**51
         assert told.remaining == 3
 
     def test_stored_permits_are_scaled_by_the_new_maximum(self) -> None:
@@ -43,10 +44,14 @@ class TestChangedRates:
         stored = _most(old.algorithm) - 300
         assert isinstance(old.algorithm, SmoothWarmingUp)
         assert told[0].remaining == int(_most(old.algorithm))
-        owed = Fraction(told[1].reply[5])
+        owed = micros(told[1].reset_after)
         assert owed > 0
-        later = peek([new], now=NOW + told[1].reply[5])
+        later = peek([new], now=NOW + owed)
         assert later.remaining == int(stored * _most(new.algorithm) / _most(old.algorithm))
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * SECOND)
 
 
 def _most(algorithm: Any) -> Fraction:
@@ -54,3 +59,37 @@ def _most(algorithm: Any) -> Fraction:
     cold, interval = Fraction(algorithm.cold_factor), algorithm.interval / SECOND
     threshold = Fraction(algorithm.warm_up) / 2 / interval
     return threshold + 2 * Fraction(algorithm.warm_up) / (interval * (1 + cold))
+
+
+class TestVanishedStates:
+    """A log and leases have keys beside the packed string, which may go before it: by their time, or evicted."""
+
+    @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
+    @pytest.mark.parametrize("later", [2 * SECOND, 300 * SECOND])
+    def test_a_limit_whose_own_key_is_gone_starts_afresh(
+        self, redis_client: redis.Redis, algorithm: str, later: int
+    ) -> None:
+        short = limit(algorithm, name="short", capacity=3, period=10, lease_ttl=10)
+        month = limit("calendar_window", name="month", capacity=100)
+        for _ in range(3):
+            ask(short, month)
+        assert not ask(short, month).allowed
+        redis_client.delete(*own_keys(redis_client))
+        answers = [ask(short, month, now=NOW + later) for _ in range(4)]
+        assert [answer.allowed for answer in answers] == [True, True, True, False]
+        assert [answer.remaining for answer in answers] == [2, 1, 0, 0]
+        assert peek([month], now=NOW + later).remaining == 94
+
+    @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
+    def test_a_limit_that_has_expired_beside_a_longer_one_starts_afresh(
+        self, redis_client: redis.Redis, algorithm: str
+    ) -> None:
+        short = limit(algorithm, name="short", capacity=3, period=10, lease_ttl=10)
+        ask(short, limit("calendar_window", name="month"), lease="one")
+        assert ask(short, now=NOW + 300 * SECOND).remaining == 2
+
+
+def own_keys(client: redis.Redis) -> list[bytes]:
+    """The keys of states that are not packed."""
+    kinds = (b"head", b"open", b"meta", b"sealed")
+    return [key for key in client.keys("*") if key.split(b"}:")[1] not in kinds and b"}:s:" not in key]
