@@ -46,6 +46,15 @@ def quoted(text: str) -> str:
     return quote(bounded(text), safe=":@.-_~")
 
 
+#: What states are called that have a key of their own: sub-windows, logs, and leases.
+_OWN = {"sliding_window": "w", "sliding_log": "l", "concurrency": "c"}
+
+
+def own_name(algorithm: str, name: str) -> str:
+    """What the own state of the limit `name` is called: by its algorithm too, for another's is no such state."""
+    return f"{_OWN[algorithm]}:{name_id(name):x}"
+
+
 @dataclass(frozen=True, slots=True)
 class Keyspace:
     """The keys of one namespace, spread over `shards` slots."""
@@ -87,12 +96,12 @@ class Keyspace:
         """String: the packed fixed-size states of all limits of a key."""
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
-    def own(self, shard: int, name: str, key: str) -> str:
-        """The key of a state that is not of fixed size: sub-windows, a log, leases of the limit `name`.
+    def own(self, shard: int, own_name: str, key: str) -> str:
+        """The key of a state that is not of fixed size, of the limit with that `own_name`.
 
-        The leases' index by name has ":n" behind it.
+        The leases' index by name has ":n" behind it; no own key ends so.
         """
-        return f"{self.prefix(shard)}o:{name_id(name):x}:{bounded(key)}"
+        return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
     def receipt(self, shard: int, nonce: str) -> str:
         """String: there once the receipt was refunded or settled."""

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ratelimits.engine import scripts
-from ratelimits.engine.keys import name_id
+from ratelimits.engine.keys import name_id, own_name
 from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, Gcra, LeakyBucket, Mode, TokenBucket
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
@@ -65,9 +65,9 @@ class Program:
 
     @cached_property
     def places(self) -> tuple[tuple[int, str | None], ...]:
-        """The states' keys, in the order of the script's KEYS: a key's number, and a limit's name for its own."""
+        """The states' keys, in the order of the script's KEYS: a key's number, and what a limit's own is called."""
         packed = self._packed_keys
-        own = [(term.key, term.name) for term in self.terms if term.algorithm.id in _BESIDE | _INSTEAD]
+        own = [(term.key, _own(term)) for term in self.terms if term.algorithm.id in _BESIDE | _INSTEAD]
         return *((key, None) for key in packed), *own
 
     @cached_property
@@ -84,7 +84,7 @@ class Program:
         out = []
         for term in self.terms:
             params = term.algorithm.params(now)
-            own = places.get((term.key, term.name), 0)
+            own = places[term.key, _own(term)] if term.algorithm.id in _BESIDE | _INSTEAD else 0
             state = own if term.algorithm.id in _INSTEAD else places[term.key, None]
             head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own
             out.append(
@@ -145,6 +145,10 @@ class Program:
 #: Sizes of the records in a packed state, as lua/prelude.lua has them, behind a head of 11 bytes.
 _HEAD, _LEVEL_SIZE, _FRACTION_SIZE, _WINDOW_SIZE = 11, 21, 33, 27
 _STATE, _LIMIT, _FRACTION = struct.Struct("<BH"), struct.Struct("<BIBBddd"), struct.Struct("<ddd")
+
+
+def _own(term: Term) -> str:
+    return own_name(term.algorithm.id, term.name)
 
 
 def _size(term: Term) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.engine import peek
-from ratelimits.engine.limits import LeakyBucket, SmoothWarmingUp
+from ratelimits.engine import ANY, peek, reset
+from ratelimits.engine.limits import ALGORITHMS, LeakyBucket, SmoothWarmingUp
 from tests.engine.asking import NOW, SECOND, ask, limit
 
 
@@ -93,3 +93,29 @@ def own_keys(client: redis.Redis) -> list[bytes]:
     """The keys of states that are not packed."""
     kinds = (b"head", b"open", b"meta", b"sealed")
     return [key for key in client.keys("*") if key.split(b"}:")[1] not in kinds and b"}:s:" not in key]
+
+
+class TestChangedAlgorithms:
+    @pytest.mark.parametrize("before", ALGORITHMS)
+    @pytest.mark.parametrize("after", ALGORITHMS)
+    def test_a_changed_algorithm_starts_afresh(self, before: str, after: str) -> None:
+        if before == after:
+            return
+        other = limit("fixed_window", name="other", period=3600)
+        for _ in range(3):
+            ask(limit(before), other, timeout=ANY)
+        alone = ask(limit(after, key="user:2"))
+        answer = ask(limit(after), timeout=ANY)
+        assert (answer.allowed, answer.remaining, answer.wait) == (True, alone.remaining, 0)
+        assert peek([other], now=NOW).remaining == 7
+
+    def test_leases_under_a_key_that_looks_like_anothers_index(self) -> None:
+        for key in ("user:1:n", "user:1", "user:1:n"):
+            assert ask(limit("concurrency", key=key)).allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_reset_leaves_nothing_of_a_limit_behind(redis_client: redis.Redis, algorithm: str) -> None:
+    ask(limit(algorithm), timeout=ANY)
+    reset([limit(algorithm)])
+    assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
