@@ -46,6 +46,9 @@ def _complaint(name: str, value: Any) -> str:
             return f"It cannot be imported: {error}."
     if name in _ALLOWED:
         return "" if value in _ALLOWED[name] else f"Write one of {', '.join(map(repr, _ALLOWED[name]))}."
+    if name == "ALERT_THRESHOLDS":
+        percentages = isinstance(value, list | tuple) and all(type(one) is int and one > 0 for one in value)
+        return "" if percentages else "Write a list of whole percentages, such as [50, 80, 100]."
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "Write True or False."
     if isinstance(default, int | float):

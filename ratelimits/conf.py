@@ -43,6 +43,10 @@ DEFAULTS: dict[str, Any] = {
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
+    # Alerts
+    "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
+    "ALERT_INTERVAL": 60,  # seconds between two looks for alerts that are due
+    "ALERT_TIMEOUT": 10,  # seconds that a webhook's receiver may take to answer
 }
 
 CALLABLES = {"ACCOUNT"}
@@ -74,6 +78,9 @@ class Conf:
     GRACE_SECONDS: int
     LATE_USAGE: str
     SIGNING_KEY: str
+    ALERT_THRESHOLDS: list[int]
+    ALERT_INTERVAL: float
+    ALERT_TIMEOUT: float
 
     if not TYPE_CHECKING:
 

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from uuid import UUID
 
 from celery import shared_task
 from redis.exceptions import RedisError
 
+from ratelimits.alerts import deliver
+from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
 from ratelimits.reports import close as closing
+from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import drain as draining
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
@@ -51,12 +55,31 @@ def finalise() -> None:
     closing.finalise()
 
 
+@shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
+def alerts() -> None:
+    """Raise the alerts that the ledger's totals are due, and have the deliveries made that wait."""
+    try:
+        evaluate()
+    except RulesUnavailable as error:
+        logger.warning("Alerts could not be raised; the next look goes on: %s", error)
+    for name in deliver.due():
+        # One that is not begun before the next look is found by that.
+        deliver_alert.apply_async((str(name),), expires=max(conf.ALERT_INTERVAL, 1))
+
+
+@shared_task(name="ratelimits.deliver_alert", ignore_result=True, acks_late=True, soft_time_limit=deliver.LONGEST)
+def deliver_alert(delivery: str) -> None:
+    """Make one delivery of an alert, if it is due; one that fails becomes due again, later each time."""
+    deliver.deliver(UUID(delivery))
+
+
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped."""
     every = {
         "ratelimits.seal": conf.SEAL_INTERVAL,
         "ratelimits.drain": conf.DRAIN_INTERVAL,
         "ratelimits.finalise": conf.FINALISE_INTERVAL,
+        "ratelimits.alerts": conf.ALERT_INTERVAL,
     }
     return {
         name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, 1)}}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ratelimits.admin import accounts, rules
+from ratelimits.admin import accounts, alerts, rules
 
-__all__ = ["accounts", "rules"]
+__all__ = ["accounts", "alerts", "rules"]

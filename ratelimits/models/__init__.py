@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
+from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import (
     ArchivedRange,
@@ -22,6 +23,10 @@ from ratelimits.models.versions import ConfigVersion, Tombstone
 __all__ = [
     "Account",
     "Adjustment",
+    "Alert",
+    "AlertChannel",
+    "AlertDelivery",
+    "AlertState",
     "ArchivedRange",
     "Batch",
     "ConfigVersion",

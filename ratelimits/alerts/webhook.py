@@ -1,0 +1,88 @@
+"""Signed webhooks, after Standard Webhooks (https://www.standardwebhooks.com): its libraries verify them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import ssl
+from base64 import b64encode
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from ratelimits.models import Alert
+from ratelimits.models.alerts import secret_key
+from ratelimits.reports.periods import SECOND, iso
+
+TYPE = "ratelimits.threshold_reached"
+
+
+class Refused(Exception):
+    """The receiver answered, but did not take it. `final`: it said that it never will."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"it answered {status} {http.client.responses.get(status, '')}".strip())
+        self.final = status == http.client.GONE
+
+
+def body(alert: Alert) -> bytes:
+    """What is sent, in JSON: the same bytes every time."""
+    data = {
+        "alert_id": str(alert.pk),
+        "account": alert.account,
+        "meter": alert.meter,
+        "rule": alert.rule_name,
+        "key": alert.key,
+        "threshold": alert.threshold,
+        "basis": str(alert.basis),
+        "used": alert.used,
+        "quantity": alert.quantity,
+        "billing_period_start": iso(alert.period * SECOND),
+        "billing_period_end": iso(alert.period_end * SECOND),
+    }
+    timestamp = alert.raised_at.isoformat().replace("+00:00", "Z")
+    return json.dumps({"type": TYPE, "timestamp": timestamp, "data": data}, ensure_ascii=False).encode()
+
+
+def signature(secret: str, name: str, timestamp: int, content: bytes) -> str:
+    """The signature of a webhook: HMAC-SHA256 over its id, the seconds since 1970 UTC and its body."""
+    signed = hmac.digest(secret_key(secret), f"{name}.{timestamp}.".encode() + content, hashlib.sha256)
+    return f"v1,{b64encode(signed).decode()}"
+
+
+def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str, str]:
+    """The headers of one attempt; the id stays from attempt to attempt, the time and so the signature do not."""
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "ratelimits",
+        "webhook-id": str(name),
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(secret, str(name), timestamp, content),
+        "Idempotency-Key": str(name),
+    }
+
+
+def post(url: str, content: bytes, fields: dict[str, str], timeout: float) -> None:
+    """POST to an address. Returns when it was taken; `timeout` in seconds is the longest wait for each answer.
+
+    Redirects are not followed: what is signed goes where the channel says. Raises Refused for any answer but 2xx,
+    OSError, http.client.HTTPException or ValueError when there is none.
+    """
+    parts = urlsplit(url)
+    if parts.hostname is None:
+        raise ValueError(f"{url!r} is no address")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, content, fields)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    if not 200 <= status < 300:
+        raise Refused(status)

@@ -1,0 +1,200 @@
+"""Alerts: that an account's usage has reached a threshold, where that is to be said, and whether it was.
+
+An alert and its deliveries are written in one transaction; an alert is never changed. Periods are seconds since 1970
+UTC, as in the ledger.
+"""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+import uuid
+from base64 import b64decode, b64encode
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator, URLValidator
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.accounts import Account
+from ratelimits.models.ledger import moment
+
+#: What a webhook's secret starts with (Standard Webhooks); the key in base64 follows.
+SECRET_PREFIX = "whsec_"  # noqa: S105
+_NAMESPACE = uuid.UUID("0ba6c7ad-5a1d-5b8e-9d3c-6f1f6a5f3a10")
+
+
+def new_secret() -> str:
+    """A secret of 256 random bits."""
+    return SECRET_PREFIX + b64encode(secrets.token_bytes(32)).decode()
+
+
+def secret_key(secret: str) -> bytes:
+    """The key that a secret holds; ValueError when it holds none of 24 to 64 bytes."""
+    try:
+        key = b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"a secret is {SECRET_PREFIX} and base64: {error}") from error
+    if not secret.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
+        raise ValueError(f"a secret is {SECRET_PREFIX} and 24 to 64 bytes in base64")
+    return key
+
+
+def validate_secret(secret: str) -> None:
+    """ValidationError unless the text is a webhook's secret."""
+    try:
+        secret_key(secret)
+    except ValueError as error:
+        raise ValidationError(str(error), code="secret") from error
+
+
+class AlertChannel(models.Model):
+    """Where an account's alerts go: an e-mail address, a webhook, or both."""
+
+    account = models.ForeignKey(Account, models.CASCADE, related_name="alert_channels", verbose_name=_("account"))
+    email = models.EmailField(_("e-mail address"), blank=True)
+    webhook_url = models.CharField(
+        _("webhook"),
+        max_length=500,
+        blank=True,
+        validators=[URLValidator(schemes=["https", "http"])],
+        help_text=_("An address that takes a signed POST, such as https://example.com/alerts."),
+    )
+    secret = models.CharField(
+        _("secret"),
+        max_length=100,
+        default=new_secret,
+        validators=[validate_secret],
+        help_text=_("What webhooks are signed with: give it to whoever receives them."),
+    )
+    active = models.BooleanField(_("active"), default=True)
+
+    class Meta:
+        verbose_name = _("alert channel")
+        verbose_name_plural = _("alert channels")
+        ordering = ["account", "pk"]
+        constraints = [
+            models.CheckConstraint(
+                condition=~Q(email="", webhook_url=""),
+                name="ratelimits_channel_leads_somewhere",
+                violation_error_message=_("Write an e-mail address, a webhook, or both."),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.email, self.webhook_url)))
+
+
+class Alert(models.Model):
+    """That an account's usage reached so many percent of a quantity in a billing period: once for each rule."""
+
+    class Basis(models.TextChoices):
+        """What the percentage is of."""
+
+        INCLUDED = "included", _("what the plan includes")
+        LIMIT = "limit", _("the rule's limit")
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    account = models.CharField(_("account"), max_length=255)
+    meter = models.CharField(_("meter"), max_length=255)
+    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills the usage; 0: none."))
+    rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
+    key = models.CharField(
+        _("key"), max_length=255, blank=True, help_text=_("Whose limit it is; empty: the account's own.")
+    )
+    period = models.BigIntegerField(_("billing period (s)"))
+    period_end = models.BigIntegerField(_("its end (s)"))
+    threshold = models.PositiveIntegerField(
+        _("threshold"), validators=[MinValueValidator(1)], help_text=_("In percent.")
+    )
+    basis = models.CharField(_("of"), max_length=10, choices=Basis.choices)
+    used = models.BigIntegerField(_("used"), help_text=_("Units, when it was seen."))
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units that are 100 percent."))
+    raised_at = models.DateTimeField(_("raised at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("alert")
+        verbose_name_plural = _("alerts")
+        ordering = ["-raised_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["account", "period", "meter", "rule", "threshold"], name="ratelimits_alert_once"
+            ),
+            # A plan includes a quantity for all of an account's rules together, so it is said under one of them.
+            models.UniqueConstraint(
+                fields=["account", "period", "meter", "threshold", "quantity"],
+                condition=Q(basis="included"),
+                name="ratelimits_alert_once_included",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.account} {self.meter} {self.threshold} % {moment(self.period * 1_000_000):%Y-%m-%d}"
+
+    @staticmethod
+    def name_of(account: str, period: int, meter: str, rule: int, threshold: int) -> uuid.UUID:
+        """The primary key of the alert about these: the same wherever and whenever it is raised."""
+        return uuid.uuid5(_NAMESPACE, "\n".join((account, str(period), meter, str(rule), str(threshold))))
+
+
+class AlertDelivery(models.Model):
+    """One alert on one way: to be done until it has succeeded; its primary key is what a receiver knows it by."""
+
+    class Kind(models.TextChoices):
+        """The ways."""
+
+        SIGNAL = "signal", _("signal")
+        EMAIL = "email", _("e-mail")
+        WEBHOOK = "webhook", _("webhook")
+
+    class State(models.TextChoices):
+        """How far it is."""
+
+        WAITING = "waiting", _("waiting")
+        DONE = "done", _("done")
+        FAILED = "failed", _("given up")
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    alert = models.ForeignKey(Alert, models.CASCADE, related_name="deliveries", verbose_name=_("alert"))
+    kind = models.CharField(_("way"), max_length=10, choices=Kind.choices)
+    channel = models.ForeignKey(
+        AlertChannel, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("channel")
+    )
+    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.WAITING)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    due_at = models.DateTimeField(_("due at"))
+    done_at = models.DateTimeField(_("done at"), null=True, blank=True)
+    error = models.CharField(_("last error"), max_length=300, blank=True)
+
+    class Meta:
+        verbose_name = _("alert delivery")
+        verbose_name_plural = _("alert deliveries")
+        ordering = ["due_at"]
+        indexes = [models.Index(fields=["due_at"], condition=Q(state="waiting"), name="ratelimits_delivery_due")]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {self.get_state_display()}"
+
+    @staticmethod
+    def name_of(alert: uuid.UUID, kind: str, channel: int | None) -> uuid.UUID:
+        """The primary key of an alert's delivery by a channel: the same wherever and whenever it is made."""
+        return uuid.uuid5(alert, f"{kind}:{channel or ''}")
+
+
+class AlertState(models.Model):
+    """How far a shard's totals were looked at for alerts."""
+
+    shard = models.PositiveIntegerField(_("shard"), primary_key=True)
+    position = models.BigIntegerField(_("position"), default=0, help_text=_("In the shard's chain of batches."))
+    terms = models.CharField(
+        _("terms"), max_length=200, blank=True, help_text=_("Configuration version and thresholds then.")
+    )
+    since = models.BigIntegerField(_("since (µs)"), help_text=_("Periods that had ended by then are left alone."))
+
+    class Meta:
+        verbose_name = _("alert state")
+        verbose_name_plural = _("alert states")
+
+    def __str__(self) -> str:
+        return f"{self.shard:02d}"

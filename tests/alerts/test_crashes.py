@@ -1,0 +1,90 @@
+"""Whoever raises and delivers alerts dies between any two steps: no alert is lost, none is raised twice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.utils import timezone
+
+from ratelimits.alerts import deliver
+from ratelimits.alerts.evaluate import evaluate
+from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery, ConfigVersion, Plan, PlanInclusion
+from ratelimits.usage import crash
+from tests.alerts.conftest import Receiver
+from tests.usage.traffic import NOON, flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+POINTS = (
+    "alerts:alert-written",
+    "alerts:deliveries-written",
+    "alerts:committed",
+    "alerts:evaluated",
+    "alerts:due",
+    "alerts:claimed",
+    "alerts:sent",
+    "alerts:marked",
+)
+
+
+class Killed(BaseException):
+    """The process ends here: nothing of ours catches it, and the database rolls back what was not committed."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Point to the number of times that it is passed before the process dies there."""
+    left: dict[str, int] = {}
+
+    def reached(point: str) -> None:
+        if point in left:
+            left[point] -= 1
+            if left[point] < 0:
+                del left[point]
+                raise Killed
+
+    monkeypatch.setattr(crash, "reached", reached)
+    return left
+
+
+def work(later: timedelta) -> None:
+    evaluate(NOON)
+    now = timezone.now() + later
+    for name in deliver.due(now):
+        deliver.deliver(name, now)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("passed", [0, 3])
+def test_no_alert_is_lost_or_raised_twice(
+    point: str, passed: int, kill_at: dict[str, int], receiver: Receiver, signalled: list[Alert]
+) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanInclusion.objects.create(plan=plan, meter="requests", quantity=100)
+    for name in ("acme", "globex"):
+        owner = Account.objects.create(identifier=name, plan=plan)
+        AlertChannel.objects.create(account=owner, email=f"{name}@example.com", webhook_url=receiver.url)
+        use(name, cost=300, configuration=ConfigVersion.read("default")[0])
+    flow()
+    kill_at[point] = passed
+    deaths = 0
+    for attempt in range(4):
+        try:
+            work(attempt * (deliver.CLAIM + timedelta(seconds=1)))
+        except Killed:
+            deaths += 1
+    # A look that raises alerts passes "alerts:evaluated" once; later ones have nothing to look at.
+    assert deaths == (0 if (point, passed) == ("alerts:evaluated", 3) else 1)
+    assert Alert.objects.count() == 6
+    assert set(AlertDelivery.objects.values_list("state", flat=True)) == {"done"}
+    assert AlertDelivery.objects.count() == 18
+    ids = [received.headers["webhook-id"] for received in receiver.received]
+    assert len(set(ids)) == 6
+    # Sent twice only where the process died between sending and writing that down, and then under the same id.
+    arrived = len(ids) + len(mail.outbox) + len(signalled)
+    assert arrived == 18 + (1 if point == "alerts:sent" else 0)
+    assert {message.extra_headers["Message-ID"] for message in mail.outbox} == {
+        f"<{pk}@localhost>" for pk in AlertDelivery.objects.filter(kind="email").values_list("pk", flat=True)
+    }

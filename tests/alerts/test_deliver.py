@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from base64 import b64decode, b64encode
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db.models import F
+from django.test import override_settings
+from django.utils import timezone
+
+from ratelimits.alerts import deliver
+from ratelimits.alerts.evaluate import _write
+from ratelimits.alerts.webhook import TYPE, signature
+from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
+from ratelimits.models.alerts import new_secret
+from ratelimits.signals import threshold_reached
+from tests.alerts.conftest import Received, Receiver
+from tests.usage.traffic import at
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -> Alert:
+    """An alert with its deliveries, by one channel."""
+    owner, _created = Account.objects.get_or_create(identifier=account, name="Acme & Sons", timezone="Europe/Paris")
+    if channel:
+        AlertChannel.objects.create(account=owner, **channel)
+    period = at("2026-11-01T00:00+01:00") // 1_000_000
+    alert = Alert(
+        id=Alert.name_of(account, period, "requests", 7, threshold),
+        account=account,
+        meter="requests",
+        rule=7,
+        rule_name="monthly",
+        period=period,
+        period_end=at("2026-12-01T00:00+01:00") // 1_000_000,
+        threshold=threshold,
+        basis="included",
+        used=8123,
+        quantity=10_000,
+    )
+    assert _write("default", alert)
+    return alert
+
+
+def deliver_all(later: timedelta = timedelta()) -> list[bool]:
+    """Everything that is due at that time from now."""
+    now = timezone.now() + later
+    return [deliver.deliver(name, now) for name in deliver.due(now)]
+
+
+def only(kind: str) -> AlertDelivery:
+    return AlertDelivery.objects.get(kind=kind)
+
+
+def is_signed(received: Received, secret: str) -> bool:
+    """As Standard Webhooks says, written out."""
+    head = received.headers
+    signed = f"{head['webhook-id']}.{head['webhook-timestamp']}.".encode() + received.body
+    digest = hmac.new(b64decode(secret.removeprefix("whsec_")), signed, "sha256").digest()
+    return head["webhook-signature"] == f"v1,{b64encode(digest).decode()}"
+
+
+def test_the_signal_is_sent_with_the_alert(signalled: list[Alert]) -> None:
+    alert = raise_alert()
+    assert deliver_all() == [True]
+    assert deliver_all(timedelta(days=1)) == []
+    assert signalled == [alert]
+
+
+def test_a_receiver_that_raises_gets_the_signal_again(signalled: list[Alert]) -> None:
+    def broken(**kwargs: object) -> None:
+        raise RuntimeError("no")
+
+    raise_alert()
+    threshold_reached.connect(broken)
+    assert deliver_all() == [False]
+    threshold_reached.disconnect(broken)
+    assert deliver_all() == []
+    assert deliver_all(timedelta(seconds=34)) == [True]
+    assert len(signalled) == 2
+
+
+def test_the_e_mail_says_who_used_how_much_of_what_and_when() -> None:
+    raise_alert(email="ops@example.com")
+    assert deliver_all() == [True, True]
+    (message,) = mail.outbox
+    assert message.to == ["ops@example.com"]
+    assert message.subject == "Acme & Sons: 80 % of requests used"
+    assert "Acme & Sons has used 8123 of 10000 requests" in message.body
+    assert "2026-11-01 00:00 CET to 2026-12-01 00:00 CET" in message.body
+    assert "what the plan includes" in message.body
+    assert message.message()["Message-ID"] == f"<{only('email').pk}@localhost>"
+
+
+@override_settings(EMAIL_BACKEND="django.core.mail.backends.smtp.EmailBackend", EMAIL_HOST="127.0.0.1", EMAIL_PORT=1)
+def test_a_mail_server_that_is_away_is_asked_again() -> None:
+    raise_alert(email="ops@example.com")
+    assert sorted(deliver_all()) == [False, True]
+    assert "ConnectionRefusedError" in only("email").error
+
+
+def test_a_webhook_is_signed_and_says_the_same_as_the_alert(receiver: Receiver) -> None:
+    secret = new_secret()
+    alert = raise_alert(webhook_url=receiver.url, secret=secret)
+    assert deliver_all() == [True, True]
+    (received,) = receiver.received
+    assert received.path == "/alerts?from=test"
+    assert received.headers["content-type"] == "application/json"
+    assert received.headers["webhook-id"] == received.headers["idempotency-key"] == str(only("webhook").pk)
+    assert abs(int(received.headers["webhook-timestamp"]) - timezone.now().timestamp()) < 60
+    assert is_signed(received, secret)
+    assert received.json["type"] == TYPE
+    assert received.json["data"] == {
+        "alert_id": str(alert.pk),
+        "account": "acme",
+        "meter": "requests",
+        "rule": "monthly",
+        "key": "",
+        "threshold": 80,
+        "basis": "included",
+        "used": 8123,
+        "quantity": 10_000,
+        "billing_period_start": "2026-10-31T23:00:00Z",
+        "billing_period_end": "2026-11-30T23:00:00Z",
+    }
+
+
+def test_the_signature_is_that_of_the_published_example() -> None:
+    """https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md"""
+    secret, name = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    found = signature(secret, name, 1614265330, b'{"test": 2432232314}')
+    assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_documented_receiver_takes_a_webhook_and_no_other(receiver: Receiver) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    (code,) = re.findall(r"```python\n(import base64.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    raise_alert(webhook_url=receiver.url)
+    deliver_all()
+    (received,) = receiver.received
+    secret = AlertChannel.objects.get().secret
+    assert names["verified"](secret, received.headers, received.body)
+    assert not names["verified"](secret, received.headers, received.body.replace(b"80", b"10"))
+    assert not names["verified"](new_secret(), received.headers, received.body)
+
+
+def test_a_webhook_that_fails_comes_again_later_with_the_same_id_and_body(receiver: Receiver) -> None:
+    receiver.answers = [500, 302, 429]
+    raise_alert(webhook_url=receiver.url)
+    assert sorted(deliver_all()) == [False, True]
+    assert only("webhook").error == "Refused: it answered 500 Internal Server Error"
+    assert deliver_all(timedelta(seconds=29)) == []
+    assert deliver_all(timedelta(seconds=34)) == [False]
+    assert deliver_all(timedelta(seconds=34 + 59)) == []
+    assert deliver_all(timedelta(seconds=34 + 67)) == [False]
+    assert deliver_all(timedelta(hours=1)) == [True]
+    assert deliver_all(timedelta(days=9)) == []
+    assert len(receiver.received) == 4
+    assert len({(received.headers["webhook-id"], received.body) for received in receiver.received}) == 1
+    assert len({received.headers["webhook-signature"] for received in receiver.received}) == 4
+    assert only("webhook").attempts == 4
+
+
+def test_a_receiver_that_does_not_answer_is_asked_again(receiver: Receiver) -> None:
+    raise_alert(webhook_url="http://127.0.0.1:1/")
+    assert sorted(deliver_all()) == [False, True]
+    assert "ConnectionRefusedError" in only("webhook").error
+
+
+def test_a_delivery_is_given_up_in_the_end_and_can_be_made_due_again(receiver: Receiver) -> None:
+    receiver.answers = [503] * deliver.ATTEMPTS
+    raise_alert(webhook_url=receiver.url)
+    for number in range(deliver.ATTEMPTS):
+        deliver_all(timedelta(days=number))
+    assert only("webhook").state == "failed"
+    assert deliver_all(timedelta(days=99)) == []
+    assert len(receiver.received) == deliver.ATTEMPTS
+    AlertDelivery.objects.filter(state="failed").update(state="waiting", attempts=0)
+    assert deliver_all(timedelta(days=99)) == [True]
+
+
+def test_pauses_double_up_to_a_longest() -> None:
+    seconds = [deliver.pause(attempts).total_seconds() for attempts in range(1, deliver.ATTEMPTS)]
+    assert all(30 * 2**number <= pause <= 33 * 2**number for number, pause in enumerate(seconds[:9]))
+    assert all(6 * 3600 <= pause <= 6.6 * 3600 for pause in seconds[10:])
+
+
+def test_a_receiver_that_is_gone_for_good_is_left_alone(receiver: Receiver) -> None:
+    receiver.answers = [410]
+    raise_alert(webhook_url=receiver.url)
+    deliver_all()
+    assert only("webhook").state == "failed"
+
+
+@pytest.mark.parametrize("change", ["deleted", "switched off", "emptied"])
+def test_a_channel_that_is_no_more_gets_nothing(change: str, receiver: Receiver) -> None:
+    raise_alert(webhook_url=receiver.url)
+    if change == "deleted":
+        AlertChannel.objects.all().delete()
+    elif change == "switched off":
+        AlertChannel.objects.update(active=False)
+    else:
+        AlertChannel.objects.update(email="ops@example.com", webhook_url="")
+    deliver_all()
+    assert only("webhook").state == "failed"
+    assert not receiver.received
+
+
+def test_a_claimed_delivery_is_nobody_else_s_until_the_claim_runs_out(receiver: Receiver) -> None:
+    raise_alert(webhook_url=receiver.url)
+    now = timezone.now()
+    AlertDelivery.objects.update(attempts=F("attempts") + 1, due_at=now + deliver.CLAIM)
+    assert [deliver.deliver(delivery.pk, now) for delivery in AlertDelivery.objects.all()] == [False, False]
+    assert not receiver.received
+    assert deliver_all(deliver.CLAIM + timedelta(seconds=1)) == [True, True]
+
+
+def test_what_is_sent_to_two_channels_has_two_ids(receiver: Receiver) -> None:
+    owner = Account.objects.create(identifier="acme", name="Acme & Sons", timezone="Europe/Paris")
+    AlertChannel.objects.create(account=owner, webhook_url=receiver.url)
+    raise_alert(webhook_url=receiver.url)
+    assert deliver_all() == [True, True, True]
+    first, second = receiver.received
+    assert first.headers["webhook-id"] != second.headers["webhook-id"]
+    assert json.loads(first.body) == json.loads(second.body)

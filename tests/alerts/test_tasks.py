@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery.contrib.testing.worker import start_worker
+from django.conf import settings
+from django.test import override_settings
+
+from project.celery import app
+from ratelimits import tasks
+from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery, ConfigVersion, Plan, PlanInclusion
+from tests.alerts.conftest import Receiver
+from tests.usage.traffic import flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_worker_raises_alerts_and_delivers_them(receiver: Receiver, signalled: list[Alert]) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanInclusion.objects.create(plan=plan, meter="requests", quantity=100)
+    owner = Account.objects.create(identifier="acme", plan=plan)
+    AlertChannel.objects.create(account=owner, webhook_url=receiver.url)
+    use(cost=90, now=None, configuration=ConfigVersion.read("default")[0])
+    flow()
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        tasks.alerts.delay()
+        tasks.alerts.delay()
+        deadline = time.monotonic() + 30
+        while AlertDelivery.objects.filter(state="done").count() < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert sorted(received.json["data"]["threshold"] for received in receiver.received) == [50, 80]
+    assert sorted(alert.threshold for alert in signalled) == [50, 80]
+
+
+def test_the_schedule_has_its_interval() -> None:
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "ALERT_INTERVAL": 7}):
+        assert tasks.beat_schedule()["ratelimits.alerts"]["schedule"] == 7
