@@ -207,8 +207,8 @@ def call_for(
 
 def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
     """The call that books the difference to what a receipt took; `costs` are the true ones, by slot."""
-    if len(costs) != len(receipt.costs) or any(cost < 0 or cost % 1 for cost in costs):
-        raise ValueError(f"settle with {len(receipt.costs)} whole costs of at least 0, one for each that was charged")
+    if len(costs) != len(receipt.costs) or any(not 0 <= cost <= 2**40 or cost % 1 for cost in costs):
+        raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each that was charged")
     differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
     return Call(
         receipt.program,

@@ -87,7 +87,7 @@ local function usual()
       end
       if left < least or (left == least and number < binding) then least, binding = left, number end
       if reset > longest then longest = reset end
-      local expiry = math.ceil((now + (reset > 60000000 and reset or 60000000)) / 1e6) + 1
+      local expiry = math.min(math.ceil((now + (reset > 60000000 and reset or 60000000)) / 1e6) + 1, 4294967295)
       if expiry > latest then latest = expiry end
       out = out .. write('<I4BI2I4', name, code, size, expiry) .. body
       at = at + 11 + size

@@ -93,6 +93,7 @@ do
     local n = l.p[3] * l.m
     T, g = l.T + T, l.g + g
     if g >= n then T, g = T + 1, g - n end
+    if T > 4503599627370496 then T, g = 4503599627370496, 0 end
     l.T, l.g = T, g
   end
 
@@ -119,7 +120,7 @@ do
     -- `last` may lie before now (after a refund): the debt is as of `last`.
     local T, g, m = l.T, l.g, l.m
     if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
-    return {l.name, l.code, 0, last, p[1], p[2], p[3], m, T, g}, (l.code == 1 and p[7] > 0) and FOREVER or T + 1
+    return {l.name, l.code, 0, last, p[1], p[2], p[3], m, T, g}, math.max(l.code == 1 and p[7] > 0 and FOREVER or 0, T + 1)
   end
 
   A[1], A[2], A[3], A[4] = level, level, level, level

@@ -53,6 +53,8 @@ local function smooth_limit()
 
   function smooth.check(l)
     local wait = math.max(l.next - l.now, 0)
+    -- What takes more than 142 years is not lent: it would not stay exact.
+    if l.cost * l.p[1] + muldiv(l.cost, l.p[2], l.p[3]) > 4503599627370496 then l.retry = NEVER return end
     if l.timeout == ANY or wait <= l.timeout then
       l.ok, l.wait = true, wait
     else
@@ -63,9 +65,7 @@ local function smooth_limit()
   -- The time of `cost` permits, over n*m.
   function smooth.permits(l)
     local whole, part = muldiv(l.cost, l.p[2], l.p[3])
-    whole = whole + l.cost * l.p[1]
-    if whole > 4503599627370496 then error('cost is too large: it would take more than 142 years') end
-    return whole, part * (l.n / l.p[3]) * l.m
+    return math.min(whole + l.cost * l.p[1], 4503599627370496), part * (l.n / l.p[3]) * l.m
   end
 
   -- Takes K + k from what is stored, answers what must be waited for instead, cut off to whole µs.
@@ -98,7 +98,10 @@ local function smooth_limit()
 
   function smooth.entry(l, last)
     local p = l.p
-    return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)}, FOREVER
+    -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
+    l.next = math.min(l.next, l.now + 4503599627370496)
+    return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)},
+      math.max(FOREVER, l.next - l.now)
   end
 
   return smooth

@@ -64,7 +64,7 @@ do
 
   function window.charge(l)
     if l.length == 0 then l.start, l.length = l.now, l.p[1] end
-    l.count = l.count + l.cost
+    l.count = math.min(l.count + l.cost, 140737488355328) -- as much as its six bytes hold
   end
 
   function window.refund(l)

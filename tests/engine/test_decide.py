@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import redis
 
-from ratelimits.engine import ANY, peek, reset
+from ratelimits.engine import ANY, Limit, peek, reset, settle
+from ratelimits.engine.keys import shard_of
 from ratelimits.engine.limits import ALGORITHMS, LeakyBucket, SmoothWarmingUp
-from tests.engine.asking import NOW, SECOND, ask, limit
+from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, everything, limit
 
 
 class TestChangedRates:
@@ -119,3 +121,75 @@ def test_a_reset_leaves_nothing_of_a_limit_behind(redis_client: redis.Redis, alg
     ask(limit(algorithm), timeout=ANY)
     reset([limit(algorithm)])
     assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
+
+
+class TestHugeCosts:
+    @pytest.mark.parametrize("algorithm", ["smooth_bursty", "smooth_warming_up"])
+    def test_a_cost_that_would_take_more_than_142_years_never_passes_and_charges_nothing(
+        self, redis_client: redis.Redis, algorithm: str
+    ) -> None:
+        smooth = limit(algorithm, name="smooth", rate=1, period=86_400, warm_up=86_400, cost=2**40)
+        log, lease = limit("sliding_log", name="log"), limit("concurrency", name="lease")
+        ask(log, lease)
+        before = everything(redis_client)
+        answer = ask(log, lease, smooth, timeout=ANY)
+        assert (answer.allowed, answer.retry_after, answer.binding) == (False, None, 2)
+        assert everything(redis_client) == before
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_settling_a_huge_cost_keeps_the_limit_used_up(self, algorithm: str) -> None:
+        one = limit(algorithm, rate=1, period=86_400, lease_ttl=86_400, warm_up=86_400)
+        for _ in range(3):
+            receipt = ask(one, now=now_of_this_machine(), timeout=ANY).receipt
+            if receipt is not None:
+                settle(receipt, [2**40])
+        later = peek([one], now=now_of_this_machine() + SECOND)
+        assert (later.allowed, later.remaining) == (False, 0)
+
+    @pytest.mark.parametrize("cost", [-1, 2**40 + 1, 1.5])
+    def test_a_cost_that_makes_no_sense_is_refused(self, cost: float) -> None:
+        with pytest.raises(ValueError, match=r"^cost must be a whole number from 0 to 2\*\*40, not"):
+            ask(limit(cost=cost))  # type: ignore[arg-type]
+        receipt = ask(limit()).receipt
+        assert receipt is not None
+        with pytest.raises(ValueError, match=r"^settle with 1 whole costs from 0 to 2\*\*40, one for each"):
+            settle(receipt, [cost])  # type: ignore[list-item]
+
+
+class TestLife:
+    """A state must live as long as it matters, and a minute more."""
+
+    @pytest.mark.parametrize(
+        ("one", "seconds"),
+        [
+            (limit("smooth_bursty", rate=1, period=60, cost=1_000_000), 60_000_000),
+            (limit("token_bucket", rate=1, period=86_400, capacity=1000, initial=500, cost=500), 86_400_000),
+            (limit("leaky_bucket", rate=1, period=86_400, capacity=1000, cost=1000), 86_400_000),
+            (limit("leaky_bucket", rate=100, period=1, cost=10), 60),
+            (limit("calendar_window"), (MONTHS[2] - NOW) / SECOND),
+            (limit("fixed_window", period=3600), 3600),
+            (limit("sliding_window", period=3600), 3960),
+            (limit("sliding_log", period=3600), 3600),
+            (limit("concurrency", lease_ttl=3600), 3600),
+            (limit("smooth_warming_up"), 400 * 86_400),
+            (limit("token_bucket", initial="empty", cost=10), 400 * 86_400),
+        ],
+    )
+    def test_a_state_outlasts_its_debt(self, redis_client: redis.Redis, one: Limit, seconds: float) -> None:
+        ask(one, timeout=ANY)
+        kept = [key for key in redis_client.keys("*") if not key.endswith(b"head")]
+        lives = [redis_client.pttl(key) / 1000 for key in kept]
+        assert kept
+        assert all(seconds - 1 <= life <= max(seconds, 60) + 3 for life in lives)
+
+    def test_a_string_lives_as_long_as_its_longest_entry(self, redis_client: redis.Redis) -> None:
+        short, longer = limit(name="short"), limit("fixed_window", name="long", period=36_000)
+        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        for limits in ((short,), (short, longer), (short,), (limit(name="other"),)):
+            ask(*limits)
+        assert redis_client.pttl(key) / 1000 == pytest.approx(36_000, abs=3)
+        assert peek([longer], now=NOW).remaining == 9
+
+
+def now_of_this_machine() -> int:
+    return time.time_ns() // 1000
