@@ -42,7 +42,8 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     keys += ["bare:{00}:open"] if counted else []
     numbers = struct.pack(f"<{2 * states * each}d", *(10.0, 10_000_000.0) * (states * each))
     field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
-    arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode()]
+    formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
+    arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode(), *formats]
     sha = hashlib.sha1(BARE, usedforsecurity=False).hexdigest().encode()
     return resp(b"EVALSHA", sha, b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 

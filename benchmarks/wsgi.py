@@ -1,0 +1,11 @@
+"""The trivial API as gunicorn serves it."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
+
+application = get_wsgi_application()
