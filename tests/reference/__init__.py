@@ -8,11 +8,14 @@ peek is the same computation as a request whose outcome is thrown away.
 Where the contract leaves a choice open, the model decides, and the engine must decide the same:
 
 Time
-- The newest moment is kept per key, over all of its limits: the greatest moment at which one of them came into
-  being, was charged, or had its rule changed. A refund or a release is neither: it takes effect as at its own
-  (clamped) moment and leaves the newest moment where it was.
+- Each limit of a key keeps the newest moment at which it came into being, was charged, or had its rule changed. A
+  decision is made as at the newest of them that lies at most 60 s ahead; a limit that lies further ahead jumps back
+  to the moment that is decided as at. Single-rule keys have one newest moment, and lists differ in theirs only after
+  a birth of some.
+- A refund or a release takes effect as at its own (clamped) moment and leaves the newest moment where it was; but
+  what has drained, ended or expired altogether by then is gone for good, also for a clock that steps back afterwards.
 - A request exactly 60 s before the newest moment is still clamped to it; one microsecond more is a jump.
-- A jump moves the newest moment to the request's own and every stored time back by the same difference. What is
+- A jump moves the newest moment to the one decided as at and every stored time back by the same difference. What is
   aligned to a clock (epoch and calendar windows, buckets of a sliding window) keeps its distance in whole windows
   or buckets from the newest moment: a count that was current then is current now.
 - Every line but a peek and a line of cost 0 stores the jump, a request that can never pass included. A `create`
@@ -42,14 +45,16 @@ Leases
 - Each acquire is a record of its own; `release` ends all live records of that name.
 
 Changed rule
-- It takes effect for every key at the line's `at`, clamped (or jumped) per key; the key's newest moment is then at
-  least that moment. A list replaces a list of the same length, position by position.
+- It takes effect for every key at the line's `at`, clamped (or jumped) per key; the newest moment of what is kept
+  is then that moment. A list replaces a list of the same length, position by position.
 - Another algorithm starts afresh. A level keeps what is spent; the queue what is ahead, in permits.
 - `fixed_window`: a count whose window is still open moves into the window current under the new rule; `first_hit`
-  keeps the old window's start if that is still open under the new period, else the window opens at the change.
+  keeps the old window's start if that is still open under the new period, else the window opens at the change. An
+  epoch window without a count is no window; one whose clock jumps in the same line keeps its distance in time.
 - `calendar_window`: a count whose period is current moves into the period current under the new rule.
 - `sliding_window`: the count of each live bucket moves to the new bucket that contains the old bucket's start,
-  clamped into the new live range (N buckets, and one more when weighted). Nothing moves when only capacity changes.
+  clamped into the newest N; the bucket that is just leaving is live if the new rule is weighted. Nothing moves when
+  neither the buckets' width nor their number changes.
 - `sliding_log`: entries keep their moments; what had expired under the old period does not come back.
 - `smooth_*`: brought up to date under the old rule, then stored * (new max / old max).
 - `concurrency`: a new `lease_ttl` is for new leases.

@@ -45,7 +45,8 @@ class _Levelled(Limit):
         return Level(self.spent(state, now) + cost, now)
 
     def refunded(self, state: Level, now: int, cost: int, lease: str) -> Level:
-        return Level(state.spent - min(Fraction(cost), self.spent(state, now)), state.as_of)
+        left = self.spent(state, now) > cost
+        return Level(state.spent - cost if left else Fraction(0), state.as_of)
 
     def jumped(self, state: Level, newest: int, to: int) -> Level:
         return Level(state.spent, state.as_of - (newest - to))

@@ -60,6 +60,10 @@ class Limit:
         """The state under another rule of the same algorithm, from `now` on."""
         raise NotImplementedError
 
+    def jumped_over(self, state: Any, newest: int, to: int, new: Any) -> Any:
+        """Both at once."""
+        return self.handed_over(self.jumped(state, newest, to), to, new)
+
     def remaining(self, state: Any, now: int) -> int:
         """Whole permits that could be taken at once, never below 0."""
         raise NotImplementedError

@@ -16,6 +16,10 @@ class Line:
     next: Fraction
 
 
+NOBODY = Fraction(-(10**30))
+"""As `next`: nobody is ahead, at whatever moment."""
+
+
 class LeakyBucketQueue(Limit):
     algorithm = "leaky_bucket_queue"
 
@@ -44,7 +48,7 @@ class LeakyBucketQueue(Limit):
         return Line(max(state.next, Fraction(now)) + cost * self.permit)
 
     def refunded(self, state: Line, now: int, cost: int, lease: str) -> Line:
-        return Line(state.next - min(Fraction(cost), self.ahead(state, now)) * self.permit)
+        return Line(state.next - cost * self.permit if self.ahead(state, now) > cost else NOBODY)
 
     def jumped(self, state: Line, newest: int, to: int) -> Line:
         return Line(state.next - (newest - to))

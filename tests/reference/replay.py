@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +55,15 @@ def limits_from(rule: Any) -> list[Limit]:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """`states` has one for each limit, None where none has come into being."""
+class Held:
+    """A limit's state for a key, and the newest moment at which it was born, charged or had its rule changed."""
 
     newest: int
-    states: tuple[Any, ...]
+    state: Any
+
+
+Key = tuple[Held | None, ...]
+"""One for each limit, None where none has come into being."""
 
 
 class Replay:
@@ -94,77 +99,65 @@ class Replay:
             self.change(limits, moment)
         elif op == "reset":
             self.keys.pop(key, None)
-        now, held = self.as_at(self.keys.get(key), moment)
+        now, held = self.as_at(self.keys.get(key) or (None,) * len(self.limits), moment)
         if op in ("try_acquire", "acquire", "peek") and cost:
             answer = self.decided(key, held, now, op, cost, None if op == "acquire" else patience, lease)
             return {"at": line["at"], **answer}
         if op == "create":
-            self.keys[key] = held = self.born(held, now)
-        elif held is not None and (op == "release" or (op == "refund" and cost)):
-            self.keys[key] = held = self.given_back(held, now, op, cost, lease)
+            held = self.keys[key] = self.born(held, now)
+        elif op == "release" or (op == "refund" and cost):
+            held = self.keys[key] = self.given_back(held, now, op, cost, lease)
         return {"at": line["at"], **self.told(self.born(held, now), now)}
 
-    def as_at(self, held: Key | None, moment: int) -> tuple[int, Key | None]:
-        """The moment that a decision is made as at, and the key's state told as of it."""
-        if held is None or moment >= held.newest:
-            return moment, held
-        if moment >= held.newest - JUMP:
-            return held.newest, held
-        states = (
-            None if state is None else limit.jumped(state, held.newest, moment)
-            for limit, state in zip(self.limits, held.states, strict=True)
+    def as_at(self, key: Key, moment: int) -> tuple[int, Key]:
+        """The moment that a decision is made as at, and the key's states told as of it."""
+        now = clamped(key, moment)
+        return now, tuple(
+            Held(now, limit.jumped(held.state, held.newest, now)) if held is not None and held.newest > now else held
+            for limit, held in zip(self.limits, key, strict=True)
         )
-        return moment, Key(moment, tuple(states))
 
-    def born(self, held: Key | None, now: int) -> Key:
+    def born(self, key: Key, now: int) -> Key:
         """The key with every limit in being."""
-        if held is not None and None not in held.states:
-            return held
-        states = held.states if held is not None else (None,) * len(self.limits)
-        pairs = zip(self.limits, states, strict=True)
-        return Key(now, tuple(limit.born(now) if state is None else state for limit, state in pairs))
+        pairs = zip(self.limits, key, strict=True)
+        return tuple(Held(now, limit.born(now)) if held is None else held for limit, held in pairs)
 
-    def given_back(self, held: Key, now: int, op: str, cost: int, lease: str) -> Key:
-        def less(limit: Limit, state: Any) -> Any:
-            if state is None:
+    def given_back(self, key: Key, now: int, op: str, cost: int, lease: str) -> Key:
+        def less(limit: Limit, held: Held | None) -> Held | None:
+            if held is None:
                 return None
-            return limit.released(state, now, lease) if op == "release" else limit.refunded(state, now, cost, lease)
+            if op == "release":
+                return Held(held.newest, limit.released(held.state, now, lease))
+            return Held(held.newest, limit.refunded(held.state, now, cost, lease))
 
-        return Key(held.newest, tuple(map(less, self.limits, held.states)))
+        return tuple(map(less, self.limits, key))
 
     def decided(
-        self, key: str, held: Key | None, now: int, op: str, cost: int, patience: int | None, lease: str
+        self, name: str, held: Key, now: int, op: str, cost: int, patience: int | None, lease: str
     ) -> dict[str, Any]:
-        before = self.born(held, now)
-        verdicts = [
-            limit.judge(state, now, cost, patience) for limit, state in zip(self.limits, before.states, strict=True)
-        ]
-        after = before
+        before = [one for one in self.born(held, now) if one is not None]
+        pairs = list(zip(self.limits, before, strict=True))
+        verdicts = [limit.judge(one.state, now, cost, patience) for limit, one in pairs]
         if all(verdict.passes for verdict in verdicts):
+            after: Key = tuple(before)
             if op != "peek":
-                pairs = zip(self.limits, before.states, strict=True)
-                states = tuple(limit.charged(state, now, cost, lease) for limit, state in pairs)
-                self.keys[key] = after = Key(now, states)
+                after = tuple(Held(now, limit.charged(one.state, now, cost, lease)) for limit, one in pairs)
+                self.keys[name] = after
             return self.told(after, now, wait=max(verdict.wait for verdict in verdicts))
-        never = any(verdict.retry_after is NEVER for verdict in verdicts)
         if op != "peek":
-            stored = held if never else before
-            if stored is not None:
-                self.keys[key] = stored
-        patient = [float("inf") if verdict.retry_after is NEVER else verdict.retry_after for verdict in verdicts]
-        binding = patient.index(max(patient))
+            self.keys[name] = held if any(verdict.retry_after is NEVER for verdict in verdicts) else tuple(before)
+        longest = [float("inf") if verdict.retry_after is NEVER else verdict.retry_after for verdict in verdicts]
+        binding = longest.index(max(longest))
         retry_after = verdicts[binding].retry_after
-        told = self.told(after, now)
-        told |= {
+        return self.told(tuple(before), now) | {
             "allowed": False,
             "limit": self.limits[binding].shown,
             "retry_after": None if retry_after is NEVER else seconds(retry_after),
         }
-        return told
 
     def told(self, key: Key, now: int, wait: int = 0) -> dict[str, Any]:
-        """The answer of a state to a request that passes."""
-        pairs = list(zip(self.limits, key.states, strict=True))
+        """The answer of a key to a request that passes."""
+        pairs = [(limit, held.state) for limit, held in zip(self.limits, key, strict=True) if held is not None]
         remaining = [limit.remaining(state, now) for limit, state in pairs]
         return {
             "allowed": True,
@@ -176,16 +169,30 @@ class Replay:
         }
 
     def change(self, limits: list[Limit], moment: int) -> None:
-        """Every key's state under the new limits, from `moment` on."""
+        """Every key's states under the new limits, from `moment` on."""
+        triples = list(zip(self.limits, limits, range(len(limits)), strict=True))
         for name, key in self.keys.items():
-            now, held = self.as_at(key, moment)
-            assert held is not None
-            states = tuple(
-                None if state is None or old.algorithm != new.algorithm else old.handed_over(state, now, new)
-                for old, new, state in zip(self.limits, limits, held.states, strict=True)
-            )
-            self.keys[name] = Key(now, states)
+            kept = [
+                held if old.algorithm == new.algorithm else None
+                for (old, new, _), held in zip(triples, key, strict=True)
+            ]
+            now = clamped(kept, moment)
+
+            def changed(old: Limit, new: Limit, held: Held | None, now: int = now) -> Held | None:
+                if held is None:
+                    return None
+                if held.newest > now:
+                    return Held(now, old.jumped_over(held.state, held.newest, now, new))
+                return Held(now, old.handed_over(held.state, now, new))
+
+            self.keys[name] = tuple(changed(old, new, kept[place]) for old, new, place in triples)
         self.limits = limits
+
+
+def clamped(key: Sequence[Held | None], moment: int) -> int:
+    """The newest moment of the limits that lie at most a minute ahead, if that is later."""
+    newest = [held.newest for held in key if held is not None]
+    return max([moment, *(one for one in newest if one <= moment + JUMP)])
 
 
 def text(line: dict[str, Any], field: str) -> str:

@@ -15,11 +15,11 @@ Entries = tuple[tuple[int, int], ...]
 """(moment in µs, count), oldest first."""
 
 
-def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int, live: int) -> tuple[tuple[int, int], ...]:
-    """`cost` permits less, from the newest parts first and from none before `live`."""
+def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int) -> tuple[tuple[int, int], ...]:
+    """`cost` permits less, from the newest parts first."""
     left = []
     for moment, count in reversed(parts):
-        back = min(cost, count) if moment >= live else 0
+        back = min(cost, count)
         cost -= back
         if count > back:
             left.append((moment, count - back))
@@ -41,9 +41,9 @@ class SlidingWindow(Limit):
             raise ValueError(f"weighted must be true or false, not {weighted!r}")
         self.weighted = bool(weighted)
 
-    def oldest(self, index: int) -> int:
-        """The oldest bucket that counts while bucket `index` is the current one."""
-        return index - self.buckets + (0 if self.weighted else 1)
+    def live(self, state: Buckets, now: int) -> Buckets:
+        """What counts, in full or in part; a plain window keeps the leaving bucket too, and counts it not at all."""
+        return tuple((bucket, count) for bucket, count in state if bucket >= now // self.width - self.buckets)
 
     def used(self, state: Buckets, now: int) -> Fraction:
         index = now // self.width
@@ -80,24 +80,27 @@ class SlidingWindow(Limit):
         raise AssertionError("an empty window refuses")
 
     def charged(self, state: Buckets, now: int, cost: int, lease: str) -> Buckets:
-        index = now // self.width
-        kept = {bucket: count for bucket, count in state if bucket >= self.oldest(index)}
+        index, kept = now // self.width, dict(self.live(state, now))
         kept[index] = kept.get(index, 0) + cost
         return tuple(sorted(kept.items()))
 
     def refunded(self, state: Buckets, now: int, cost: int, lease: str) -> Buckets:
-        return taken_from_newest(state, cost, self.oldest(now // self.width))
+        live, leaving = self.live(state, now), now // self.width - self.buckets
+        kept = () if self.weighted else tuple(part for part in live if part[0] == leaving)
+        return kept + taken_from_newest(live[len(kept) :], cost)
 
     def jumped(self, state: Buckets, newest: int, to: int) -> Buckets:
         back = newest // self.width - to // self.width
         return tuple((bucket - back, count) for bucket, count in state)
 
     def handed_over(self, state: Buckets, now: int, new: SlidingWindow) -> Buckets:
-        index, live = now // new.width, self.oldest(now // self.width)
+        if (self.width, self.buckets) == (new.width, new.buckets):
+            return state
+        index, leaving = now // new.width, now // self.width - self.buckets
         moved: dict[int, int] = {}
-        for bucket, count in state:
-            if bucket >= live:
-                to = min(index, max(new.oldest(index), bucket * self.width // new.width))
+        for bucket, count in self.live(state, now):
+            if bucket > leaving or new.weighted:
+                to = min(index, max(index - new.buckets + 1, bucket * self.width // new.width))
                 moved[to] = moved.get(to, 0) + count
         return tuple(sorted(moved.items()))
 
@@ -107,7 +110,7 @@ class SlidingWindow(Limit):
     def reset_after(self, state: Buckets, now: int) -> int:
         if not self.used(state, now):
             return 0
-        newest = max(bucket for bucket, _ in state)
+        newest = max(bucket for bucket, count in state)
         return (newest + self.buckets + (1 if self.weighted else 0)) * self.width - now
 
 
@@ -146,7 +149,7 @@ class SlidingLog(Limit):
         return (*live, (now, cost))
 
     def refunded(self, state: Entries, now: int, cost: int, lease: str) -> Entries:
-        return taken_from_newest(state, cost, now - self.period + 1)
+        return taken_from_newest(self.live(state, now), cost)
 
     def jumped(self, state: Entries, newest: int, to: int) -> Entries:
         return tuple((moment - (newest - to), count) for moment, count in state)

@@ -46,7 +46,9 @@ class _Windowed(Limit):
         return Window(self.span(state, now)[0], self.count(state, now) + cost)
 
     def refunded(self, state: Window, now: int, cost: int, lease: str) -> Window:
-        return Window(state.start, state.count - min(cost, self.count(state, now)))
+        if state.start != self.span(state, now)[0]:
+            return EMPTY
+        return Window(state.start, state.count - min(cost, state.count))
 
     def jumped(self, state: Window, newest: int, to: int) -> Window:
         return self.moved(state, newest, self, to)
@@ -92,7 +94,16 @@ class FixedWindow(_Windowed):
         assert isinstance(new, FixedWindow)
         if state.start is None or state.start != self.span(state, now)[0]:
             return EMPTY
+        if not state.count and not (self.first_hit and new.first_hit):
+            return EMPTY
         return Window(new.span(state, now)[0], state.count)
+
+    def jumped_over(self, state: Window, newest: int, to: int, new: Any) -> Window:
+        if self.first_hit or not new.first_hit or not self.count(state, newest):
+            return super().jumped_over(state, newest, to, new)
+        assert state.start is not None
+        moved = Window(state.start - (newest - to), state.count)
+        return Window(new.span(moved, to)[0], state.count)
 
 
 class CalendarWindow(_Windowed):

@@ -30,6 +30,10 @@ PACES = (
 """(rate, period in seconds)."""
 CAPACITIES = (1, 2, 3, 3, 5, 7, 10, 10, 20, 100, 1000, 1_000_000)
 PERIODS = ("1", "10", "60", "0.5", "3600", "7", "86400", "0.000012", "13.37", "2592000", "2")
+LONGEST = 4_503_599_627
+"""Seconds that the scripts can look ahead: 142 years."""
+SLOW = 10
+"""Seconds that a permit may take where a million fit."""
 ZONES = (
     "UTC",
     "Europe/Berlin",
@@ -130,22 +134,37 @@ RULES: dict[str, Callable[[Random], Rule]] = {
 
 def random_rule(draw: Random, algorithm: str) -> Rule:
     """A rule of one algorithm that makes sense."""
-    return {"algorithm": algorithm, **RULES[algorithm](draw)}
+    while True:
+        rule = {"algorithm": algorithm, **RULES[algorithm](draw)}
+        if coherent(rule):
+            return rule
 
 
-def edited(draw: Random, rule: Rule) -> Rule:
+def slowness(rule: Rule) -> Decimal:
+    """Seconds that a permit takes; 0 where permits do not come back one by one."""
+    return rule["period"] / rule["rate"] if rule.get("rate") else Decimal(0)
+
+
+def edited(draw: Random, rule: Rule, large: bool) -> Rule:
     """Another rule in its place: mostly the same algorithm with one or all numbers changed."""
-    if draw.random() < 0.1:
-        return random_rule(draw, draw.choice(list(RULES)))
-    other = random_rule(draw, rule["algorithm"])
-    if draw.random() < 0.5:
-        return other
-    field = draw.choice([field for field in rule if field != "algorithm"])
-    return rule | {field: other.get(field)} if coherent(rule | {field: other.get(field)}) else other
+    while True:
+        other = random_rule(draw, draw.choice(list(RULES)) if draw.random() < 0.1 else rule["algorithm"])
+        if other["algorithm"] == rule["algorithm"] and draw.random() < 0.5:
+            field = draw.choice([field for field in rule if field != "algorithm"])
+            other = rule | {field: other.get(field)}
+        if coherent(other) and (slowness(other) <= SLOW if large else not is_large(other)):
+            return other
+
+
+def is_large(rule: Rule) -> bool:
+    """Whether so many permits fit that slow ones would take longer than 142 years."""
+    return bool(rule.get("capacity", 0) > 1000)
 
 
 def coherent(rule: Rule) -> bool:
-    """Whether fields that bound one another still fit after one of them changed."""
+    """Whether fields that bound one another fit: a rule whose capacity takes longer than 142 years makes no sense."""
+    if slowness(rule) * max(rule.get("capacity", 0) + 1, 1000) > LONGEST or (is_large(rule) and slowness(rule) > SLOW):
+        return False
     initial, delay_after = rule.get("initial"), rule.get("delay_after")
     if isinstance(initial, int) and initial > rule["capacity"]:
         return False

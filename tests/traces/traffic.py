@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.reference import Replay
-from tests.traces.rules import RULES, edited, random_rule
+from tests.traces.rules import LONGEST, RULES, SLOW, edited, is_large, random_rule, slowness
 
 Line = dict[str, Any]
 Answer = dict[str, Any]
@@ -77,12 +77,18 @@ def scale(rule: Any) -> int:
 
 
 def random_cost(draw: Random, rule: Any) -> int:
-    capacity = (rule[0] if isinstance(rule, list) else rule).get("capacity", 10)
-    if draw.random() < 0.06:
-        return draw.choice((capacity + 1, capacity + 2, 10 * capacity))
-    if draw.random() < 0.06:
-        return 0
-    return draw.choice((1, 1, 1, 1, 2, 3, max(1, capacity), max(1, capacity // 2), draw.randint(1, capacity + 1)))
+    rules = rule if isinstance(rule, list) else [rule]
+    capacity = rules[0].get("capacity", 10)
+    kind = draw.random()
+    if kind < 0.06:
+        cost = draw.choice((capacity + 1, capacity + 2, 10 * capacity))
+    elif kind < 0.12:
+        cost = 0
+    else:
+        cost = draw.choice((1, 1, 1, 1, 2, 3, max(1, capacity), max(1, capacity // 2), draw.randint(1, capacity + 1)))
+    # A line whose cost takes longer than 142 years is a bad line.
+    slowest = max(slowness(one) for one in rules)
+    return cost if cost * slowest < LONGEST / 2 else 1
 
 
 def random_timeout(draw: Random, unit: int) -> Any:
@@ -104,10 +110,12 @@ SHARES = {
 OPS = [op for op, share in SHARES.items() for _ in range(share)]
 
 
-def random_line(draw: Random, at: Decimal, rule: Any) -> Line:
+def random_line(draw: Random, at: Decimal, rule: Any, large: bool = False) -> Line:
     line: Line = {"at": at, "op": draw.choice(OPS)}
     if line["op"] == "set_rule":
-        line["rule"] = [edited(draw, one) for one in rule] if isinstance(rule, list) else edited(draw, rule)
+        line["rule"] = (
+            [edited(draw, one, large) for one in rule] if isinstance(rule, list) else edited(draw, rule, large)
+        )
     optional = (
         (0.9, "key", lambda: draw.choice(("a", "a", "a", "b", "user:42", "клю|ч"))),
         (0.8, "cost", lambda: random_cost(draw, rule)),
@@ -123,11 +131,12 @@ def random_line(draw: Random, at: Decimal, rule: Any) -> Line:
 def traffic(draw: Random, rule: Any, length: int) -> Iterator[tuple[Line, Answer]]:
     """`length` lines against a rule (or a list), each with the model's answer."""
     model = Replay(rule)
+    large = any(map(is_large, rule if isinstance(rule, list) else [rule]))
     clock = Clock(draw, int(Decimal(draw.choice(STARTS)) * 1_000_000))
     answer: Answer | None = None
     for _ in range(length):
         clock.advance(scale(rule), answer)
-        line = random_line(draw, us(clock.now), rule)
+        line = random_line(draw, us(clock.now), rule, large)
         answer = model.step(line)
         rule = line.get("rule", rule)
         yield line, answer
@@ -139,4 +148,7 @@ def random_rules(draw: Random, algorithm: str) -> Any:
     if draw.random() < 5 / 6:
         return first
     others = [random_rule(draw, draw.choice(list(RULES))) for _ in range(draw.randint(1, 4))]
-    return [first, *others]
+    together = [first, *others]
+    if any(is_large(rule) for rule in together) and any(slowness(rule) > SLOW for rule in together):
+        return first
+    return together
