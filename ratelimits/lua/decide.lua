@@ -217,7 +217,7 @@ if meters > 0 and (op == TRY or op == SETTLE) then
     local cost, field = unpack_struct('<d', ARGV[3], costs + i * 8 - 8), ARGV[5 + i]
     local where, who = string.match(field, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
     if op == SETTLE then
-      count((cost < 0 and 'r' or 'a') .. string.sub(field, 2), math.abs(cost))
+      count(((whole or cost < 0) and 'r' or 'a') .. string.sub(field, 2), math.abs(cost))
     elseif allowed then
       count(field, cost)
       for j = 1, #limits do
