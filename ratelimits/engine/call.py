@@ -79,6 +79,7 @@ class Receipt:
     at: int
     bin: int
     period: int
+    lease: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class Call:
     `account`, if there is one, all others in their own. `costs` are by slot, negative where a receipt is settled for
     less. `timeout` in seconds is the longest wait accepted; ANY: any. `version` is that of the caller's rules. `now` in
     µs stands in for the server's clock, and with `virtual` nothing expires, in tests and simulations. `at_once` refuses
-    whatever would have to wait. `receipt_ttl` is in seconds.
+    whatever would have to wait. `lease` names what `concurrency` hands out or takes back, the call's nonce where it is
+    None. `receipt_ttl` is in seconds.
     """
 
     program: Program
@@ -203,8 +205,9 @@ class Command:
         packed = call.program.packed_states
         keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *keys[packed:]]
         meters = len(usage.meters) if usage is not None else 0
+        leases = 1 if call.lease is not None else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
-            8 + len(keys) + meters,
+            8 + len(keys) + meters + leases,
             self.script.sha,
             wire.bulks(b"%d" % len(keys), *(key.encode() for key in keys)),
         )
@@ -248,7 +251,8 @@ class Command:
             short = b""
         costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
         head = f"{call.version} {run}".encode()
-        return _Made(run, start, end, wire.bulks(head, request + costs, program, short, *fields))
+        lease = [call.lease.encode()] if call.lease is not None else []
+        return _Made(run, start, end, wire.bulks(head, request + costs, program, short, *fields, *lease))
 
 
 def place(usage: Usage, now: int) -> tuple[int, int, int]:

@@ -80,7 +80,15 @@ class Decision:
         # By the clock of the very call that counted it, so the same as in its counters.
         counted = place(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
-            self._nonce.decode(), call.program, call.keys, call.costs, call.account, call.usage, reply[7], *counted[:2]
+            self._nonce.decode(),
+            call.program,
+            call.keys,
+            call.costs,
+            call.account,
+            call.usage,
+            reply[7],
+            *counted[:2],
+            call.lease,
         )
 
     @property
@@ -132,7 +140,7 @@ def read(reply: bytes) -> tuple[int, ...]:
 
 def ask(here: Server, call: Call, command: Command | None = None) -> Steps[Decision]:
     """The steps of one call, by the command prepared for it if there is one. Raises Stale, AlreadySettled."""
-    name = call.lease.encode() if call.lease is not None else nonce().encode()
+    name = nonce().encode()
     command = command or Command(here.keyspace, call)
     reply = read((yield command, name))
     if reply[0] == -2 and call.now is None:
@@ -217,7 +225,7 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
         receipt.account,
         receipt.usage,
         op=Op.SETTLE,
-        lease=receipt.nonce,
+        lease=_lease(receipt),
         receipt=receipt,
         whole=whole,
         receipt_ttl=receipt_ttl,
@@ -226,7 +234,11 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
 
 def release_call(receipt: Receipt) -> Call:
     """The call that ends the leases of a receipt."""
-    return Call(receipt.program, receipt.keys, receipt.costs, receipt.account, op=Op.RELEASE, lease=receipt.nonce)
+    return Call(receipt.program, receipt.keys, receipt.costs, receipt.account, op=Op.RELEASE, lease=_lease(receipt))
+
+
+def _lease(receipt: Receipt) -> str:
+    return receipt.nonce if receipt.lease is None else receipt.lease
 
 
 def decide(

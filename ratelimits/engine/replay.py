@@ -10,8 +10,8 @@ from ratelimits.engine.decide import Decision, Stale, read
 from ratelimits.engine.server import Server
 
 
-def _to(command: Command, lease: bytes, run: str) -> bytes:
-    return command.to(run, lease)
+def _to(command: Command, name: bytes, run: str) -> bytes:
+    return command.to(run, name)
 
 
 def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
@@ -20,8 +20,7 @@ def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
     Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
     """
     commands = [Command(here.keyspace, call) for call in calls]
-    leases = [(call.lease or nonce()).encode() for call in calls]
-    packed = [partial(_to, command, lease) for command, lease in zip(commands, leases, strict=True)]
+    packed = [partial(_to, command, nonce().encode()) for command in commands]
     replies = here.wire.stream(packed, {command.script for command in commands})
     decisions = []
     for call, raw in zip(calls, replies, strict=True):

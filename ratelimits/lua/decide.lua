@@ -3,7 +3,7 @@
 --
 -- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
 --          are meters; the receipt if flag 2 is set; the own states. The program numbers packed, then own states
--- ARGV[1]  nonce: unique for each call; the name of its leases
+-- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that is expected, "<configuration version> <run>"
 -- ARGV[3]  request, '<BBBBBdddddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
 --          8 no waiting whatever the limits say), number of heads, of meters and of packed states, now (µs; -1: the
@@ -14,7 +14,8 @@
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
 -- ARGV[5]  for fast.lua
--- ARGV[6]  for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"
+-- ARGV[6]  for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; and behind
+--          these the name of the request's leases, if it is not the nonce
 --
 -- Returns  int64s '<i8…': 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, the
 --            moment it was made as at, now; then ok, remaining, reset_after of each limit. Times in µs
@@ -55,9 +56,10 @@ local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
 local receipt = once and KEYS[beside + packed]
 local function place(number) return KEYS[(number > packed and beside or heads) + number] end
 local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
+local lease = ARGV[6 + meters] or ARGV[1]
 local size = #program
 while pos <= size do
-  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = ARGV[1]}
+  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = lease}
   name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, max_wait, pos =
     unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout

@@ -205,6 +205,25 @@ class TestReceipts:
         ask(limit(capacity=1))
         assert ask(limit(capacity=1)).receipt is None
 
+    def test_two_receipts_of_one_lease_name_are_two(self) -> None:
+        places = limit("concurrency", capacity=3)
+        first, second = (ask(places, now=None, lease="job").receipt for _ in range(2))
+        assert first is not None
+        assert second is not None
+        refund(first)
+        refund(second)
+        with pytest.raises(AlreadySettled):
+            refund(second)
+
+    def test_the_name_of_a_lease_never_names_a_batch(self, redis_client: redis.Redis) -> None:
+        incarnations = set()
+        for _ in range(3):
+            redis_client.flushdb()
+            ask(limit("concurrency"), account="acme", usage=usage(), lease="job")
+            (meta,) = redis_client.keys("*meta")
+            incarnations.add(redis_client.hget(meta, "incarnation"))
+        assert len(incarnations) == 3
+
     def test_releasing_ends_the_leases_of_a_receipt_and_of_no_other(self) -> None:
         places = limit("concurrency", capacity=2)
         first, second = (ask(places, now=None).receipt for _ in range(2))
