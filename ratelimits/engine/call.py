@@ -18,7 +18,7 @@ from ratelimits.engine.limits import MICROSECONDS
 from ratelimits.engine.program import Program
 
 #: As a timeout: wait as long as it takes.
-ANY = -1.0
+ANY = float("inf")
 _REQUEST = struct.Struct("<BBBBBdddddd")
 _BIN = BIN_SECONDS * MICROSECONDS
 _VIRTUAL, _ONCE, _WHOLE, _AT_ONCE = 1, 2, 4, 8
@@ -240,7 +240,7 @@ class Command:
             len(fields),
             call.program.packed_states,
             -1.0 if call.now is None else call.now,
-            -1.0 if call.timeout < 0 else round(call.timeout * MICROSECONDS),
+            -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
             start,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.engine import ANY, Limit, peek, reset, settle
+from ratelimits.engine import ANY, Limit, peek, reserve, reset, settle
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.limits import ALGORITHMS, LeakyBucket, SmoothWarmingUp
 from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, everything, limit
@@ -193,3 +193,27 @@ class TestLife:
 
 def now_of_this_machine() -> int:
     return time.time_ns() // 1000
+
+
+class TestTimeouts:
+    @pytest.mark.parametrize("timeout", [0, -0.001, -1, -3600.0])
+    def test_a_deadline_that_has_passed_lends_nothing(self, timeout: float) -> None:
+        bucket = limit(capacity=1)
+        ask(bucket)
+        answer = ask(bucket, timeout=timeout)
+        assert (answer.allowed, answer.retry_after) == (False, 1.0)
+
+    @pytest.mark.parametrize(("timeout", "allowed"), [(0.999999, False), (1, True), (10**12, True), (ANY, True)])
+    def test_a_request_waits_as_long_as_it_says_and_no_longer(self, timeout: float, allowed: bool) -> None:
+        bucket = limit(capacity=1)
+        ask(bucket)
+        answer = ask(bucket, timeout=timeout)
+        assert (answer.allowed, answer.wait) == (allowed, 1.0 if allowed else 0.0)
+
+    def test_reserving_takes_any_wait_or_a_longest_one(self) -> None:
+        bucket = limit(capacity=1)
+        waits = [reserve([bucket], now=NOW).wait for _ in range(4)]
+        assert waits == [0.0, 1.0, 2.0, 3.0]
+        refused = reserve([bucket], max_wait=3.5, now=NOW)
+        assert (refused.allowed, refused.retry_after) == (False, 0.5)
+        assert not reserve([bucket], max_wait=-1, now=NOW).allowed
