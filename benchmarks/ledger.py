@@ -1,0 +1,180 @@
+"""How fast sealed usage reaches the ledger, and how long a report over it takes, on PostgreSQL and on SQLite.
+
+    python -m benchmarks.ledger [--lines 5000000] [--out DIR]
+
+Usage is put into Redis as the deciding script would leave it, in portions, each of which is sealed and drained by one
+drainer, under AOF everysec and its fence. The report is the command that people run, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import report, servers
+
+DATABASES = ("postgres", "sqlite")
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=int, default=5_000_000, help="lines that the ledger ends up with")
+    parser.add_argument("--portion", type=int, default=500_000, help="lines that are sealed and drained at a time")
+    parser.add_argument(
+        "--keys", type=int, default=10_000, help="keys that the lines are of; four belong to an account"
+    )
+    parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # what this command starts
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        print(json.dumps(work(options)))
+        return 0
+    with servers.redis_server(None) as redis_server:
+        about = report.machine(redis_server.url, ("psycopg",))
+    results = {}
+    for kind in options.database or DATABASES:
+        print(f"{kind}: {options.lines:,} lines", file=sys.stderr, flush=True)
+        with servers.redis_server(None) as redis_server, servers.database(kind) as url:
+            command = [sys.executable, "-m", "benchmarks.ledger", "--process", "--lines", str(options.lines)]
+            done = subprocess.run(
+                [*command, "--portion", str(options.portion), "--keys", str(options.keys)],
+                env={**os.environ, **servers.environment(redis_server, url)},
+                stdout=subprocess.PIPE,
+                check=False,
+            )
+            if done.returncode:
+                return done.returncode
+            results[kind] = json.loads(done.stdout)
+    run = report.run_json(
+        "ledger", {**about, "load_behind": report.load()}, vars(options), _claims(results), results=results
+    )
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def work(options: argparse.Namespace) -> dict[str, Any]:
+    """One database's run."""
+    servers.start_django({})
+    from django.db import connection
+
+    from benchmarks.usage import fill, floor, month
+    from ratelimits.models import Line
+    from ratelimits.usage.drain import drain
+    from ratelimits.usage.tally import tally
+
+    portions: list[dict[str, float]] = []
+    done = 0
+    while done < options.lines:
+        count = min(options.portion, options.lines - done)
+        fill(done, count, options.keys)
+        start = time.perf_counter()
+        drained = drain()
+        middle = time.perf_counter()
+        tally()
+        end = time.perf_counter()
+        assert drained.lines == count, drained
+        done += count
+        portions.append({"lines": count, "drain_seconds": middle - start, "tally_seconds": end - middle})
+        print(f"{done:,} lines: drained {count / (middle - start):,.0f}/s", file=sys.stderr, flush=True)
+    assert Line.objects.count() == options.lines
+    bare = floor(min(options.portion, options.lines))
+    size = _database_bytes(connection)
+    connection.close()
+    return {
+        "drain_lines_per_second": round(median(one["lines"] / one["drain_seconds"] for one in portions)),
+        "tally_lines_per_second": round(median(one["lines"] / one["tally_seconds"] for one in portions)),
+        "bare_insert_lines_per_second": round(bare),
+        "bytes_per_line": round(size / options.lines),
+        "portions": [{name: round(value, 3) for name, value in one.items()} for one in portions],
+        "report": _report(month()),
+    }
+
+
+def _database_bytes(connection: Any) -> int:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_database_size(current_database())")
+        else:
+            cursor.execute("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
+        return int(cursor.fetchone()[0])
+
+
+def _report(month: str) -> dict[str, Any]:
+    """The report of a month as CSV: seconds, rows, bytes, and the most memory that its process took."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "report.csv"
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "ratelimits_report", "--period", month, "--output", str(output)]
+        )
+        _pid, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"ratelimits_report ended with status {process.returncode}: see above")
+        with output.open("rb") as lines:
+            rows = sum(1 for _ in lines) - 1
+        return {
+            "seconds": round(seconds, 3),
+            "rows": rows,
+            "bytes": output.stat().st_size,
+            "peak_mb": round(used.ru_maxrss / 1000, 1),
+        }
+
+
+def _claims(results: dict[str, Any]) -> list[report.Claim]:
+    claims = [
+        report.Claim(f"drained to {kind}, lines/s", bound, results[kind]["drain_lines_per_second"], least=True)
+        for kind, bound in (("postgres", 80_000), ("sqlite", 20_000))
+        if kind in results
+    ]
+    return claims + [
+        report.Claim(f"report on {kind}, peak memory in MB", 200, one["report"]["peak_mb"])
+        for kind, one in results.items()
+    ]
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [
+        (
+            kind,
+            one["drain_lines_per_second"],
+            one["tally_lines_per_second"],
+            one["bare_insert_lines_per_second"],
+            one["bytes_per_line"],
+        )
+        for kind, one in run["results"].items()
+    ]
+    reports = [
+        (kind, one["report"]["rows"], float(one["report"]["seconds"]), one["report"]["peak_mb"])
+        for kind, one in run["results"].items()
+    ]
+    heads = ("ledger", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
+    title = f"report over {int(run['options']['lines']):,} lines, as CSV"
+    return "\n\n".join(
+        [
+            report.table(heads, rows),
+            report.table((title, "rows", "seconds", "peak memory, MB"), reports),
+            report.claims_table(run["claims"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Usage for benchmarks.ledger: sealed batches as the deciding script leaves them, and what bare inserts take."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django.db import connection
+
+from ratelimits.engine import scripts
+from ratelimits.engine.keys import BIN_SECONDS, shard_of
+from ratelimits.engine.server import server
+from ratelimits.models import Line
+
+#: Counters of one batch: it is sealed when it has as many.
+FIELDS = 5_000
+#: Behind batch.lua. KEYS[1] `open`; ARGV[1] run, ARGV[2] nonce, then counters, each of which counts one request.
+_FILL = """
+local open, prefix = KEYS[1], string.sub(KEYS[1], 1, -5)
+local time = redis.call('TIME')
+local now = time[1] * 1e6 + time[2]
+for i = 3, #ARGV do redis.call('HINCRBY', open, ARGV[i], 1) end
+batch_open(prefix, ARGV[2], ARGV[1], now)
+batch_seal(prefix, now, ARGV[1], ARGV[2])
+redis.call('HSET', prefix .. 'meta', 'sealed_at', string.format('%.0f', now))
+return 1
+"""
+
+
+def _first_day() -> datetime:
+    """The start of last month: all of its bins lie in the past."""
+    today = datetime.now(UTC)
+    return (today.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def month() -> str:
+    """The month that the usage lies in, as the report command takes it."""
+    return f"{_first_day():%Y-%m}"
+
+
+def _by_shard(first: int, count: int, keys: int, shards: int) -> dict[int, list[str]]:
+    """The counters of lines `first` and following, by shard: a bin after the other, all keys in each."""
+    start = int(_first_day().timestamp())
+    out: dict[int, list[str]] = {}
+    place = [(shard_of(f"account:{key // 4}", shards), f"acct-{key // 4}|api_key:{key}|1") for key in range(keys)]
+    for number in range(first, first + count):
+        shard, about = place[number % keys]
+        at = start + number // keys * BIN_SECONDS
+        out.setdefault(shard, []).append(f"a|{at}|{start}|requests|1|1|{about}")
+    return out
+
+
+def fill(first: int, count: int, keys: int) -> None:
+    """Put so many lines' counters into sealed batches."""
+    here = server()
+    client: Any = here.wire.client
+    info = client.info()
+    run, text = f"{info['run_id']}:{info['master_replid']}", f"{scripts.read('batch').text.decode()}\n{_FILL}"
+    for shard, counters in _by_shard(first, count, keys, here.keyspace.shards).items():
+        for start in range(0, len(counters), FIELDS):
+            names = counters[start : start + FIELDS]
+            client.eval(text, 1, here.keyspace.open(shard), run, secrets.token_hex(12), *names)
+
+
+def floor(count: int) -> float:
+    """Lines per second of bare inserts into a table like the ledger's: COPY, or INSERT of many rows at once."""
+    table, columns = Line._meta.db_table, [field.column for field in Line._meta.concrete_fields]
+    with connection.cursor() as cursor:
+        names = ", ".join(columns)
+        cursor.execute(f"SELECT {names} FROM {table} LIMIT {count}")
+        rows = cursor.fetchall()
+        if connection.vendor == "postgresql":
+            cursor.execute(f"CREATE TABLE bare (LIKE {table} INCLUDING INDEXES)")
+            text = "".join(["\t".join(map(str, row)) + "\n" for row in rows])
+            start = time.perf_counter()
+            with cursor.copy(f"COPY bare ({names}) FROM STDIN") as copy:
+                copy.write(text)
+        else:
+            cursor.execute(f"CREATE TABLE bare AS SELECT * FROM {table} LIMIT 0")
+            for number, name in enumerate(("id", "period, account", "bin")):
+                cursor.execute(f"CREATE INDEX bare_{number} ON bare ({name})")
+            marks = ", ".join(["%s"] * len(columns))
+            start = time.perf_counter()
+            cursor.execute("BEGIN")
+            for chunk in _chunks(rows):
+                cursor.executemany(f"INSERT INTO bare ({names}) VALUES ({marks})", chunk)
+            cursor.execute("COMMIT")
+        elapsed = time.perf_counter() - start
+        cursor.execute("DROP TABLE bare")
+    return len(rows) / elapsed
+
+
+def _chunks(rows: list[Any]) -> Iterator[list[Any]]:
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, 2_000)):
+        yield chunk
