@@ -12,14 +12,14 @@ Time
   decision is made as at the newest of them that lies at most 60 s ahead; a limit that lies further ahead jumps back
   to the moment that is decided as at. Single-rule keys have one newest moment, and lists differ in theirs only after
   a birth of some.
-- A refund or a release takes effect as at its own (clamped) moment and leaves the newest moment where it was; but
-  what has drained, ended or expired altogether by then is gone for good, also for a clock that steps back afterwards.
+- A refund or a release takes effect as at its own (clamped) moment and leaves the newest moment where it was: what
+  has ended, expired or drained in between is there again for a clock that steps back. Only a level or a queue that
+  was given back all it owed owes nothing any more, whatever the clock does.
 - A request exactly 60 s before the newest moment is still clamped to it; one microsecond more is a jump.
 - A jump moves the newest moment to the one decided as at and every stored time back by the same difference. What is
   aligned to a clock (epoch and calendar windows, buckets of a sliding window) keeps its distance in whole windows
   or buckets from the newest moment: a count that was current then is current now.
-- Every line but a peek and a line of cost 0 stores the jump, a request that can never pass included. A `create`
-  or `set_rule` has no cost.
+- Every line but a peek and a request of cost 0 stores the jump, a request that can never pass included.
 - `retry_after`, `reset_after` and `wait` count from the moment the decision is made as at.
 - `at` and `timeout` are read to the nearest microsecond, halves up.
 

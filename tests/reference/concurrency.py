@@ -53,15 +53,15 @@ class Concurrency(Limit):
 
     def refunded(self, state: Leases, now: int, cost: int, lease: str) -> Leases:
         left = []
-        for held in reversed(self.live(state, now)):
-            back = min(cost, held.permits) if held.name == lease else 0
+        for held in reversed(state):
+            back = min(cost, held.permits) if held.name == lease and now < held.ends else 0
             cost -= back
             if held.permits > back:
                 left.append(replace(held, permits=held.permits - back))
         return tuple(reversed(left))
 
     def released(self, state: Leases, now: int, lease: str) -> Leases:
-        return tuple(held for held in self.live(state, now) if held.name != lease)
+        return tuple(held for held in state if held.name != lease or held.ends <= now)
 
     def jumped(self, state: Leases, newest: int, to: int) -> Leases:
         return tuple(replace(lease, ends=lease.ends - (newest - to)) for lease in state)

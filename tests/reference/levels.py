@@ -45,8 +45,10 @@ class _Levelled(Limit):
         return Level(self.spent(state, now) + cost, now)
 
     def refunded(self, state: Level, now: int, cost: int, lease: str) -> Level:
-        left = self.spent(state, now) > cost
-        return Level(state.spent - cost if left else Fraction(0), state.as_of)
+        spent = self.spent(state, now)
+        if not spent:
+            return state
+        return Level(state.spent - cost if spent > cost else Fraction(0), state.as_of)
 
     def jumped(self, state: Level, newest: int, to: int) -> Level:
         return Level(state.spent, state.as_of - (newest - to))

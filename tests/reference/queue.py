@@ -48,7 +48,10 @@ class LeakyBucketQueue(Limit):
         return Line(max(state.next, Fraction(now)) + cost * self.permit)
 
     def refunded(self, state: Line, now: int, cost: int, lease: str) -> Line:
-        return Line(state.next - cost * self.permit if self.ahead(state, now) > cost else NOBODY)
+        ahead = self.ahead(state, now)
+        if not ahead:
+            return state
+        return Line(state.next - cost * self.permit if ahead > cost else NOBODY)
 
     def jumped(self, state: Line, newest: int, to: int) -> Line:
         return Line(state.next - (newest - to))

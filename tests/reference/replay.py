@@ -105,7 +105,7 @@ class Replay:
             return {"at": line["at"], **answer}
         if op == "create":
             held = self.keys[key] = self.born(held, now)
-        elif op == "release" or (op == "refund" and cost):
+        elif op in ("release", "refund"):
             held = self.keys[key] = self.given_back(held, now, op, cost, lease)
         return {"at": line["at"], **self.told(self.born(held, now), now)}
 

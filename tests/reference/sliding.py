@@ -15,11 +15,11 @@ Entries = tuple[tuple[int, int], ...]
 """(moment in µs, count), oldest first."""
 
 
-def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int) -> tuple[tuple[int, int], ...]:
-    """`cost` permits less, from the newest parts first."""
+def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int, oldest: int) -> tuple[tuple[int, int], ...]:
+    """`cost` permits less, from the newest parts first and from none before `oldest`."""
     left = []
     for moment, count in reversed(parts):
-        back = min(cost, count)
+        back = min(cost, count) if moment >= oldest else 0
         cost -= back
         if count > back:
             left.append((moment, count - back))
@@ -85,9 +85,7 @@ class SlidingWindow(Limit):
         return tuple(sorted(kept.items()))
 
     def refunded(self, state: Buckets, now: int, cost: int, lease: str) -> Buckets:
-        live, leaving = self.live(state, now), now // self.width - self.buckets
-        kept = () if self.weighted else tuple(part for part in live if part[0] == leaving)
-        return kept + taken_from_newest(live[len(kept) :], cost)
+        return taken_from_newest(state, cost, now // self.width - self.buckets + (0 if self.weighted else 1))
 
     def jumped(self, state: Buckets, newest: int, to: int) -> Buckets:
         back = newest // self.width - to // self.width
@@ -149,7 +147,7 @@ class SlidingLog(Limit):
         return (*live, (now, cost))
 
     def refunded(self, state: Entries, now: int, cost: int, lease: str) -> Entries:
-        return taken_from_newest(self.live(state, now), cost)
+        return taken_from_newest(state, cost, now - self.period + 1)
 
     def jumped(self, state: Entries, newest: int, to: int) -> Entries:
         return tuple((moment - (newest - to), count) for moment, count in state)

@@ -46,9 +46,7 @@ class _Windowed(Limit):
         return Window(self.span(state, now)[0], self.count(state, now) + cost)
 
     def refunded(self, state: Window, now: int, cost: int, lease: str) -> Window:
-        if state.start != self.span(state, now)[0]:
-            return EMPTY
-        return Window(state.start, state.count - min(cost, state.count))
+        return Window(state.start, state.count - min(cost, self.count(state, now)))
 
     def jumped(self, state: Window, newest: int, to: int) -> Window:
         return self.moved(state, newest, self, to)
