@@ -74,35 +74,43 @@ do
     add(l, l.lease, l.cost, l.now + l.p[1] - l.base)
   end
 
+  -- The leases of the name that have not ended, oldest first, and their expiries.
   local function held(l)
-    local out = {}
+    local out, expiries = {}, {}
     for short in string.gmatch(redis.call('HGET', l.own .. ':n', l.lease) or '', '%S+') do
-      out[#out + 1] = short .. ':' .. l.lease
+      local member = short .. ':' .. l.lease
+      local expiry = tonumber(redis.call('ZSCORE', l.own, member))
+      if expiry > l.now - l.base then
+        out[#out + 1] = member
+        expiries[#out] = expiry
+      end
     end
-    return out
+    return out, expiries
   end
 
+  -- Neither of these trims: a clock that steps back before the next charge finds what has ended since.
   function leases.release(l)
-    trim(l)
     local members = held(l)
-    for i = 1, #members do drop(l, members[i]) end
-    l.live = l.total
+    for i = 1, #members do
+      l.live = l.live - permits(members[i])
+      drop(l, members[i])
+    end
+    return #members > 0
   end
 
   -- Makes the named lease smaller, its newest part first.
   function leases.refund(l)
-    trim(l)
-    local members, left = held(l), l.cost
+    local left, members, expiries = l.cost, held(l)
     for i = #members, 1, -1 do
       local count = permits(members[i])
       if left > 0 then
-        local expiry = tonumber(redis.call('ZSCORE', l.own, members[i]))
         drop(l, members[i])
         l.live = l.live - count
-        if count > left then add(l, l.lease, count - left, expiry) end
+        if count > left then add(l, l.lease, count - left, expiries[i]) end
         left = math.max(left - count, 0)
       end
     end
+    return left < l.cost
   end
 
   function leases.measure(l)
@@ -114,7 +122,7 @@ do
   end
 
   function leases.entry(l, last)
-    trim(l)
+    if l.fresh then trim(l) end
     local newest = redis.call('ZREVRANGE', l.own, 0, 0, 'WITHSCORES')[2]
     local life = newest and tonumber(newest) + l.base - l.now or 0
     return {l.name, l.code, 0, last, l.base, l.total, l.number}, life

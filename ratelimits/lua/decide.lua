@@ -148,19 +148,14 @@ for i = 1, #limits do
       end
     end
   elseif op == CREATE then
-    if not l.entry then last, l.dirty = at, true end
+    -- A key that is there stays as it is, but for a clock that was put right.
+    if not l.entry then last, l.dirty = at, true else l.dirty = l.shift > 0 end
   elseif op == CHANGE then
     if l.entry then last, l.dirty = at, true end
   elseif op == REFUND then
-    if l.entry and l.cost > 0 then
-      algorithm.refund(l)
-      l.dirty = true
-    end
+    if l.entry then l.dirty = l.cost > 0 and algorithm.refund(l) or l.shift > 0 end
   elseif op == RELEASE then
-    if l.entry and algorithm.release then
-      algorithm.release(l)
-      l.dirty = true
-    end
+    if l.entry then l.dirty = algorithm.release and algorithm.release(l) or l.shift > 0 end
   elseif op == SETTLE then
     if l.known and not l.entry then
       -- Another algorithm by now, which never saw this request.
@@ -169,8 +164,8 @@ for i = 1, #limits do
       last, l.dirty = at, true
     elseif l.cost < 0 and l.entry then
       l.cost = -l.cost
-      if whole and algorithm.release then algorithm.release(l) else algorithm.refund(l) end
-      l.dirty = true
+      local give = whole and algorithm.release or algorithm.refund
+      l.dirty = give(l) or l.shift > 0
     end
   elseif op == RESET and l.known then
     states[l.index][l.name] = nil

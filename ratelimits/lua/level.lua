@@ -98,6 +98,7 @@ do
   end
 
   function level.refund(l)
+    if l.T == 0 and l.g == 0 then return false end
     local T, g = permits(l, math.min(l.cost, 1e12))
     if T > l.T or (T == l.T and g >= l.g) then
       l.T, l.g, l.m = 0, 0, 1
@@ -106,6 +107,7 @@ do
       if g < 0 then T, g = T - 1, g + l.p[3] * l.m end
       l.T, l.g = T, g
     end
+    return true
   end
 
   function level.measure(l)

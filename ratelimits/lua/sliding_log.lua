@@ -41,7 +41,11 @@ do
   function log.resolve(l, e)
     l.base, l.total = e[6] - l.shift, e[7]
     l.live, l.ended = l.total, 0
-    if e[5] ~= l.p[1] then expire(l, l.changed, e[5]) end
+    if e[5] ~= l.p[1] then
+      -- What had ended under the old period does not come back under a longer one.
+      expire(l, l.changed, e[5])
+      l.cut, l.lost = l.ended, l.total - l.live
+    end
     expire(l, l.now, l.p[1])
   end
 
@@ -66,7 +70,7 @@ do
   local function trim(l)
     if l.fresh then redis.call('DEL', l.own) l.fresh = false end
     if l.ended > 0 then redis.call('LTRIM', l.own, l.ended, -1) l.ended = 0 end
-    l.total = l.live
+    l.total, l.cut = l.live, nil
   end
 
   function log.charge(l)
@@ -84,8 +88,9 @@ do
   end
 
   function log.refund(l)
-    trim(l)
-    local left = math.min(l.cost, l.live)
+    -- Nothing is trimmed here: a clock that steps back before the next charge finds what has ended since.
+    local cost = math.min(l.cost, l.live)
+    local left = cost
     local at = redis.call('LLEN', l.own) - 1
     while left > 0 and at >= 0 do
       local t, count = parse(redis.call('LINDEX', l.own, at))
@@ -102,6 +107,7 @@ do
       end
       at = at - 1
     end
+    return left < cost
   end
 
   function log.measure(l)
@@ -111,7 +117,11 @@ do
   end
 
   function log.entry(l, last)
-    trim(l)
+    if l.fresh then trim(l) end
+    if l.cut then
+      redis.call('LTRIM', l.own, l.cut, -1)
+      l.total, l.ended = l.total - l.lost, l.ended - l.cut
+    end
     return {l.name, l.code, 0, last, l.p[1], l.base, l.total}, l.p[1] + math.max(l.now - last, 0)
   end
 

@@ -9,6 +9,7 @@ do
     local counts = {}
     for i = 1, l.p[2] + 1 do counts[i] = 0 end
     l.counts, l.newest = counts, math.floor(l.now / l.p[1])
+    l.held, l.from = counts, l.newest
   end
 
   -- The counts as they stand when bucket `newest` is the newest.
@@ -36,6 +37,7 @@ do
       end
       counts, newest = moved, latest
     end
+    l.held, l.from = counts, newest
     l.newest = math.max(newest, math.floor(l.now / width))
     l.counts = slide(counts, newest, l.newest, size)
   end
@@ -77,6 +79,7 @@ do
 
   function sliding.charge(l)
     l.counts[1] = l.counts[1] + l.cost
+    l.held, l.from = l.counts, l.newest
   end
 
   function sliding.refund(l)
@@ -87,9 +90,12 @@ do
       last = math.min(first, size)
     end
     for i = math.max(first, 1), last do
-      local given = math.min(left, counts[i])
+      local given, place = math.min(left, counts[i]), i - (l.newest - l.from)
       counts[i], left = counts[i] - given, left - given
+      -- What is stored has not slid: that is for the next charge to do, as a clock may step back before it.
+      if l.held ~= counts and place > 0 then l.held[place] = l.held[place] - given end
     end
+    return left < l.cost
   end
 
   function sliding.measure(l)
@@ -105,7 +111,7 @@ do
   end
 
   function sliding.entry(l, last)
-    return {l.name, l.code, 0, last, l.p[1], l.newest, l.counts}, (l.p[2] + 1) * l.p[1]
+    return {l.name, l.code, 0, last, l.p[1], l.from, l.held}, (l.p[2] + 1) * l.p[1]
   end
 
   A[7] = sliding

@@ -48,6 +48,7 @@ local function smooth_limit()
       l.p, l.n = p, smooth.base(p)
       if b == 0 then l.S, l.g, l.m = 0, 0, 1 else l.S, l.g, l.m = scale(l.S, l.g, base, a, b, l.n, false) end
     end
+    l.owed = l.next > l.now
     sync(l, l.now)
   end
 
@@ -88,7 +89,9 @@ local function smooth_limit()
 
   function smooth.refund(l)
     -- What is owed is forgiven; what was stored and spent stays spent.
+    if not l.owed then return false end
     l.next = math.max(l.next - (smooth.permits(l)), l.now)
+    return true
   end
 
   function smooth.measure(l)

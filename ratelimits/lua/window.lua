@@ -69,7 +69,9 @@ do
 
   function window.refund(l)
     -- What was charged in a window that has ended is not given back in this one.
-    if l.charged_at == 0 or l.charged_at >= l.start then l.count = math.max(l.count - l.cost, 0) end
+    if l.count == 0 or l.charged_at > 0 and l.charged_at < l.start then return false end
+    l.count = math.max(l.count - l.cost, 0)
+    return true
   end
 
   function window.measure(l)
