@@ -33,7 +33,7 @@ class Stale(Exception):
 
 
 class AlreadySettled(ValueError):
-    """The receipt was refunded or settled before; nothing was done."""
+    """The receipt was refunded or settled before, or is older than RECEIPT_TTL; nothing was done."""
 
 
 class Standing(NamedTuple):
@@ -150,7 +150,7 @@ def ask(here: Server, call: Call, command: Command | None = None) -> Steps[Decis
     if reply[0] == 1:
         return Decision(call, reply, name)
     if reply[0] == 2:
-        raise AlreadySettled("this receipt was refunded or settled before")
+        raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
     raise Stale(reply[1]) if reply[0] == 0 else Stale(0, reply[1])
 
 

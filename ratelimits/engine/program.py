@@ -58,6 +58,10 @@ class Program:
             if other != term.name or sum(t.key == term.key and t.name == term.name for t in self.terms) > 1:
                 raise ValueError(f"two limits of one key are named {term.name!r} and {other!r}: rename one")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Its terms are all that it is: a receipt that is kept holds no script.
+        return program, (self.terms,)
+
     @cached_property
     def script(self) -> scripts.Script:
         """The script that knows this program's algorithms, and no others."""

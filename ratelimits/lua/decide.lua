@@ -21,7 +21,7 @@
 --            moment it was made as at, now; then ok, remaining, reset_after of each limit. Times in µs
 --          0, version   the caller's configuration is older than this: nothing was decided
 --          -2, now      ARGV is not right at this time: nothing was decided
---          2, 0         this receipt was refunded or settled before: nothing was done
+--          2, 0         this receipt was refunded or settled before, or is too old to tell: nothing was done
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
@@ -105,7 +105,7 @@ for i = 1, #limits do
 end
 
 -- 3. A receipt is acted on once.
-if once and not call('SET', receipt, '1', 'NX', 'PX', ttl) then return answer(2, 0) end
+if once and (now > charged_at + ttl * 1000 or not call('SET', receipt, '1', 'NX', 'PX', ttl)) then return answer(2, 0) end
 
 -- 4. The decision.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +207,16 @@ class TestReceipts:
         ask(limit(capacity=1))
         assert ask(limit(capacity=1)).receipt is None
 
+    def test_a_receipt_can_be_kept_and_used_in_another_process(self) -> None:
+        receipt = metered({"requests": 1}, limit(cost=5)).receipt
+        kept = pickle.dumps(receipt)
+        assert len(kept) < 2000
+        assert pickle.loads(kept) == receipt
+        assert refund(pickle.loads(kept)).remaining == 10
+        assert receipt is not None
+        with pytest.raises(AlreadySettled):
+            refund(receipt)
+
     def test_two_receipts_of_one_lease_name_are_two(self) -> None:
         places = limit("concurrency", capacity=3)
         first, second = (ask(places, now=None, lease="job").receipt for _ in range(2))
@@ -230,3 +242,16 @@ class TestReceipts:
         assert first is not None
         assert second is not None
         assert [release(one).remaining for one in (first, first, second)] == [1, 1, 2]
+
+    def test_a_receipt_is_good_for_its_time_and_not_again_after_it(
+        self, settings: Any, redis_client: redis.Redis
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "RECEIPT_TTL": 3600}
+        bucket = limit(rate=1, period=86_400)
+        old = ask(bucket, now=None).receipt
+        assert old is not None
+        with pytest.raises(AlreadySettled, match="older than RECEIPT_TTL"):
+            refund(replace(old, at=old.at - 3_601 * SECOND))
+        refund(old)
+        (key,) = redis_client.keys("*}:r:*")
+        assert 3_590_000 < redis_client.pttl(key) <= 3_600_000
