@@ -66,18 +66,24 @@ def cases() -> list[Case]:
     return out
 
 
-def _asked(name: str) -> Callable[[], object]:
-    """The throttle, as DRF asks it: a new one for each request."""
+def drf_request() -> Request:
+    """A request by user 42, authenticated."""
     plain = user_request()
-    request, view = Request(plain), VIEWS[name][1]()
+    request = Request(plain)
     request.user, request.auth = plain.user, None
+    return request
+
+
+def asked(name: str) -> Callable[[], object]:
+    """The throttle, as DRF asks it: a new one for each request."""
+    request, view = drf_request(), VIEWS[name][1]()
     view.headers = {}
     return lambda: QuotaThrottle().allow_request(request, view)
 
 
 def throttle_cases() -> list[Case]:
     """The throttle alone: admitting, and refusing by the deny cache."""
-    admits, refused = _asked("ours"), _asked("refused")
+    admits, refused = asked("ours"), asked("refused")
 
     def refuses() -> object:
         return not refused()

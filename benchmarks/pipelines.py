@@ -12,7 +12,7 @@ import hiredis
 import redis
 
 from ratelimits.engine.call import Call, Command, nonce
-from ratelimits.engine.keys import shard_of
+from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
 
 #: Commands in one batch; two batches are under way at a time, so that the server never waits for the next.
@@ -27,8 +27,15 @@ def run_of(client: redis.Redis) -> str:
     return f"{info['run_id']}:{info['master_replid']}"
 
 
+def wait_for_bin(seconds: float) -> None:
+    """Commands that are made once hold for the usage bin of their moment: wait for the next if this one ends soon."""
+    left = BIN_SECONDS - time.time() % BIN_SECONDS
+    if left < seconds + 1:
+        time.sleep(left + 0.1)
+
+
 class Pipeline:
-    """A raw connection that sends batches ahead of the replies. Replies that are errors raise."""
+    """A raw connection that sends batches ahead of the replies. Errors, and decisions that admit nothing, raise."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -43,6 +50,8 @@ class Pipeline:
                 self._reader.feed(self._socket.recv(1 << 20))
             elif isinstance(reply, Exception):
                 raise reply
+            elif reply[:2] != [1, 1]:
+                raise AssertionError(f"a decision was answered with {reply}")
             else:
                 count -= 1
 

@@ -66,7 +66,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks.pipelines import BATCH, Pipeline, per_second
+    from benchmarks.pipelines import BATCH, Pipeline, per_second, wait_for_bin
 
     about = report.machine(url)
     batches = _batches(options, url)
@@ -76,6 +76,8 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     with redis.Redis.from_url(url) as client:
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+            wait_for_bin(len(batches) * (options.seconds + options.calls / 5_000))
+            batches = _batches(options, url)
             for name, (_title, made) in batches.items():
                 pipeline.send(made)
                 client.config_resetstat()

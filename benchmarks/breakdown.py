@@ -1,0 +1,168 @@
+"""Where the time of one request goes: layer by layer from the wire to the throttle, and the steps between them.
+
+    python -m benchmarks.breakdown
+
+A layer is timed whole, with all that lies below it, interleaved with the others on one core; what it adds is its own.
+Steps are timed by themselves, in a loop, which flatters them: nothing has pushed them out of the processor's caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+
+from benchmarks import report, servers
+from benchmarks.timing import Case, Timed, interleaved
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.breakdown", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40, help="rounds that every layer takes part in")
+    parser.add_argument("--calls", type=int, default=300, help="timed calls of each layer in each round")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    core = servers.cores()[0]
+    with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database))
+        from benchmarks import ours
+
+        ours.save_rules()
+        servers.pin(core)
+        about = report.machine(redis_server.url)
+        whole, parts = layers(redis_server.url), steps()
+        timed = interleaved([*whole, *parts], options.rounds, options.calls)
+    run = report.run_json(
+        "breakdown",
+        {**about, "load_behind": report.load()},
+        vars(options),
+        [],
+        layers=_added([timed[case.name] for case in whole]),
+        steps={case.name: timed[case.name].to_json() for case in parts},
+    )
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
+    """Each layer, and what it adds to the one before it: the median of the rounds' differences."""
+    out, before = {}, None
+    for one in timed:
+        adds = one.medians if before is None else [a - b for a, b in zip(one.medians, before.medians, strict=True)]
+        out[one.case.name] = {**one.to_json(), "adds_us": round(median(adds) / 1000, 3)}
+        before = one
+    return out
+
+
+def layers(url: str) -> list[Case]:
+    """From a round trip up to the throttle, each upon the one before it: three rules on one key, metered."""
+    from benchmarks import floors, in_place, ours
+    from benchmarks.pipelines import run_of
+    from ratelimits import quota, waiting
+    from ratelimits.engine.call import Command, nonce
+    from ratelimits.engine.decide import ask, run
+    from ratelimits.engine.wire import resp
+
+    here, raw = ours.engine_server(), floors.RawSocket(url)
+    command = Command(here.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
+    ours.deciding(here, command.call)()
+    with redis.Redis.from_url(url) as client:
+        run_id = run_of(client)
+    # A write as small as can be: what the append-only file adds to a round trip.
+    small = resp(b"SET", b"breakdown", b"1")
+
+    def check() -> object:
+        return quota.check(ours.SOMEONE, "three", "GET").allowed
+
+    def check_and_wait() -> object:
+        return waiting.check_and_wait(ours.SOMEONE, "three", "GET", quota.ONE_REQUEST).allowed
+
+    calls: list[tuple[str, str, Callable[[], object]]] = [
+        ("ping", "raw PING", lambda: raw.ask(floors.PING)),
+        ("write", "a SET instead: the append-only file", lambda: raw.ask(small)),
+        (
+            "script",
+            "the deciding script instead, on the raw socket",
+            lambda: raw.ask(command.to(run_id, nonce().encode())),
+        ),
+        ("wire", "wire.call: redis-py's connection and parser", lambda: here.wire.call(command, nonce().encode())),
+        ("engine", "engine: ask and run, the Decision", lambda: run(here, ask(here, command.call, command)).allowed),
+        ("check", "quota.check: rules, route, policy, the Answer", check),
+        ("wait", "check_and_wait: the places of those who wait", check_and_wait),
+        ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
+    ]
+    return [Case(f"layer_{name}", title, "ours", call) for name, title, call in calls]
+
+
+def steps() -> list[Case]:
+    """Single steps of this app's Python code."""
+    from benchmarks import in_place, ours
+    from benchmarks.pipelines import run_of
+    from ratelimits import headers, quota, rules
+    from ratelimits.decorators import costs_of
+    from ratelimits.engine.call import Command, nonce
+    from ratelimits.engine.server import server
+    from ratelimits.identity import Identity, address_of, identify
+    from ratelimits.throttling import QuotaThrottle
+
+    request, here = in_place.drf_request(), ours.engine_server()
+    answer = quota.check(ours.SOMEONE, "three", "GET")
+    rule, decision = answer.binding, answer.decision
+    assert rule is not None
+    assert decision is not None
+    now = time.time_ns() // 1000
+    command = Command(here.keyspace, ours.call_of(ours.three_limits(), now))
+    run_id = run_of(server().wire.client)
+    place = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
+    known = {place: 1}
+    equal = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *place[1:])
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("identify(request)", lambda: identify(request)),
+        ("of which address_of(request)", lambda: address_of(request)),
+        ("Identity(…)", lambda: Identity("user:42", None, "account:7", "ip:203.0.113.9")),
+        ("a dict look-up by the place of a request: hash and compare an Identity", lambda: known.get(equal)),
+        ("answer.headers()", answer.headers),
+        ("of which headers.standing()", lambda: headers.standing(rule.name, decision.remaining, decision.reset_after)),
+        ("answer.binding", lambda: answer.binding),
+        ("rules.current()", rules.current),
+        ("server()", server),
+        ("quota.valid(costs)", lambda: quota.valid(quota.ONE_REQUEST)),
+        ("costs_of(None)", lambda: costs_of(None)),
+        ("nonce()", nonce),
+        ("command.to(run, nonce)", lambda: command.to(run_id, b"0123456789abcdef")),
+        ("Answer(…)", lambda: quota.Answer(True, decision, answer.prepared, 0.0, 0.0)),
+        ("QuotaThrottle()", QuotaThrottle),
+        (
+            "a route that is not known: Command(…)",
+            lambda: Command(here.keyspace, ours.call_of(ours.three_limits(), now, user="43")),
+        ),
+    ]
+    return [Case(f"step_{title}", title, "ours", _true(call), inner=20) for title, call in calls]
+
+
+def _true(call: Callable[[], object]) -> Callable[[], object]:
+    # What a step answers need not be true; the wrapper's own time is that of a call.
+    return lambda: (call(),)
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [(one["title"], one["median_us"], one["adds_us"]) for one in run["layers"].values()]
+    ordered = sorted(run["steps"].values(), key=lambda one: -one["median_us"])
+    return "\n\n".join(
+        [
+            report.table(("layer, with all below it", "median µs", "adds µs"), rows),
+            report.table(("step, by itself", "median µs"), [(one["title"], one["median_us"]) for one in ordered]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Fill the tables of docs/performance.md from the JSON of runs: no number in them is written by hand.
+
+    python -m benchmarks.document docs/performance [--page docs/performance.md]
+
+A table stands between `<!-- name -->` and `<!-- /name -->`; one whose benchmark has no JSON there stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plan
+from benchmarks.report import shown
+
+Run = dict[str, Any]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([shown(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine(runs: dict[str, Run]) -> str:
+    """What each run ran on."""
+    rows = []
+    for name, run in sorted(runs.items()):
+        about = run["machine"]
+        packages = ", ".join(f"{package} {version}" for package, version in about["packages"].items())
+        where = f"{about['processor']}, {about['cores']} cores"
+        rows.append((f"`{name}`", run["at"], where, about["server"], f"Python {about['python']}, {packages}"))
+    return markdown(("run", "at", "machine", "server", "with"), rows)
+
+
+def promises(runs: dict[str, Run]) -> str:
+    """Every promise, its bound, and what was measured."""
+    rows = [
+        (one["claim"], one["bound"], float(one["measured"]), "yes" if one["holds"] else "**no**")
+        for _name, run in sorted(runs.items())
+        for one in run["claims"]
+    ]
+    return markdown(("promise", "bound", "measured", "holds"), rows)
+
+
+def decide(runs: dict[str, Run]) -> str:
+    """All decisions beside the floors and the peers."""
+    run = runs["decide"]
+    rows = [
+        (one["title"], one["median_us"], one["p99_us"], one["times_ping"], *_against(run, name))
+        for name, one in run["results"].items()
+    ]
+    heads = ("decision", "median, µs", "p99, µs", "× PING", "× our one rule", "× our 3 rules + metering")
+    return markdown(heads, rows)
+
+
+def _against(run: Run, name: str) -> list[float | None]:
+    found = [run["ratios"].get(ours, {}).get(name) for ours in ("engine_one", "engine_three")]
+    return [None if ratio is None else 1 / ratio for ratio in found]
+
+
+def in_place(runs: dict[str, Run]) -> str:
+    """What each way to limit adds to a request."""
+    rows = [
+        (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))
+        for one in runs["decide"]["in_place"].values()
+    ]
+    return markdown(("request", "median, µs", "p99, µs", "adds, µs", "adds × PING"), rows)
+
+
+def threads(runs: dict[str, Run]) -> str:
+    """One process with several threads."""
+    both = runs["decide"]["throughput"]
+    rows = [
+        ("a connection of each thread's own", both["ours_per_second"]),
+        ("redis-py's pooled client", both["pooled_per_second"]),
+    ]
+    return markdown((f"one process, {both['threads']} threads", "decisions/s"), rows)
+
+
+def end_to_end(runs: dict[str, Run]) -> str:
+    """Requests per second behind gunicorn."""
+    run = runs["end_to_end"]
+    rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
+    return markdown((f"view (load by {run['options']['generator']})", "requests/s", "× unlimited"), rows)
+
+
+def server(runs: dict[str, Run]) -> str:
+    """What the server does for a decision."""
+    rows = [
+        (one["title"], one["usec_per_call"], one["core_us"], one["per_second"])
+        for one in runs["server"]["results"].values()
+    ]
+    return markdown(("decision", "script, µs", "all of the server's work, µs", "decisions/s of one core"), rows)
+
+
+def memory(runs: dict[str, Run]) -> str:
+    """Bytes per key."""
+    rows = [
+        (one["title"], one["memory_usage"], float(one["growth_per_key"]), f"{one['growth_per_key']:,.0f} MB")
+        for one in runs["server"]["memory"].values()
+    ]
+    heads = ("state of one user", "`MEMORY USAGE`, bytes", "growth per key, bytes", "per 1,000,000 keys")
+    return markdown(heads, rows)
+
+
+def growth(runs: dict[str, Run]) -> str:
+    """Whether a decision stays as fast."""
+    rows = [
+        (one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in runs["growth"]["results"].values()
+    ]
+    return markdown(("size", "median, µs", "p99, µs", "× 3 rules, 1 key"), rows)
+
+
+def loads(runs: dict[str, Run]) -> str:
+    """What overrides take to be read."""
+    rows = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in runs["growth"]["loads"]]
+    return markdown(("overrides", "seconds", "the process grows by, MB", "of which held, MB"), rows)
+
+
+def ledger(runs: dict[str, Run]) -> str:
+    """The drain and the report."""
+    run = runs["ledger"]
+    rows = [
+        (
+            {"postgres": "PostgreSQL", "sqlite": "SQLite"}[kind],
+            one["drain_lines_per_second"],
+            one["tally_lines_per_second"],
+            one["bare_insert_lines_per_second"],
+            one["bytes_per_line"],
+            float(one["report"]["seconds"]),
+            one["report"]["rows"],
+            one["report"]["peak_mb"],
+        )
+        for kind, one in run["results"].items()
+    ]
+    heads = ("database", "drain, lines/s", "tally, lines/s", "bare insert, lines/s", "bytes per line")
+    over = f"report over {int(run['options']['lines']):,} lines, s"
+    return markdown((*heads, over, "its rows", "its peak memory, MB"), rows)
+
+
+def capacity(runs: dict[str, Run]) -> str:
+    """How much of everything so many requests per second need."""
+    needed = [plan.needs(rate, runs) for rate in plan.RATES]
+    rows = [
+        (
+            f"{one.rate:,}",
+            one.redis_cores,
+            one.shards,
+            one.web_cores,
+            f"{one.keys:,}",
+            f"{one.memory_gb:,.1f} GB",
+            *(f"{lines:,.0f}" for lines in one.lines_per_second),
+            one.compacted_per_day,
+        )
+        for one in needed
+    ]
+    intervals = [f"lines/s, sealed every {seconds} s" for seconds in plan.SEAL_INTERVALS]
+    return markdown(
+        (
+            "requests/s",
+            "Redis cores",
+            "shards",
+            "web cores busy with limiting",
+            "live keys",
+            "their memory",
+            *intervals,
+            "ledger rows a day, compacted",
+        ),
+        rows,
+    )
+
+
+#: Table -> the runs that it is made of, and how.
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
+    "machine": ((), machine),
+    "promises": ((), promises),
+    "decide": (("decide",), decide),
+    "in_place": (("decide",), in_place),
+    "threads": (("decide",), threads),
+    "end_to_end": (("end_to_end",), end_to_end),
+    "server": (("server",), server),
+    "memory": (("server",), memory),
+    "growth": (("growth",), growth),
+    "loads": (("growth",), loads),
+    "ledger": (("ledger",), ledger),
+    "capacity": (("decide", "server"), capacity),
+}
+
+
+def filled(page: str, runs: dict[str, Run]) -> str:
+    """The page with every table made anew whose runs are there; ValueError for a table that nobody knows."""
+
+    def fill(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in TABLES:
+            raise ValueError(f"there is no table {name!r}: use one of {', '.join(TABLES)}")
+        needed, make = TABLES[name]
+        if not runs or any(run not in runs for run in needed):
+            return found[0]
+        return f"<!-- {name} -->\n\n{make(runs)}\n\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", fill, page, flags=re.DOTALL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.document", description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path, help="where the runs' JSON is")
+    parser.add_argument("--page", type=Path, default=Path("docs/performance.md"))
+    options = parser.parse_args(argv)
+    runs = {run["benchmark"]: run for file in options.directory.glob("*.json") if (run := json.loads(file.read_text()))}
+    if not runs:
+        parser.error(f"{options.directory} has no run's JSON: make one with `python -m benchmarks.decide --out DIR`")
+    options.page.write_text(filled(options.page.read_text(), runs))
+    print(f"{options.page}: {', '.join(sorted(runs))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
