@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 
 from project.api import TextView, TimeView
@@ -13,4 +13,5 @@ urlpatterns = [
     path("api/schema/", SpectacularAPIView.as_view(throttle_classes=[]), name="schema"),
     path("api/time/", TimeView.as_view(), name="time"),
     path("api/text/", TextView.as_view(), name="text"),
+    path("", include("ratelimits.api.urls")),
 ]

@@ -1,0 +1,39 @@
+"""What drf-spectacular says of the API, where it is installed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from drf_spectacular.extensions import OpenApiViewExtension
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.views import APIView
+
+from ratelimits.api.serializers import UsagePage, UsageQuery
+
+
+class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
+    """The query, the answer and the refusals of `/usage/`."""
+
+    target_class = "ratelimits.api.views.UsageView"
+
+    def view_replacement(self) -> type[APIView]:
+        # The class that the name above stands for.
+        target = cast("type[APIView]", self.target_class)
+
+        class Described(target):  # type: ignore[valid-type, misc]
+            @extend_schema(
+                operation_id="usage",
+                parameters=[UsageQuery],
+                responses={
+                    200: UsagePage,
+                    400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
+                    403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's usage, or no account."),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),
+                },
+            )
+            def get(self, *args: object, **kwargs: object) -> object:
+                return super().get(*args, **kwargs)
+
+        Described.__doc__ = target.__doc__
+        return Described

@@ -1,0 +1,15 @@
+"""`path("", include("ratelimits.api.urls"))` adds /usage/ to a project."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from django.urls import path
+
+from ratelimits.api.views import UsageView
+
+if find_spec("drf_spectacular") is not None:
+    from ratelimits.api import schema  # noqa: F401  (its extension is found once it is imported)
+
+app_name = "ratelimits"
+urlpatterns = [path("usage/", UsageView.as_view(), name="usage")]

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+from project.models import ApiKey
+from ratelimits.models import Account
+from tests.usage.conftest import _fsync_at_once  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _at_once(_fsync_at_once: None) -> None:  # noqa: F811
+    """No fence has to be waited for."""
+
+
+@pytest.fixture
+def customer() -> Callable[..., Client]:
+    """A client with an API key of an account."""
+
+    def make(account: str | None = "acme", **fields: object) -> Client:
+        if account is not None and not Account.objects.filter(identifier=account).exists():
+            Account.objects.create(identifier=account, **fields)
+        user, _created = get_user_model().objects.get_or_create(username=f"user of {account}")
+        key, secret = ApiKey.objects.issue(name="web", user=user, account=account)
+        client = Client(headers={"Authorization": f"Api-Key {secret}"})
+        client.api_key = key  # type: ignore[attr-defined]
+        return client
+
+    return make
+
+
+@pytest.fixture
+def staff() -> Client:
+    client = Client()
+    client.force_login(get_user_model().objects.create_user(username="staff", is_staff=True))
+    return client
