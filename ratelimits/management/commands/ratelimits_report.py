@@ -1,10 +1,19 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import Sum
 
-from ratelimits.reports.exports import TEXT_FORMATS
+from ratelimits.conf import conf
+from ratelimits.models import PeriodUsage, Report
+from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.periods import SECOND, month_window
+from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import rows, statements
 
 
@@ -13,12 +22,102 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
-        parser.add_argument("--format", choices=sorted(TEXT_FORMATS), default="csv")
+        parser.add_argument("--format", choices=sorted(FORMATS), help="default: what --output ends in, else csv")
+        parser.add_argument("--output", metavar="FILE", help="instead of standard output; it appears when it is whole")
         parser.add_argument("--account", help="of this account alone")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        month, account, output = options["period"], options["account"], options["output"]
+        printed = output in (None, "-")
+        form = _format(options["format"], output)
+        if form.missing:
+            raise CommandError(form.missing)
         try:
-            found = rows(statements(options["period"], account=options["account"]))
+            expected = _expected(month, account)
+            found = rows(statements(month, account=account))
         except ValueError as error:
             raise CommandError(str(error)) from error
-        TEXT_FORMATS[options["format"]](found, self.stdout)
+        if self.stderr.isatty() and not (printed and self.stdout.isatty()):
+            found = _shown(found, expected, cast("IO[str]", self.stderr._out))
+        chunks = form.stream(found)
+        if printed:
+            self._print(form, chunks)
+            return
+        try:
+            _save(chunks, Path(output))
+        except OSError as error:
+            raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
+
+    def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
+        raw = getattr(self.stdout, "buffer", None)
+        if form.name == "xlsx" and (raw is None or self.stdout.isatty()):
+            raise CommandError("A workbook is nothing for a terminal: name a file with --output.")
+        for chunk in chunks:
+            if raw is None:
+                self.stdout.write(chunk.decode(), ending="")
+            else:
+                raw.write(chunk)
+        self.stdout.flush()
+
+
+def _format(name: str | None, output: str | None) -> Format:
+    if name is None:
+        suffix = Path(output or "").suffix.lower()
+        name = next((each.name for each in FORMATS.values() if each.suffix == suffix), "csv")
+    return FORMATS[name]
+
+
+def _save(chunks: Iterator[bytes], path: Path) -> None:
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _expected(month: str, account: str | None) -> int | None:
+    """About how many lines there will be, for the progress bar; None if some of them are yet to be added up."""
+    start, end = month_window(month)
+    about = {} if account is None else {"account": account}
+    usage = PeriodUsage.objects.using(conf.DATABASE).filter(**about, covered=None)
+    if usage.filter(period__gte=start // SECOND, period__lt=end // SECOND).exists():
+        return None
+    reports = Report.objects.using(conf.DATABASE).filter(**about, period_start__gte=start, period_start__lt=end)
+    lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
+    return lines
+
+
+def _shown(found: Iterable[Row], expected: int | None, terminal: IO[str]) -> Iterator[Row]:
+    """The rows, with a progress bar while they pass; where rich is not installed, with their count."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield from _counted(found, terminal)
+        return
+    columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(file=terminal)
+    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as progress:
+        task = progress.add_task("lines", total=expected)
+        done = 0
+        for done, row in enumerate(found, 1):
+            yield row
+            if done % 1000 == 0:
+                progress.update(task, completed=done)
+        progress.update(task, completed=done, total=done)
+
+
+def _counted(found: Iterable[Row], terminal: IO[str]) -> Iterator[Row]:
+    done, told = 0, monotonic()
+    for done, row in enumerate(found, 1):
+        yield row
+        if done % 1000 == 0 and monotonic() > told + 0.2:
+            told = monotonic()
+            terminal.write(f"\rlines: {done:,}")
+            terminal.flush()
+    terminal.write(f"\rlines: {done:,}\n")

@@ -1,7 +1,66 @@
-"""Report rows to files: streamed, so that a report of any size is written in bounded memory."""
+"""Report rows to files: streamed, so that a report of any size is written in bounded memory.
+
+A format's `stream` takes rows (an iterable that is read once, only a little ahead of what was written) and gives the
+file in chunks of bytes, for a file on disk, standard output or an HTTP response alike. The same rows give the same
+bytes.
+"""
 
 from __future__ import annotations
 
-from ratelimits.reports.exports.csv import TEXT_FORMATS
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 
-__all__ = ["TEXT_FORMATS"]
+from ratelimits.reports.exports import cloudevents, csv, json, xlsx
+from ratelimits.reports.rows import Row
+
+__all__ = ["FORMATS", "Format", "installed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to write a report."""
+
+    name: str
+    label: str
+    suffix: str
+    content_type: str
+    stream: Callable[[Iterable[Row]], Iterator[bytes]]
+    #: The module that it needs beside the app's own requirements, and the extra that brings it.
+    module: str = ""
+    extra: str = ""
+
+    @property
+    def missing(self) -> str:
+        """What must be installed first, as a sentence; "" if it can be written."""
+        if not self.module or find_spec(self.module):
+            return ""
+        return f"{self.label} needs {self.module}: pip install 'ratelimits[{self.extra}]'"
+
+
+#: Formats by name.
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("csv", "CSV", ".csv", "text/csv; charset=utf-8", csv.stream),
+        Format(
+            "xlsx",
+            "XLSX",
+            ".xlsx",
+            "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+            xlsx.stream,
+            module="xlsxwriter",
+            extra="xlsx",
+        ),
+        Format("json", "JSON", ".json", "application/json", json.stream),
+        Format("cloudevents", "CloudEvents", ".json", "application/cloudevents-batch+json", cloudevents.stream),
+        Format(
+            "cloudevents-ndjson", "CloudEvents, one a line", ".ndjson", "application/x-ndjson", cloudevents.stream_lines
+        ),
+    )
+}
+
+
+def installed() -> list[Format]:
+    """The formats that can be written here."""
+    return [each for each in FORMATS.values() if not each.missing]

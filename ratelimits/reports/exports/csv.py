@@ -1,23 +1,28 @@
-"""Report rows to files: streamed, so that a report of any size is written in bounded memory."""
+"""Report rows as CSV: RFC 4180 with a header line, in UTF-8, lines ended by a line feed, formulae neutralised."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
+from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
-
-
-class TextOut(Protocol):
-    """What text can be written to."""
-
-    def write(self, text: str, /) -> object: ...
-
 
 #: What a spreadsheet takes for the start of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _TEXTS = [index for index, name in enumerate(COLUMNS) if name not in QUANTITIES]
+
+
+class _Line:
+    """A file that hands a written line back: the writer answers what write() answered."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+    """The rows as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    return encoded(_lines(rows))
 
 
 def neutral(text: str) -> str:
@@ -25,16 +30,16 @@ def neutral(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def write_csv(rows: Iterable[Row], out: TextOut) -> None:
-    """RFC 4180 with a header line, in UTF-8, lines ended by a line feed."""
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+def _lines(rows: Iterable[Row]) -> Iterator[str]:
+    # The writer quotes what is in its line end: told of CR LF, it quotes a lone CR too, which readers end lines at.
+    write = csv.writer(_Line(), lineterminator="\r\n").writerow
+    yield _ended(write(COLUMNS))
     for row in rows:
         values = row.texts()
         for index in _TEXTS:
             values[index] = neutral(values[index])
-        writer.writerow(values)
+        yield _ended(write(values))
 
 
-#: Formats by name.
-TEXT_FORMATS: dict[str, Callable[[Iterable[Row], TextOut], None]] = {"csv": write_csv}
+def _ended(line: object) -> str:
+    return f"{str(line)[:-2]}\n"

@@ -1,0 +1,62 @@
+"""Report lines as CloudEvents 1.0 in JSON, for OpenMeter or a billing system.
+
+A billing system knows an event by its source and id, and takes each once. The id of a finalised line's event is the
+line_id, so sending a report again changes nothing. A provisional line may still change: its event has a type of its
+own, to which no bill should listen, and an id that changes with it, so that it never stands in the final one's way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+from ratelimits.conf import conf
+from ratelimits.reports.exports.chunks import encoded
+from ratelimits.reports.exports.json import SCHEMA_ID, array, encode, line
+from ratelimits.reports.periods import iso
+from ratelimits.reports.rows import FINAL, Row
+
+FINAL_LINE = "ratelimits.report.line.v1"
+PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
+#: The subject of usage that no account is known for; CloudEvents has no empty subjects.
+ANONYMOUS = "~anonymous"
+
+
+def source() -> str:
+    """Who says it: the project, by its NAMESPACE."""
+    return f"/ratelimits/{quote(conf.NAMESPACE, safe='')}"
+
+
+def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+    """A JSON batch (an array of events), in chunks; reads only a little ahead of what it has given away."""
+    yield from encoded(array(_events(rows)))
+    yield b"\n"
+
+
+def stream_lines(rows: Iterable[Row]) -> Iterator[bytes]:
+    """The same events as JSON lines, one each: easily split into requests of a size that a receiver takes."""
+    return encoded(f"{event}\n" for event in _events(rows))
+
+
+def _events(rows: Iterable[Row]) -> Iterator[str]:
+    sender = source()
+    for row in rows:
+        yield _event(row, sender)
+
+
+def _event(row: Row, sender: str) -> str:
+    data = encode(line(row))
+    final = row.status == FINAL
+    attributes = {
+        "specversion": "1.0",
+        "id": row.line_id if final else f"{row.line_id}-{hashlib.sha256(data.encode()).hexdigest()[:16]}",
+        "source": sender,
+        "type": FINAL_LINE if final else PROVISIONAL_LINE,
+        "subject": row.account or ANONYMOUS,
+        # The last moment within: the end itself is already the next period's.
+        "time": iso(row.charge_period_end - 1),
+        "datacontenttype": "application/json",
+        "dataschema": f"{SCHEMA_ID}#/$defs/line",
+    }
+    return f'{encode(attributes)[:-1]},"data":{data}}}'

@@ -1,0 +1,182 @@
+"""Report rows as an Excel workbook, by XlsxWriter in its constant memory mode: the same rows give the same bytes.
+
+Numbers are numbers, moments are dates (in UTC, shown as the other formats write them), and all else is text, in which
+nothing is a formula or a link. What a sheet has no room for goes on in a further one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ratelimits.reports.exports.chunks import SIZE
+from ratelimits.reports.periods import SECOND, iso
+from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+
+#: Rows of a sheet, the header among them.
+SHEET_ROWS = 1_048_576
+#: The most that a cell takes, in UTF-16 code units.
+CELL = 32_767
+_CUT = " … (cut: the CSV has all of it)"
+#: Spreadsheets keep 15 digits of a number; a longer one stays exact as text.
+_DIGITS = 15
+_DAY = 86_400 * SECOND
+#: 1970-01-01 as spreadsheets count days, and between which days (µs since 1970) all of them count alike.
+_EPOCH = 25_569
+_FIRST, _LAST = -25_000 * _DAY, 2_932_897 * _DAY
+#: Nothing in the file says when it was made: ZIP's own first day stands there.
+_CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
+
+_CELL = {"valign": "top", "indent": 1}
+_HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
+_WIDTHS = {
+    "report_id": 34,
+    "line_id": 35,
+    "account": 24,
+    "key": 28,
+    "corrects_line_id": 35,
+    "timezone": 20,
+    "rule": 20,
+    "plan": 20,
+    "batch_range": 20,
+    "durability_gap": 60,
+}
+#: What XML has no way to say.
+_NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
+
+
+def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+    """The rows as a workbook, in chunks. It is written to a temporary file first: a workbook's end is not its last row.
+
+    Raises ModuleNotFoundError where XlsxWriter is not installed.
+    """
+    with TemporaryDirectory(prefix="ratelimits-") as directory:
+        path = Path(directory, "report.xlsx")
+        _write(rows, path)
+        with path.open("rb") as file:
+            while chunk := file.read(SIZE):
+                yield chunk
+
+
+def _write(rows: Iterable[Row], path: Path) -> None:
+    import xlsxwriter
+
+    options = {"constant_memory": True, "tmpdir": str(path.parent), "use_zip64": True}
+    book = xlsxwriter.Workbook(str(path), options)
+    book.set_properties({"title": "Usage report", "created": _CREATED})
+    try:
+        _fill(book, rows)
+    except BaseException:
+        for sheet in book.worksheets():
+            sheet.row_data_fh.close()
+        raise
+    book.close()
+
+
+def _fill(book: Any, rows: Iterable[Row]) -> None:
+    headers = [book.add_format(_HEADER | {"align": column.align}) for column in _COLUMNS]
+    styles = [book.add_format(_CELL | {"align": column.align, "num_format": column.shown}) for column in _COLUMNS]
+    sheet, number = _sheet(book, headers, styles), 0
+    for row in rows:
+        if number == SHEET_ROWS - 1:
+            _finish(sheet, number)
+            sheet, number = _sheet(book, headers, styles), 0
+        number += 1
+        for index, (column, value) in enumerate(zip(_COLUMNS, _READ(row), strict=True)):
+            column.write(sheet, number, index, value)
+    _finish(sheet, number)
+
+
+def _sheet(book: Any, headers: list[Any], styles: list[Any]) -> Any:
+    count = len(book.worksheets())
+    sheet = book.add_worksheet(f"Report {count + 1}" if count else "Report")
+    for index, name in enumerate(COLUMNS):
+        sheet.set_column(index, index, _COLUMNS[index].width, styles[index])
+        sheet.write_string(0, index, name, headers[index])
+    sheet.freeze_panes(1, 0)
+    sheet.repeat_rows(0)
+    sheet.set_landscape()
+    sheet.set_paper(8)  # A3
+    sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.4)
+    sheet.fit_to_pages(1, 0)
+    return sheet
+
+
+def _finish(sheet: Any, rows: int) -> None:
+    sheet.autofilter(0, 0, rows, len(COLUMNS) - 1)
+
+
+def _text(sheet: Any, row: int, column: int, text: str) -> None:
+    if not text:
+        return
+    text = _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+    if len(text) * 2 > CELL:
+        text = _fitting(text)
+    if text.startswith("<r>") and text.endswith("</r>"):
+        # XlsxWriter would write such a text as the XML that it looks like; in several runs it is what it is.
+        sheet.write_rich_string(row, column, text[0], text[1], text[2:])
+    else:
+        sheet.write_string(row, column, text)
+
+
+def _fitting(text: str) -> str:
+    """The text, or as much of it as a cell takes and a word that it was cut."""
+    units = text.encode("utf-16-le")
+    if len(units) <= 2 * CELL:
+        return text
+    return units[: 2 * (CELL - len(_CUT))].decode("utf-16-le", "ignore") + _CUT
+
+
+def _number(sheet: Any, row: int, column: int, number: int) -> None:
+    if abs(number) < 10**_DIGITS:
+        sheet.write_number(row, column, number)
+    else:
+        sheet.write_string(row, column, str(number))
+
+
+def _decimal(sheet: Any, row: int, column: int, text: str) -> None:
+    """A number that the other formats write as text; "" where it is not known."""
+    digits = text.replace(".", "", 1)
+    if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS:
+        sheet.write_number(row, column, float(text))
+    else:
+        _text(sheet, row, column, text)
+
+
+def _moment(sheet: Any, row: int, column: int, microseconds: int) -> None:
+    if microseconds % SECOND == 0 and _FIRST <= microseconds < _LAST:
+        sheet.write_number(row, column, _EPOCH + microseconds / _DAY)
+    else:
+        sheet.write_string(row, column, iso(microseconds))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """How the cells of a column are written and look, and how wide it is, in characters."""
+
+    write: Callable[[Any, int, int, Any], None]
+    width: int
+    align: str = "left"
+    #: The number format; "@" is text.
+    shown: str = "@"
+
+
+def _column(name: str) -> _Column:
+    width = _WIDTHS.get(name, max(len(name) + 4, 11))
+    if name.endswith(("_period_start", "_period_end")):
+        return _Column(_moment, max(width, 22), shown='yyyy-mm-dd"T"hh:mm:ss"Z"')
+    if name == "limit":
+        return _Column(_decimal, width, "right", "General")
+    if name in QUANTITIES:
+        return _Column(_number, width, "right", "#,##0" if name.endswith(("_quantity", "_count")) else "0")
+    return _Column(_text, width)
+
+
+_READ = attrgetter(*COLUMNS)
+_COLUMNS = tuple(map(_column, COLUMNS))

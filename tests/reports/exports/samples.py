@@ -1,0 +1,111 @@
+"""Rows to export; as a script, a measurement: `python -m tests.reports.exports.samples csv 200000`."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+
+from ratelimits.reports.rows import FINAL, Row
+
+SECOND = 1_000_000
+NOVEMBER, DECEMBER = 1_793_491_200 * SECOND, 1_796_083_200 * SECOND
+BIN = 900 * SECOND
+
+ROW = Row(
+    report_id="acme.20261101T000000Z",
+    report_version=1,
+    status=FINAL,
+    line_id="0123456789abcdef0123456789abcdef",
+    account="acme",
+    key="api_key:1",
+    meter="requests",
+    unit="requests",
+    charge_category="usage",
+    charge_class="",
+    corrects_line_id="",
+    billing_period_start=NOVEMBER,
+    billing_period_end=DECEMBER,
+    charge_period_start=NOVEMBER + 49 * BIN,
+    charge_period_end=NOVEMBER + 50 * BIN,
+    timezone="UTC",
+    consumed_quantity=8,
+    included_quantity=5,
+    overage_quantity=3,
+    refunded_quantity=0,
+    admitted_count=8,
+    denied_count=2,
+    unknown_count=0,
+    limit="8",
+    rule="monthly",
+    rule_version=42,
+    plan="pro",
+    batch_range="07:12-45",
+    durability_gap="",
+)
+
+#: Texts that a spreadsheet might run, or an export might break.
+AWKWARD = (
+    "=1+1",
+    '=HYPERLINK("http://example.com","pay")',
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "http://example.com/",
+    "internal:Sheet1!A1",
+    "{=1+1}",
+    '<r><t>1</t></r></is></c><c r="B2"><f>1+1</f></c><c><is><r></r>',
+    'a "quoted", text; & <b>',
+    "line\nbreak",
+    "another\r=1+1",
+    "  spaces  ",
+    "Ünïcödé 😀",
+    "\x01 control",
+    "_x0041_",
+    "12345678901234567890",
+    "TRUE",
+    "2026-11-01",
+)  # fmt: skip
+
+
+def awkward() -> list[Row]:
+    """A row for each awkward text, as what people may type: the account, the key, the rule, the plan."""
+    return [replace(ROW, account=text, key=text, rule=text, plan=text, durability_gap=text) for text in AWKWARD]
+
+
+def rows(count: int) -> Iterator[Row]:
+    """Rows as of a large report, all different, made as they are asked for."""
+    for number in range(count):
+        start = NOVEMBER + number % 2_876 * BIN
+        yield replace(
+            ROW,
+            line_id=hashlib.md5(b"%d" % number).hexdigest(),
+            key=f"api_key:{number}",
+            charge_period_start=start,
+            charge_period_end=start + 4 * BIN,
+            consumed_quantity=number * 7,
+            included_quantity=number * 5,
+            overage_quantity=number * 2,
+            admitted_count=number * 7,
+            denied_count=number % 13,
+            batch_range=f"{number % 64:02d}:{number}-{number + 40}",
+        )
+
+
+def measure(name: str, count: int) -> None:
+    """Export so many rows to nowhere, and print bytes, peak memory in bytes and seconds."""
+    from ratelimits.reports.exports import FORMATS
+
+    start = perf_counter()
+    size = sum(len(chunk) for chunk in FORMATS[name].stream(rows(count)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(size, peak, f"{perf_counter() - start:.1f}")
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1], int(sys.argv[2]))

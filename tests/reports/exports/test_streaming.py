@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.exports.chunks import SIZE
+from ratelimits.reports.rows import Row
+from tests.reports.exports.samples import rows
+
+ROOT = Path(__file__).resolve().parents[3]
+MEGABYTE = 1 << 20
+
+every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+
+
+class Watched(Row):
+    """A row whose end can be seen."""
+
+
+class Counting:
+    """Rows, counted: how many were asked for, and how many at most were alive at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read, self.alive, self.most = count, 0, 0, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in rows(self.count):
+            watched = Watched(*(getattr(row, name) for name in Row.__slots__))
+            weakref.finalize(watched, self._gone)
+            self.read += 1
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            yield watched
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+@every_format
+def test_no_more_than_a_few_rows_are_held_however_many_there_are(form: Format) -> None:
+    counting = Counting(3_000)
+    for chunk in form.stream(counting):
+        assert len(chunk) < SIZE * 2
+    assert counting.read == 3_000
+    assert counting.most <= 3
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"xlsx"}))
+def test_a_first_chunk_comes_before_the_rows_are_all_read(name: str) -> None:
+    counting = Counting(3_000)
+    next(FORMATS[name].stream(counting))
+    assert counting.read < 400
+
+
+@every_format
+def test_nothing_is_read_before_the_first_chunk_is_asked_for(form: Format) -> None:
+    counting = Counting(10)
+    form.stream(counting)
+    assert counting.read == 0
+
+
+@every_format
+def test_an_error_on_the_way_comes_through_and_leaves_nothing_behind(
+    form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def broken() -> Iterator[Row]:
+        yield from rows(3)
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        list(form.stream(broken()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_format
+def test_a_reader_that_goes_away_leaves_nothing_behind(
+    form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stream = form.stream(rows(1_000))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_format
+def test_the_same_rows_give_the_same_bytes(form: Format) -> None:
+    assert b"".join(form.stream(rows(500))) == b"".join(form.stream(rows(500)))
+
+
+def peak(form: Format, count: int) -> int:
+    """Peak memory, in bytes, of a process that exports so many rows and does nothing else."""
+    command = [sys.executable, "-m", "tests.reports.exports.samples", form.name, str(count)]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    return int(done.stdout.split()[1])
+
+
+@every_format
+def test_memory_does_not_grow_with_the_report(form: Format, long_run: bool) -> None:
+    few, many = peak(form, 1_000), peak(form, 200_000 if long_run else 10_000)
+    assert many - few < 5 * MEGABYTE
+    assert many < 100 * MEGABYTE

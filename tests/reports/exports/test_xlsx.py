@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import openpyxl
+import pytest
+from openpyxl.utils.escape import unescape
+
+from ratelimits.reports.exports import FORMATS, xlsx
+from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+from tests.reports.exports.samples import AWKWARD, ROW, awkward, rows
+
+TEXT, NUMBER = "inlineStr", "n"
+
+
+def written(found: Iterable[Row]) -> bytes:
+    return b"".join(FORMATS["xlsx"].stream(found))
+
+
+def opened(*found: Row) -> Any:
+    return openpyxl.load_workbook(io.BytesIO(written(found)), rich_text=False)
+
+
+def cells(sheet: Any, row: int) -> dict[str, Any]:
+    return dict(zip(COLUMNS, sheet[row], strict=True))
+
+
+def test_a_report_is_a_sheet_with_a_frozen_header_that_can_be_filtered() -> None:
+    book = opened(ROW, ROW)
+    (sheet,) = book.worksheets
+    assert sheet.title == "Report"
+    assert tuple(cell.value for cell in sheet[1]) == COLUMNS
+    assert all(cell.font.bold for cell in sheet[1])
+    assert (sheet.freeze_panes, sheet.auto_filter.ref, sheet.max_row) == ("A2", "A1:AC3", 3)
+
+
+def test_every_column_is_wide_enough_for_its_name() -> None:
+    (sheet,) = opened(ROW).worksheets
+    for cell in sheet[1]:
+        assert sheet.column_dimensions[cell.column_letter].width > len(cell.value)
+
+
+def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> None:
+    line = cells(opened(replace(ROW, overage_quantity=-3)).worksheets[0], 2)
+    assert {name: line[name].value for name in QUANTITIES} == {
+        name: -3 if name == "overage_quantity" else getattr(ROW, name) for name in QUANTITIES
+    }
+    assert line["limit"].value == 8
+    assert line["charge_period_end"].value == datetime(2026, 11, 1, 12, 30)
+    assert line["charge_period_end"].number_format == 'yyyy-mm-dd"T"hh:mm:ss"Z"'
+
+
+def test_all_that_may_be_typed_is_text_and_comes_back_as_it_was() -> None:
+    (sheet,) = opened(*awkward()).worksheets
+    for number, text in enumerate(AWKWARD, 2):
+        line = cells(sheet, number)
+        for name in ("account", "key", "rule", "plan", "durability_gap"):
+            assert (unescape(line[name].value), line[name].data_type) == (text, "s")
+            assert line[name].hyperlink is None
+
+
+def test_nothing_in_the_file_is_a_formula_or_a_link() -> None:
+    with zipfile.ZipFile(io.BytesIO(written(awkward()))) as file:
+        sheet = ET.fromstring(file.read("xl/worksheets/sheet1.xml"))
+        names = file.namelist()
+    kinds = {element.tag.partition("}")[2] for element in sheet.iter()}
+    assert not kinds & {"f", "hyperlink", "hyperlinks"}
+    assert "xl/worksheets/_rels/sheet1.xml.rels" not in names
+    assert {element.get("t", NUMBER) for element in sheet.iter() if element.tag.endswith("}c")} == {TEXT, NUMBER}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("consumed_quantity", 10**15 - 1, 999_999_999_999_999),
+        ("consumed_quantity", 10**15, "1000000000000000"),
+        ("consumed_quantity", -(10**15), "-1000000000000000"),
+        ("limit", "0.9", 0.9),
+        ("limit", "", None),
+        ("limit", "1234567890.123456", "1234567890.123456"),
+        ("limit", "=1", "=1"),
+        ("charge_period_start", ROW.charge_period_start + 1, "2026-11-01T12:15:00.000001Z"),
+        ("key", "no \uffff in XML", "no \N{REPLACEMENT CHARACTER} in XML"),
+    ],
+)
+def test_what_a_spreadsheet_would_round_or_not_open_is_text(column: str, value: Any, shown: Any) -> None:
+    assert cells(opened(replace(ROW, **{column: value})).worksheets[0], 2)[column].value == shown
+
+
+def test_a_text_too_long_for_a_cell_says_that_it_was_cut() -> None:
+    fits, long = "😀" * 16_383, "😀" * 16_384
+    (sheet,) = opened(replace(ROW, durability_gap=fits), replace(ROW, durability_gap=long)).worksheets
+    assert cells(sheet, 2)["durability_gap"].value == fits
+    cut = cells(sheet, 3)["durability_gap"].value
+    assert cut.endswith("😀 … (cut: the CSV has all of it)")
+    assert len(cut.encode("utf-16-le")) // 2 in (xlsx.CELL - 1, xlsx.CELL)
+
+
+def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    book = opened(*rows(25))
+    assert [(sheet.title, sheet.max_row) for sheet in book.worksheets] == [
+        ("Report", 11),
+        ("Report 2", 11),
+        ("Report 3", 6),
+    ]
+    keys = [cells(sheet, row)["key"].value for sheet in book.worksheets for row in range(2, sheet.max_row + 1)]
+    assert keys == [row.key for row in rows(25)]
+    assert all(sheet.freeze_panes == "A2" for sheet in book.worksheets)
+
+
+def test_a_full_last_sheet_is_followed_by_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    assert len(opened(*rows(20)).worksheets) == 2
+
+
+def test_a_report_without_rows_is_its_header() -> None:
+    (sheet,) = opened().worksheets
+    assert (sheet.max_row, sheet.freeze_panes) == (1, "A2")
+
+
+def test_the_file_does_not_say_when_or_by_whom_it_was_made() -> None:
+    properties = opened(ROW).properties
+    assert properties.created == properties.modified == datetime(1980, 1, 1)
+    assert not properties.creator
+    with zipfile.ZipFile(io.BytesIO(written([ROW]))) as file:
+        assert {entry.date_time[0] for entry in file.infolist()} == {1980}

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+from django.core.management import CommandError, call_command
+
+from tests.reports.invoices import account, close, spend
+from tests.usage.traffic import flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def _finalised() -> None:
+    """November of one account, finalised: 7 of 5 requests."""
+    spend(account(included=5), "2026-11-10T12:00", cost=7)
+    close("2026-12-02")
+
+
+def report(**options: Any) -> str:
+    out = io.StringIO()
+    call_command("ratelimits_report", period="2026-11", stdout=out, **options)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_the_format_is_what_the_file_s_name_ends_in(tmp_path: Path) -> None:
+    for name in ("november.csv", "november.json", "november.xlsx", "november.ndjson"):
+        assert report(output=str(tmp_path / name)) == ""
+    assert (tmp_path / "november.csv").read_text() == report()
+    assert json.loads((tmp_path / "november.json").read_text())["lines"][0]["overage_quantity"] == "2"
+    assert openpyxl.load_workbook(tmp_path / "november.xlsx").active["E2"].value == "acme"
+    assert json.loads((tmp_path / "november.ndjson").read_text())["subject"] == "acme"
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_a_named_format_counts_more_than_the_file_s_name(tmp_path: Path) -> None:
+    report(output=str(tmp_path / "events.json"), format="cloudevents")
+    (event,) = json.loads((tmp_path / "events.json").read_text())
+    assert event["type"] == "ratelimits.report.line.v1"
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_a_finalised_report_written_twice_is_the_same_file_in_every_format(tmp_path: Path) -> None:
+    for name in ("csv", "json", "xlsx", "cloudevents", "cloudevents-ndjson"):
+        paths = [tmp_path / f"{number}.{name}" for number in range(2)]
+        for path in paths:
+            report(output=str(path), format=name)
+        assert paths[0].read_bytes() == paths[1].read_bytes() != b""
+
+
+def test_a_provisional_line_is_an_event_of_another_type() -> None:
+    spend("acme", "2026-11-10T12:00")
+    flow()
+    assert json.loads(report(format="cloudevents-ndjson"))["type"] == "ratelimits.report.provisional-line.v1"
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "november.csv"
+    path.write_text("before")
+    with pytest.raises(CommandError, match="write it like 2026-11"):
+        call_command("ratelimits_report", period="2026-13", output=str(path))
+    assert path.read_text() == "before"
+    report(output=str(path))
+    assert path.read_text() == report()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"no/november.csv could not be written: No such file or directory"):
+        report(output=str(tmp_path / "no" / "november.csv"))
+
+
+def test_a_workbook_is_not_printed() -> None:
+    with pytest.raises(CommandError, match="name a file with --output"):
+        report(format="xlsx")
+
+
+def test_without_xlsxwriter_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratelimits.reports.exports.find_spec", lambda _name: None)
+    with pytest.raises(CommandError, match=r"pip install 'ratelimits\[xlsx\]'"):
+        report(format="xlsx")
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_standard_output_gets_the_bytes_of_the_file_whatever_its_encoding() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, "ascii")
+    spend(account("Ünïcödé"), "2026-11-10T12:00")
+    flow()
+    call_command("ratelimits_report", period="2026-11", stdout=out)
+    assert raw.getvalue().decode() == report()
+    assert "Ünïcödé" in report()
+
+
+class Terminal:
+    """A terminal, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = pty.openpty()
+        self.file = os.fdopen(theirs, "w")
+
+    def read(self) -> str:
+        self.file.flush()
+        try:
+            return os.read(self._ours, 65_536).decode()
+        finally:
+            self.file.close()
+            os.close(self._ours)
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_a_terminal_is_shown_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    report(output=str(tmp_path / "november.csv"), stderr=terminal.file)
+    shown = terminal.read()
+    assert "━" in shown
+    assert "1/1" in shown
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_without_rich_a_terminal_is_shown_a_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    terminal = Terminal()
+    report(output=str(tmp_path / "november.csv"), stderr=terminal.file)
+    assert terminal.read().strip() == "lines: 1"
+
+
+@pytest.mark.usefixtures("_finalised")
+def test_what_is_no_terminal_is_shown_nothing(tmp_path: Path) -> None:
+    said = io.StringIO()
+    report(output=str(tmp_path / "november.csv"), stderr=said)
+    assert said.getvalue() == ""
