@@ -1,0 +1,161 @@
+"""`manage.py ratelimits_simulate`: what would this rule have done to that traffic?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, BinaryIO, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ratelimits.embedded import ServerStartError
+from ratelimits.engine.wire import Unavailable, Wire
+from ratelimits.simulate import BadLine, Line, Reader, Replay, Rules, Summary, decoded, read_rules, sandbox
+
+BAD = 2
+"""Exit status after a bad line."""
+
+
+class Command(BaseCommand):
+    """Replays traces on the real scripts with a virtual clock; needs no database."""
+
+    help = (
+        "Replays a trace (JSON lines) against a rule and prints one result for each line. Runs on a server of its own,"
+        " or on REDIS_URL if that is set, and leaves nothing behind there."
+    )
+    requires_system_checks = ()
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--rule", metavar="FILE", help="the rule, or a list of rules decided together, as JSON")
+        parser.add_argument("--trace", metavar="FILE|-", help="the trace as JSON lines (default: standard input)")
+        parser.add_argument(
+            "--batch",
+            metavar="FILE|-",
+            help='many replays: JSON lines {"rule": …, "trace": […]}, each on fresh state',
+        )
+        parser.add_argument("--summary", action="store_true", help="print a summary for people instead of the results")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        rule, trace, batch = options["rule"], options["trace"], options["batch"]
+        if batch is not None and (rule is not None or trace is not None or options["summary"]):
+            raise CommandError("--batch stands alone: its lines name their own rules", returncode=BAD)
+        if batch is None and rule is None:
+            raise CommandError("name a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(_stoppable())
+                if batch is not None:
+                    self._batch(stack, stack.enter_context(_opened(batch)))
+                else:
+                    self._trace(stack, rule, stack.enter_context(_opened(trace or "-")), options["summary"])
+        except BrokenPipeError:
+            # Whoever read the results has enough of them; the interpreter must not try to flush the rest.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except (ServerStartError, Unavailable) as error:
+            raise CommandError(f"the server cannot be asked: {error}") from error
+
+    def _trace(self, stack: ExitStack, rule: str, trace: BinaryIO, summarise: bool) -> None:
+        with _opened(rule) as file:
+            try:
+                rules = read_rules(decoded(file.read()))
+            except ValueError as error:
+                self._fail(f"{rule}: {error}")
+        summary = Summary() if summarise else None
+        lines = _Trace(rules, ((number, text) for number, text in enumerate(trace, 1) if text.strip()))
+        replay = stack.enter_context(Replay(stack.enter_context(sandbox()), rules))
+        outcomes = replay.run(lines.read())
+        if summary is not None:
+            for line, outcome in outcomes:
+                summary.add(line, outcome)
+        else:
+            while lot := [outcome.json() for _, outcome in islice(outcomes, 1000)]:
+                self.stdout.write("\n".join(lot))
+        if lines.error is not None:
+            self.stdout.flush()
+            self._fail(f"line {lines.error.number}: {lines.error}")
+        if summary is not None:
+            self.stdout.write("\n".join(summary.text()))
+
+    def _batch(self, stack: ExitStack, batch: BinaryIO) -> None:
+        wire = stack.enter_context(sandbox())
+        failed = 0
+        for text in batch:
+            if text.strip():
+                results, error = _one_of_a_batch(wire, text)
+                told = f'{{"results": [{", ".join(results)}]'
+                if error is not None:
+                    failed += 1
+                    told += f', "error": {json.dumps({"line": error.number, "message": str(error)})}'
+                self.stdout.write(told + "}")
+        if failed:
+            self.stdout.flush()
+            self._fail(f"{failed} of the replays ended at a bad line; their results say which")
+
+    def _fail(self, message: str) -> NoReturn:
+        self.stderr.write(message)
+        sys.exit(BAD)
+
+
+class _Trace:
+    """Lines of a trace up to the first bad one, which becomes `error`."""
+
+    def __init__(self, rules: Rules, texts: Iterator[tuple[int, Any]]) -> None:
+        self.error: BadLine | None = None
+        self._reader = Reader(rules)
+        self._texts = texts
+
+    def read(self) -> Iterator[Line]:
+        """The lines, as far as they can be read."""
+        for number, text in self._texts:
+            try:
+                line = self._reader.line(decoded(text) if isinstance(text, bytes) else text)
+            except ValueError as error:
+                self.error = BadLine(number, str(error))
+                return
+            yield line
+
+
+def _one_of_a_batch(wire: Wire, text: bytes) -> tuple[list[str], BadLine | None]:
+    try:
+        data = decoded(text)
+        if not isinstance(data, dict) or set(data) != {"rule", "trace"} or not isinstance(data["trace"], list):
+            raise ValueError('a replay is an object {"rule": {…} or […], "trace": [{…}, …]}')
+        rules = read_rules(data["rule"])
+    except ValueError as error:
+        return [], BadLine(0, str(error))
+    lines = _Trace(rules, enumerate(data["trace"], 1))
+    with Replay(wire, rules) as replay:
+        results = [outcome.json() for _, outcome in replay.run(lines.read())]
+    return results, lines.error
+
+
+def _opened(name: str) -> BinaryIO:
+    """A file, or for "-" standard input, as bytes."""
+    if name == "-":
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    try:
+        return open(name, "rb")  # noqa: PTH123
+    except OSError as error:
+        raise CommandError(f"{name}: {error.strerror}", returncode=BAD) from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """A run that is told to stop leaves nothing behind either."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

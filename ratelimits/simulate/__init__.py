@@ -1,0 +1,9 @@
+"""What a rule would have done to traffic: traces replayed on the real scripts, with a virtual clock."""
+
+from __future__ import annotations
+
+from ratelimits.simulate.lines import BadLine, Line, Reader, Rules, decoded, read_rules
+from ratelimits.simulate.replay import Outcome, Replay, sandbox
+from ratelimits.simulate.summary import Summary
+
+__all__ = ["BadLine", "Line", "Outcome", "Reader", "Replay", "Rules", "Summary", "decoded", "read_rules", "sandbox"]

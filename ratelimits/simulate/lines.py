@@ -1,0 +1,179 @@
+"""Reading rules and the lines of a trace: numbers as they are written, and for each mistake a sentence."""
+
+from __future__ import annotations
+
+import json
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any, NamedTuple, NoReturn
+
+from ratelimits.engine.call import Op
+from ratelimits.engine.limits import (
+    HORIZON,
+    MICROSECONDS,
+    Algorithm,
+    SmoothBursty,
+    SmoothWarmingUp,
+    algorithm_from_json,
+)
+
+#: Most permits that one line may name.
+MOST_COST = 2**40
+LATEST = HORIZON // MICROSECONDS
+FIELDS = ("at", "op", "key", "cost", "timeout", "lease", "rule")
+OPS = {
+    "try_acquire": Op.TRY,
+    "acquire": Op.TRY,
+    "peek": Op.PEEK,
+    "create": Op.CREATE,
+    "refund": Op.REFUND,
+    "release": Op.RELEASE,
+    "reset": Op.RESET,
+    "set_rule": Op.CHANGE,
+}
+
+Rules = tuple[Algorithm, ...]
+_FIELDS = frozenset(FIELDS)
+_MILLION = Decimal(MICROSECONDS)
+_EXACTLY = Context(prec=80)
+
+
+class BadLine(ValueError):
+    """What is wrong with a line of a trace; `number` counts from 1, 0 is the rule."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Line(NamedTuple):
+    """One line of a trace. `at` is the number as it was given, `now` and `timeout` are µs; `timeout` -1 is any wait.
+
+    `rules` are those of a `set_rule`, else None.
+    """
+
+    at: int | Decimal
+    now: int
+    op: Op
+    key: str
+    cost: int
+    timeout: int
+    lease: str
+    rules: Rules | None = None
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=_constant)
+
+
+def decoded(text: bytes) -> Any:
+    """The JSON value of a text in UTF-8, its decimals exact. Raises ValueError that says where it is wrong."""
+    try:
+        return _JSON.decode(text.decode())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not JSON: {error.msg} at character {error.pos + 1}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"this is not UTF-8: byte {error.start + 1}") from error
+    except RecursionError as error:
+        raise ValueError("this is nested too deeply") from error
+
+
+def read_rules(data: Any) -> Rules:
+    """The algorithms of one rule, or of a list of rules that are decided together."""
+    rules = data if isinstance(data, list) else [data]
+    if not rules:
+        raise ValueError("a list of rules needs at least one rule")
+    return tuple(algorithm_from_json(rule) for rule in rules)
+
+
+def micros(name: str, value: Any) -> int:
+    """Seconds to the nearest µs, halves up; what is beyond the horizon is only known to be beyond it."""
+    if type(value) is float:
+        value = Decimal(repr(value))
+    elif type(value) is not int and not isinstance(value, Decimal):
+        raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
+    if not -LATEST <= value <= LATEST:
+        return 2 * HORIZON if value > 0 else -2 * HORIZON
+    if isinstance(value, int):
+        return value * MICROSECONDS
+    return int(_EXACTLY.multiply(value, _MILLION).to_integral_value(ROUND_HALF_UP))
+
+
+class Reader:
+    """Reads the lines of one trace; `rules` are those in force, the ones of the last `set_rule` if there was one."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._bring(rules)
+
+    def _bring(self, rules: Rules) -> None:
+        self.rules = rules
+        slowest = max((rule.interval for rule in rules if isinstance(rule, SmoothBursty | SmoothWarmingUp)), default=0)
+        self._most = min(MOST_COST, int(HORIZON / slowest)) if slowest else MOST_COST
+
+    def line(self, data: Any) -> Line:
+        """One line. Raises ValueError that says what to write instead."""
+        if not isinstance(data, dict):
+            raise ValueError(f'a line is an object such as {{"at": 12.5, "op": "try_acquire"}}, not {_shown(data)}')
+        if not data.keys() <= _FIELDS:
+            unknown = next(field for field in data if field not in _FIELDS)
+            raise ValueError(f"unknown field {unknown!r}: a line takes {', '.join(FIELDS)}")
+        get = data.get
+        at, name, timeout, new = get("at"), get("op"), get("timeout"), None
+        if at is None:
+            raise ValueError("at is missing: the moment in seconds")
+        now = micros("at", at)
+        if at < 0 or now > HORIZON:
+            raise ValueError(f"at must be from 0 to {LATEST}, in seconds, not {at}")
+        op = Op.TRY if name is None else OPS.get(name) if isinstance(name, str) else None
+        if op is None:
+            raise ValueError(f"unknown op {_shown(name)}: use one of {', '.join(OPS)}")
+        wait = 0 if timeout is None else min(max(micros("timeout", timeout), 0), HORIZON)
+        key, cost, lease = _text(data, "key"), self._cost(get("cost")), _text(data, "lease")
+        if op is Op.CHANGE:
+            new = self._changed(get("rule"))
+        elif get("rule") is not None:
+            raise ValueError(f"a rule belongs to set_rule, not to {name or 'try_acquire'}")
+        return Line(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new)
+
+    def _cost(self, value: Any) -> int:
+        if value is None:
+            return 1
+        if type(value) is not int:
+            if not isinstance(value, Decimal | float) or value % 1:
+                raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
+            value = int(value)
+        if 0 <= value <= self._most:
+            return int(value)
+        if 0 <= value <= MOST_COST:
+            raise ValueError(f"cost {value} takes more than 142 years at this rate: at most {self._most} does not")
+        raise ValueError(f"cost must be from 0 to {MOST_COST}, not {_shown(value)}")
+
+    def _changed(self, data: Any) -> Rules:
+        if data is None:
+            raise ValueError("set_rule needs a rule")
+        new = read_rules(data)
+        if len(new) != len(self.rules):
+            raise ValueError(f"set_rule brings {len(new)} rules in the place of {len(self.rules)}: write one for each")
+        self._bring(new)
+        return new
+
+
+def _text(data: dict[str, Any], field: str) -> str:
+    value = data.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{field} must be a string, not {_shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{field} holds half a character") from error
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

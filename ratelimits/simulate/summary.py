@@ -1,0 +1,89 @@
+"""A replay in a few lines for people: how much passed, who was busiest, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ratelimits.engine.call import Op
+from ratelimits.engine.limits import MICROSECONDS
+from ratelimits.simulate.lines import Line
+from ratelimits.simulate.replay import Outcome
+
+BARS = "▁▂▃▄▅▆▇█"
+SLOTS = 60
+BUSIEST = 5
+
+
+def spark(counts: list[int]) -> str:
+    """A bar for each count, in eight heights; a space for none."""
+    most = max(counts, default=0)
+    return "".join(BARS[(count * 8 - 1) // most] if count else " " for count in counts)
+
+
+def duration(us: int) -> str:
+    """A length of time in the unit that suits it."""
+    seconds = us / MICROSECONDS
+    for name, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + " s"
+
+
+class Summary:
+    """Counts outcomes as they come. Requests are tries and acquires; what else a trace holds is not counted."""
+
+    def __init__(self) -> None:
+        self.admitted = self.refused = self.never = self.permits = self.longest_wait = 0
+        self.first: int | None = None
+        self.last = 0
+        self.asked: Counter[str] = Counter()
+        self.passed: Counter[str] = Counter()
+        self.by_second: Counter[int] = Counter()
+
+    def add(self, line: Line, outcome: Outcome) -> None:
+        """Count one line and its outcome."""
+        if line.op is not Op.TRY:
+            return
+        self.first = line.now if self.first is None else min(self.first, line.now)
+        self.last = max(self.last, line.now)
+        self.asked[line.key] += 1
+        if not outcome.allowed:
+            self.refused += 1
+            self.never += outcome.retry_after is None
+            return
+        self.admitted += 1
+        self.permits += line.cost
+        self.passed[line.key] += 1
+        self.longest_wait = max(self.longest_wait, outcome.wait)
+        self.by_second[line.now // MICROSECONDS] += 1
+
+    def slots(self) -> list[int]:
+        """Admitted requests in equal slots from the first request to the last, at most SLOTS of at least a second."""
+        first = (self.first or 0) // MICROSECONDS
+        length = self.slot_seconds()
+        counts = [0] * ((self.last // MICROSECONDS - first) // length + 1)
+        for second, count in self.by_second.items():
+            counts[(second - first) // length] += count
+        return counts
+
+    def slot_seconds(self) -> int:
+        """Whole seconds that a slot is long."""
+        return (self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS) // SLOTS + 1
+
+    def text(self) -> Iterator[str]:
+        """The summary, line by line."""
+        total = self.admitted + self.refused
+        yield f"requests      {total:,}"
+        if not total or self.first is None:
+            return
+        yield f"admitted      {self.admitted:,} ({self.admitted / total:.1%}), {self.permits:,} permits"
+        never = f", {self.never:,} of them for more than can ever pass" if self.never else ""
+        yield f"refused       {self.refused:,} ({self.refused / total:.1%}){never}"
+        yield f"longest wait  {duration(self.longest_wait)}"
+        yield f"keys          {len(self.asked):,}; the busiest:"
+        for key, asked in sorted(self.asked.items(), key=lambda item: (-item[1], item[0]))[:BUSIEST]:
+            yield f"  {key or '(no key)'}  {asked:,} asked, {self.passed[key]:,} admitted"
+        counts = self.slots()
+        yield f"admitted per {duration(self.slot_seconds() * MICROSECONDS)}, at most {max(counts):,}:"
+        yield f"  {spark(counts)}"

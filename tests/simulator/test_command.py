@@ -1,0 +1,276 @@
+"""`manage.py ratelimits_simulate`, as its users call it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from tests.servers import TestServers
+
+BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1, "initial": "full"}
+TWO = [BUCKET, {"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60}]
+Simulate = Callable[..., tuple[list[Any], str, int]]
+
+
+def jsonl(*lines: Any) -> str:
+    return "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Simulate:
+    """Run the command in this process: its results, what it wrote to standard error, and its exit status."""
+
+    def run(rule: Any = None, trace: str | None = None, batch: str | None = None) -> tuple[list[Any], str, int]:
+        options = {}
+        for name, text in (("rule", rule and json.dumps(rule)), ("trace", trace), ("batch", batch)):
+            if text is not None:
+                (tmp_path / name).write_text(text)
+                options[name] = str(tmp_path / name)
+        out, error, status = io.StringIO(), io.StringIO(), 0
+        try:
+            call_command("ratelimits_simulate", **options, stdout=out, stderr=error)
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
+        return [json.loads(line) for line in out.getvalue().splitlines()], error.getvalue(), status
+
+    return run
+
+
+@pytest.fixture
+def keys(servers: TestServers) -> Callable[[], set[bytes]]:
+    def found() -> set[bytes]:
+        with redis.Redis.from_url(servers.redis.url) as client:
+            return set(client.scan_iter("*simulate*"))
+
+    return found
+
+
+def test_the_example_of_the_documentation(simulate: Simulate) -> None:
+    results, _, status = simulate(BUCKET, jsonl({"at": 12.5, "op": "try_acquire", "key": "k", "cost": 1, "timeout": 0}))
+    assert status == 0
+    assert results == [
+        {
+            "at": 12.5,
+            "allowed": True,
+            "wait": 0.0,
+            "limit": 10,
+            "remaining": 9,
+            "retry_after": 0.0,
+            "reset_after": 0.2,
+        }
+    ]
+
+
+def test_results_are_written_digit_by_digit(tmp_path: Path) -> None:
+    (tmp_path / "rule").write_text(json.dumps(BUCKET | {"rate": 3}))
+    (tmp_path / "trace").write_text('{"at": 1e3, "cost": 10}\n{"at": 1000.000001000}\n{"at": 1001, "cost": 11}\n')
+    out = io.StringIO()
+    call_command("ratelimits_simulate", rule=str(tmp_path / "rule"), trace=str(tmp_path / "trace"), stdout=out)
+    rest = '"wait": 0.0, "limit": 10, "remaining": '
+    assert out.getvalue().splitlines() == [
+        f'{{"at": 1E+3, "allowed": true, {rest}0, "retry_after": 0.0, "reset_after": 3.333334}}',
+        f'{{"at": 1000.000001000, "allowed": false, {rest}0, "retry_after": 0.333333, "reset_after": 3.333333}}',
+        f'{{"at": 1001, "allowed": false, {rest}3, "retry_after": null, "reset_after": 2.333334}}',
+    ]
+
+
+def test_every_op_is_answered(simulate: Simulate) -> None:
+    ops = ("create", "try_acquire", "acquire", "peek", "refund", "release", "reset")
+    results, _, status = simulate(TWO, jsonl(*({"at": n, "op": op} for n, op in enumerate(ops))))
+    assert status == 0
+    assert [result["at"] for result in results] == list(range(7))
+    # The lease of the second line is still held by the acquire and the peek, until it is given back.
+    assert [result["allowed"] for result in results] == [True, True, False, False, True, True, True]
+
+
+def test_a_changed_rule_holds_for_every_key(simulate: Simulate) -> None:
+    lines = [{"at": 0, "key": key, "cost": 7} for key in "abc"]
+    lines += [{"at": 0, "key": "a", "op": "set_rule", "rule": BUCKET | {"capacity": 20}}]
+    lines += [{"at": 0, "key": key, "op": "peek"} for key in "abc"]
+    results, _, _ = simulate(BUCKET, jsonl(*lines))
+    assert [(result["limit"], result["remaining"]) for result in results[3:]] == [(20, 13)] * 4
+
+
+def test_empty_lines_are_nobodys(simulate: Simulate) -> None:
+    results, error, status = simulate(BUCKET, '\n{"at": 1}\n   \n\n{"at": -1}\n')
+    assert (len(results), error, status) == (1, "line 5: at must be from 0 to 4503599627, in seconds, not -1\n", 2)
+
+
+def test_a_bad_line_stops_the_run_after_what_came_before_it(simulate: Simulate, keys: Callable[[], set[bytes]]) -> None:
+    results, error, status = simulate(BUCKET, jsonl({"at": 1}, {"at": 2}, "{", {"at": 3}))
+    assert len(results) == 2
+    assert error.startswith("line 3: this is not JSON")
+    assert status == 2
+    assert keys() == set()
+
+
+def test_a_bad_rule_is_named_by_its_file(simulate: Simulate) -> None:
+    results, error, status = simulate(BUCKET | {"rate": 0}, jsonl({"at": 1}))
+    assert (results, status) == ([], 2)
+    assert "rule: rate must be above 0" in error
+
+
+def test_a_batch_has_fresh_state_for_each_replay(simulate: Simulate, keys: Callable[[], set[bytes]]) -> None:
+    one = {"rule": BUCKET, "trace": [{"at": 0, "cost": 10}, {"at": 0}]}
+    results, error, status = simulate(batch=jsonl(one, {"rule": TWO, "trace": []}, one))
+    assert (error, status) == ("", 0)
+    assert [len(result["results"]) for result in results] == [2, 0, 2]
+    assert results[0] == results[2]
+    assert [result["allowed"] for result in results[0]["results"]] == [True, False]
+    assert keys() == set()
+
+
+def test_a_bad_line_ends_its_own_replay_only(simulate: Simulate) -> None:
+    good = {"rule": BUCKET, "trace": [{"at": 0}]}
+    bad = [
+        ({"rule": BUCKET, "trace": [{"at": 0}, {"at": 0, "cost": -1}, {"at": 0}]}, 1, 2, "cost must be from 0"),
+        ({"rule": BUCKET | {"rate": 0}, "trace": []}, 0, 0, "rate must be above 0"),
+        ({"rule": BUCKET}, 0, 0, "a replay is an object"),
+        ("nonsense", 0, 0, "this is not JSON"),
+        ({"rule": BUCKET, "trace": [{"at": 0, "op": "set_rule", "rule": {}}]}, 0, 1, "a rule needs an algorithm"),
+    ]
+    lines = [line for broken, *_ in bad for line in (broken, good)]
+    results, error, status = simulate(batch=jsonl(*lines))
+    assert (error, status) == ("5 of the replays ended at a bad line; their results say which\n", 2)
+    for (_, answered, number, message), result, after in zip(bad, results[::2], results[1::2], strict=True):
+        assert len(result["results"]) == answered
+        assert result["error"]["line"] == number
+        assert message in result["error"]["message"]
+        assert after["results"][0]["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "name a rule"),
+        ({"batch": "-", "rule": "rule"}, "--batch stands alone"),
+        ({"batch": "-", "trace": "-"}, "--batch stands alone"),
+        ({"batch": "-", "summary": True}, "--batch stands alone"),
+        ({"rule": "/nowhere/rule.json", "trace": "/dev/null"}, "No such file"),
+        ({"rule": "/dev/null", "trace": "/nowhere/trace.jsonl"}, "No such file"),
+    ],
+)
+def test_what_is_asked_for_wrongly(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CommandError, match=message) as raised:
+        call_command("ratelimits_simulate", **options)
+    assert raised.value.returncode == 2
+
+
+def test_nothing_stays_behind_and_nothing_else_is_touched(
+    simulate: Simulate, servers: TestServers, keys: Callable[[], set[bytes]]
+) -> None:
+    rules = [
+        BUCKET,
+        {"algorithm": "sliding_log", "capacity": 5, "period": 60},
+        {"algorithm": "sliding_window", "capacity": 5, "period": 60},
+        {"algorithm": "concurrency", "capacity": 5, "lease_ttl": 60},
+    ]
+    with redis.Redis.from_url(servers.redis.url) as client:
+        client.set("somebody's", "own")
+        before = set(client.scan_iter())
+        other = [rules[3], rules[1], rules[0], rules[2]]
+        simulate(rules, jsonl({"at": 1, "key": "a"}, {"at": 2, "op": "set_rule", "rule": other}, {"at": 3, "key": "b"}))
+        assert set(client.scan_iter()) == before
+        client.delete("somebody's")
+    assert keys() == set()
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    """No Redis, and a database that is nowhere."""
+    mine = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "DATABASE_URL")}
+    nowhere = {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/nowhere", "DEMO_DATA_DIR": str(tmp_path)}
+    return {**mine, **nowhere, "DJANGO_SETTINGS_MODULE": "project.settings", **more}
+
+
+def command(*arguments: str, environment: dict[str, str], trace: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "ratelimits_simulate", *arguments],
+        input=trace,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_it_needs_no_server_and_no_database(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.json"
+    rule.write_text(json.dumps(BUCKET))
+    done = command("--rule", str(rule), environment=environment(tmp_path), trace=jsonl({"at": 1}, {"at": "x"}))
+    assert done.returncode == 2
+    assert done.stderr == 'line 2: at must be a number of seconds, not "x"\n'
+    assert json.loads(done.stdout)["remaining"] == 9
+
+
+def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.json"
+    rule.write_text(json.dumps(BUCKET))
+    away = environment(tmp_path, REDIS_URL="redis://127.0.0.1:1/0")
+    done = command("--rule", str(rule), environment=away, trace=jsonl({"at": 1}))
+    assert done.returncode == 1
+    assert "the server cannot be asked" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_is_told_to_stop_leaves_nothing_behind(
+    tmp_path: Path, servers: TestServers, keys: Callable[[], set[bytes]]
+) -> None:
+    rule = tmp_path / "rule.json"
+    rule.write_text(json.dumps(BUCKET))
+    running = subprocess.Popen(
+        [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(rule)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment(tmp_path, REDIS_URL=servers.redis.url),
+    )
+    assert running.stdin is not None
+    running.stdin.write(jsonl(*({"at": n, "key": str(n)} for n in range(2500))).encode())
+    running.stdin.flush()
+    deadline = time.monotonic() + 30
+    while not keys() and time.monotonic() < deadline:
+        pass
+    assert keys()
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 128 + signal.SIGTERM
+    running.stdin.close()
+    assert keys() == set()
+
+
+def test_whoever_stops_reading_hears_no_complaint(tmp_path: Path, servers: TestServers) -> None:
+    (tmp_path / "rule.json").write_text(json.dumps(BUCKET))
+    (tmp_path / "trace.jsonl").write_text(jsonl(*({"at": n} for n in range(5000))))
+    arguments = f"--rule {tmp_path}/rule.json --trace {tmp_path}/trace.jsonl"
+    done = subprocess.run(
+        f"{sys.executable} manage.py ratelimits_simulate {arguments} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path, REDIS_URL=servers.redis.url),
+        check=False,
+        timeout=60,
+    )
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_lines_in_ten_seconds(tmp_path: Path) -> None:
+    (tmp_path / "rule.json").write_text(json.dumps(BUCKET))
+    trace = jsonl(*({"at": n / 100, "key": f"k{n % 1000}"} for n in range(100_000)))
+    started = time.monotonic()
+    done = command("--rule", str(tmp_path / "rule.json"), environment=environment(tmp_path), trace=trace)
+    assert len(done.stdout.splitlines()) == 100_000
+    assert time.monotonic() - started < 10

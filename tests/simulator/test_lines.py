@@ -1,0 +1,126 @@
+"""Reading rules and lines: numbers as written, and a sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from ratelimits.engine.call import Op
+from ratelimits.simulate import Reader, decoded, read_rules
+
+BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}
+SLOW = {"algorithm": "smooth_bursty", "rate": Decimal("0.000001"), "period": 1}
+
+
+def read(line: Any, rule: Any = BUCKET) -> Any:
+    return Reader(read_rules(rule)).line(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "now"),
+    [
+        ("0", 0),
+        ("12.5", 12_500_000),
+        ("1431857100.000001", 1_431_857_100_000_001),
+        ("0.0000004", 0),
+        ("0.0000005", 1),
+        ("1.0000014999999999999999999999", 1_000_001),
+        ("1.0000015", 1_000_002),
+        ("1e3", 1_000_000_000),
+        ("0.1e-5", 1),
+    ],
+)
+def test_a_moment_is_read_as_a_decimal_to_the_nearest_microsecond(text: str, now: int) -> None:
+    line = read(decoded(b'{"at": %s}' % text.encode()))
+    assert line.now == now
+
+
+def test_a_line_needs_no_more_than_its_moment() -> None:
+    assert read({"at": 1})[2:] == (Op.TRY, "", 1, 0, "", None)
+
+
+@pytest.mark.parametrize(("timeout", "wait"), [(None, 0), (-5, 0), (Decimal("0.25"), 250_000), (10**30, 2**52)])
+def test_a_timeout_is_never_negative_and_never_endless(timeout: Any, wait: int) -> None:
+    assert read({"at": 1, "timeout": timeout}).timeout == wait
+
+
+def test_an_acquire_waits_as_long_as_it_takes() -> None:
+    assert read({"at": 1, "op": "acquire", "timeout": 3}).timeout == -1
+
+
+def test_what_is_null_was_not_given() -> None:
+    nothing = dict.fromkeys(("op", "key", "cost", "timeout", "lease", "rule"))
+    assert read({"at": 1, **nothing}) == read({"at": 1})
+
+
+BAD: list[tuple[Any, str]] = [
+    ([], "a line is an object"),
+    ({}, "at is missing"),
+    ({"at": -1}, "at must be from 0"),
+    ({"at": Decimal("-0.0000001")}, "at must be from 0"),
+    ({"at": 10**13}, "at must be from 0"),
+    ({"at": "1"}, 'at must be a number of seconds, not "1"'),
+    ({"at": True}, "at must be a number of seconds, not true"),
+    ({"at": 1, "op": "take"}, 'unknown op "take": use one of try_acquire'),
+    ({"at": 1, "op": ["peek"]}, "unknown op"),
+    ({"at": 1, "cost": -1}, "cost must be from 0"),
+    ({"at": 1, "cost": 2**41}, "cost must be from 0"),
+    ({"at": 1, "cost": Decimal("1.5")}, "cost must be a whole number of permits, not"),
+    ({"at": 1, "cost": True}, "cost must be a whole number of permits, not true"),
+    ({"at": 1, "cost": "1"}, "cost must be a whole number"),
+    ({"at": 1, "timeout": "long"}, "timeout must be a number of seconds"),
+    ({"at": 1, "key": 7}, "key must be a string, not 7"),
+    ({"at": 1, "key": "\ud800"}, "key holds half a character"),
+    ({"at": 1, "lease": {}}, "lease must be a string"),
+    ({"at": 1, "tiemout": 3}, "unknown field 'tiemout': a line takes at, op"),
+    ({"at": 1, "rule": BUCKET}, "a rule belongs to set_rule, not to try_acquire"),
+    ({"at": 1, "op": "set_rule"}, "set_rule needs a rule"),
+    ({"at": 1, "op": "set_rule", "rule": BUCKET | {"rate": 0}}, "rate must be above 0"),
+    ({"at": 1, "op": "set_rule", "rule": [BUCKET, BUCKET]}, "set_rule brings 2 rules in the place of 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_says_what_is_wrong(line: Any, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        read(line)
+    assert message in str(raised.value)
+
+
+def test_a_cost_that_takes_longer_than_doubles_can_count_is_refused() -> None:
+    assert read({"at": 1, "cost": 4503}, SLOW).cost == 4503
+    with pytest.raises(ValueError, match="takes more than 142 years at this rate: at most 4503 does not"):
+        read({"at": 1, "cost": 4504}, SLOW)
+
+
+def test_a_changed_rule_is_what_later_lines_are_read_against() -> None:
+    reader = Reader(read_rules(SLOW))
+    reader.line({"at": 1, "op": "set_rule", "rule": SLOW | {"rate": 1}})
+    assert reader.line({"at": 1, "cost": 4504}).cost == 4504
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "this is not JSON: "),
+        (b'{"at": NaN}', "NaN is not a number of JSON"),
+        (b"\xff", "this is not UTF-8: byte 1"),
+        (b"[" * 100_000, "this is nested too deeply"),
+        (b"9" * 5000, "digits"),
+    ],
+)
+def test_what_is_no_json_says_where(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        decoded(text)
+    assert message in str(raised.value)
+
+
+def test_rules_are_one_or_several() -> None:
+    assert len(read_rules(BUCKET)) == 1
+    assert len(read_rules([BUCKET, SLOW])) == 2
+    with pytest.raises(ValueError, match="at least one rule"):
+        read_rules([])
+    assert read_rules(decoded(json.dumps(BUCKET).encode())) == read_rules(BUCKET)
