@@ -1,0 +1,109 @@
+"""Downloads of reports in the admin: one report as it was finalised, or all usage of a month."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
+from django.urls import URLPattern, path, reverse
+from django.utils.http import content_disposition_header
+from django.utils.timezone import now
+
+from ratelimits.models import Report
+from ratelimits.reports.exports import Format, installed
+from ratelimits.reports.rows import Row, report_id
+from ratelimits.reports.statements import rows, statement, statements
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Report]
+else:
+    _Base = object
+
+
+class Download(StreamingHttpResponse):
+    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first."""
+
+    def __init__(self, form: Format, found: Iterable[Row], stem: str) -> None:
+        name = content_disposition_header(True, f"{stem}{form.suffix}")
+        super().__init__(
+            form.stream(found), content_type=form.content_type, headers={"Content-Disposition": name or "attachment"}
+        )
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks: Iterator[bytes] = iter(self)
+
+        def following() -> bytes | None:
+            return next(chunks, None)
+
+        while (chunk := await sync_to_async(following)()) is not None:
+            yield chunk
+
+
+class ReportDownloads(_Base):
+    """For the admin page of Report: buttons on each report, and a month to choose above the list.
+
+    Whoever may view a report may download it.
+    """
+
+    change_form_template = "ratelimits/admin/report_change_form.html"
+    change_list_template = "ratelimits/admin/report_change_list.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        """The downloads in front: the admin takes what is left for a primary key."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("download/", wrap(self.download_month_view), name="ratelimits_report_download_month"),
+            path("<int:pk>/download/", wrap(self.download_view), name="ratelimits_report_download"),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"download_formats": installed()} | (extra_context or {})
+        return super().change_view(request, object_id, form_url, context)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        context = {"download_formats": installed(), "download_month": f"{now():%Y-%m}"} | (extra_context or {})
+        return super().changelist_view(request, context)
+
+    def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+        """A report as it was in that version, as `?format=` says."""
+        report = self.get_object(request, str(pk))
+        if not self.has_view_permission(request, report):
+            raise PermissionDenied
+        if report is None:
+            raise Http404(f"there is no report {pk}")
+        name = f"{report_id(report.account, report.period_start)}.v{report.version}"
+        return Download(_format(request), statement(report).rows, name)
+
+    def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
+        """All usage of the billing periods that start in a month, as `?period=` and `?format=` say."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        month = request.GET.get("period", "")
+        try:
+            found = rows(statements(month))
+        except ValueError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
+        return Download(_format(request), found, f"usage-{month}")
+
+
+def _format(request: HttpRequest) -> Format:
+    wanted = request.GET.get("format", "csv")
+    for form in installed():
+        if form.name == wanted:
+            return form
+    raise Http404(f"there is no format {wanted!r}")
