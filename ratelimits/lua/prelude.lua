@@ -44,19 +44,32 @@ local function scale(whole, part, base, a, b, n, up)
     whole, a, b = math.floor(whole), 1, 1
   end
   local out, left = muldiv(whole, a, b)
-  -- What is left is left/b + part*a/(base*b).
-  local top, bottom = left * base + part * a, base * b
-  if top < 9007199254740992 and bottom < 9007199254740992 then
-    local over = top % bottom
-    out = out + (top - over) / bottom
-    common = gcd(over, bottom)
-    over, bottom = over / common, bottom / common
+  -- What is left is left/b + part*a/(base*b), which most often is a fraction of small numbers.
+  local function reduce(x, y)
+    common = gcd(x, y)
+    return x / common, y / common
+  end
+  local times, under = a, b
+  part, base = reduce(part, base)
+  times, base = reduce(times, base)
+  part, under = reduce(part, under)
+  left, b = reduce(left, b)
+  local top, bottom = left / b + part / base * times / under, 1
+  if base * under < 9007199254740992 then
+    local more, rest = muldiv(part, times, base * under)
+    common = gcd(b, base * under)
+    if b / common * base * under < 9007199254740992 then
+      bottom = b / common * base * under
+      top = left * (bottom / b) + rest * (b / common)
+      out = out + more
+    end
+  end
+  local over = bottom == 1 and top - math.floor(top) or top % bottom
+  out, top = out + (top - over) / bottom, over
+  if bottom > 1 then
+    top, bottom = reduce(top, bottom)
     local m = bottom / gcd(bottom, n)
-    if n * m < 4503599627370496 then return out, over * (n * m / bottom), m end
-    top = over
-  else
-    local over = top / bottom
-    out, top, bottom = out + math.floor(over), over - math.floor(over), 1
+    if n * m < 4503599627370496 then return out, top * (n * m / bottom), m end
   end
   part = top / bottom * n
   part = up and math.ceil(part) or math.floor(part)

@@ -79,7 +79,6 @@ do
 
   function sliding.charge(l)
     l.counts[1] = l.counts[1] + l.cost
-    l.held, l.from = l.counts, l.newest
   end
 
   function sliding.refund(l)
@@ -111,6 +110,7 @@ do
   end
 
   function sliding.entry(l, last)
+    if last == l.now then l.held, l.from = l.counts, l.newest end
     return {l.name, l.code, 0, last, l.p[1], l.from, l.held}, (l.p[2] + 1) * l.p[1]
   end
 

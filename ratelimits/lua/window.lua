@@ -38,7 +38,7 @@ do
       start = start - l.shift
       if length ~= period and length > 0 then
         -- Another period: an open window stays open, or, if it would have ended by now, opens anew with what it held.
-        if l.changed >= start + length then length = 0 end
+        if l.changed >= start + length or l.count == 0 then length = 0 end
         if length > 0 and l.changed >= start + period then start = l.changed end
         length = length > 0 and period or 0
       end
