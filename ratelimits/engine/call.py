@@ -21,7 +21,7 @@ from ratelimits.engine.program import Program
 ANY = float("inf")
 _REQUEST = struct.Struct("<BBBBBdddddd")
 _BIN = BIN_SECONDS * MICROSECONDS
-_VIRTUAL, _ONCE, _WHOLE, _AT_ONCE = 1, 2, 4, 8
+_VIRTUAL, _ONCE, _WHOLE, _AT_ONCE, _FREE = 1, 2, 4, 8, 16
 _OWNED = ("user:", "api_key:", "account:")
 
 
@@ -88,10 +88,10 @@ class Call:
 
     `keys` are the program's, such as "user:42"; a user's, an API key's and the account's own live in the shard of
     `account`, if there is one, all others in their own. `costs` are by slot, negative where a receipt is settled for
-    less. `timeout` in seconds is the longest wait accepted; ANY: any. `version` is that of the caller's rules. `now` in
-    µs stands in for the server's clock, and with `virtual` nothing expires, in tests and simulations. `at_once` refuses
-    whatever would have to wait. `lease` names what `concurrency` hands out or takes back, the call's nonce where it is
-    None. `receipt_ttl` is in seconds.
+    less. `timeout` in seconds is the longest wait accepted; ANY: any. `version` is that of the caller's rules, None for
+    limits of no configuration. `now` in µs stands in for the server's clock, and with `virtual` nothing expires, in
+    tests and simulations. `at_once` refuses whatever would have to wait. `lease` names what `concurrency` hands out or
+    takes back (None: the call's nonce). `receipt_ttl` is in seconds.
     """
 
     program: Program
@@ -100,7 +100,7 @@ class Call:
     account: str = ""
     usage: Usage | None = None
     timeout: float = 0
-    version: int = 0
+    version: int | None = 0
     now: int | None = None
     op: Op = Op.TRY
     lease: str | None = None
@@ -233,6 +233,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
+        flags += (call.version is None) * _FREE
         request = _REQUEST.pack(
             call.op,
             flags,
@@ -250,7 +251,7 @@ class Command:
         if call.op is not Op.TRY or call.at_once:
             short = b""
         costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
-        head = f"{call.version} {run}".encode()
+        head = f"{call.version or 0} {run}".encode()
         lease = [call.lease.encode()] if call.lease is not None else []
         return _Made(run, start, end, wire.bulks(head, request + costs, program, short, *fields, *lease))
 

@@ -209,7 +209,8 @@ def call_for(
     )
     # Each limit brings its own cost; the meters' come first, each that of the first limit unless told otherwise.
     costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
-    version = max(limit.version for limit in limits) if op <= Op.PEEK else 0
+    # Limits of no rule, at no version, are not what an edit is about.
+    version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
 
 

@@ -6,7 +6,7 @@
 -- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that is expected, "<configuration version> <run>"
 -- ARGV[3]  request, '<BBBBBdddddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
---          8 no waiting whatever the limits say), number of heads, of meters and of packed states, now (µs; -1: the
+--          8 no waiting whatever the limits say; 16 under no configuration, so none is too old), number of heads, of meters and of packed states, now (µs; -1: the
 --          server's), timeout (µs; -1: any), the moment that a settled receipt was charged at (µs, 0 unknown), the
 --          receipt's time to live (ms), since when and until when the rest of ARGV is right (µs); and behind it the
 --          costs, '<d' for each slot, the first slots being the meters. Negative: a receipt settled for less
@@ -26,7 +26,8 @@ local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5,
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
   unpack_struct('<BBBBBdddddd', ARGV[3])
-local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags >= 8
+local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags % 16 >= 8
+local free = flags >= 16
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
@@ -34,27 +35,33 @@ end
 local function answer(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
 if now < from or now >= til then return answer(-2, now) end
 
--- 1. The configuration, shard by shard.
+-- 1. The configuration, shard by shard: nothing is noted in one before all were found to hold no newer one.
+local held, run = string.match(ARGV[2], '^(%d+) (.*)$')
+local other, begun = {}, {}
 for i = 1, heads do
   local head = call('GET', KEYS[i])
   if head ~= ARGV[2] then
-    local held, run = string.match(ARGV[2], '^(%d+) (.*)$')
-    local stored, before = string.match(head or '0 ?', '^(%d+) (.*)$')
-    held, stored = tonumber(held), tonumber(stored)
-    if held < stored then
-      if op <= PEEK then return answer(0, stored) end
-      held = stored -- what was admitted is given back or settled whatever the rules are by now
-    end
-    -- Another run of the server: what it may have forgotten ends with its batch.
-    if before ~= run then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[1]) end
-    if before ~= run or held ~= stored or not head then call('SET', KEYS[i], int(held) .. ' ' .. run) end
+    local stored, before = string.match(head or '', '^(%d+) (.*)$')
+    stored = tonumber(stored or 0)
+    -- What was admitted is given back or settled whatever the rules are by now.
+    if tonumber(held) < stored and op <= PEEK and not free then return answer(0, stored) end
+    if tonumber(held) > stored or before ~= run then other[i] = math.max(tonumber(held), stored) end
+    if before ~= run then begun[i] = true end
   end
+end
+for i, version in pairs(other) do
+  -- Another run of the server: what it may have forgotten ends with its batch.
+  if begun[i] then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[1]) end
+  call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
 -- 2. The states, and the one moment that this decision is made as at.
 local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
 local receipt = once and KEYS[beside + packed]
 local function place(number) return KEYS[(number > packed and beside or heads) + number] end
+local function corrupt(number)
+  return redis.error_reply('CORRUPT the state at ' .. place(number) .. ' cannot be read: reset or delete it')
+end
 local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
 local lease = ARGV[6 + meters] or ARGV[1]
 local size = #program
@@ -68,11 +75,13 @@ while pos <= size do
   if own > 0 then l.own = place(own) end
   local state = states[index]
   if not state then
-    local raw = call('GET', place(index))
-    local sound, value, order = true, {}, {}
-    if raw then sound, value, order = pcall(records, raw) end
+    local raw = redis.pcall('GET', place(index))
+    local sound, value, order = type(raw) ~= 'table', {}, {} -- a table: an error, this is no string
+    if sound and raw then sound, value, order = pcall(records, raw) end
     if not sound then
-      return redis.error_reply('CORRUPT the state at ' .. place(index) .. ' cannot be read: reset or delete it')
+      if op ~= RESET then return corrupt(index) end
+      call('DEL', place(index))
+      value, order = {}, {}
     end
     state = value
     states[index], orders[index] = state, order
@@ -82,8 +91,10 @@ while pos <= size do
   if record and (virtual or record.expiry * 1e6 > now) then
     l.known = true
     if record.code == code then
-      l.entry = entry_of(record)
-      if l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
+      local sound, entry = pcall(entry_of, record)
+      if not sound and op ~= RESET then return corrupt(index) end
+      l.entry = entry
+      if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
     end
   end
   limits[#limits + 1] = l
@@ -207,7 +218,7 @@ end
 
 -- 6. What is counted: once per request and meter.
 if meters > 0 and (op == TRY or op == SETTLE) then
-  local open, run, full = KEYS[heads + packed + 1], string.match(ARGV[2], ' (.*)$'), false
+  local open, full = KEYS[heads + packed + 1], false
   local requests = (once and not whole) and 0 or 1
   local function count(field, cost) full = usage_add(open, field, cost, requests, ARGV[1], run, now) or full end
   for i = 1, meters do

@@ -1,7 +1,7 @@
 -- Raises a shard's configuration version. KEYS[1] head, "<version> <run>". ARGV[1] version. Returns the version in force.
 -- A shard that no decision has touched gets a head too, of an unknown run: a process that missed the edit is stale there.
 local head = redis.call('GET', KEYS[1])
-local stored, run = string.match(head or '0 ?', '^(%d+) (.*)$')
-if head and tonumber(stored) >= tonumber(ARGV[1]) then return tonumber(stored) end
-redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. run)
+local stored, run = string.match(head or '', '^(%d+) (.*)$')
+if stored and tonumber(stored) >= tonumber(ARGV[1]) then return tonumber(stored) end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. (run or '?'))
 return tonumber(ARGV[1])

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
-from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, refund, release, settle
+from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
 from ratelimits.engine.call import Call
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.decide import run
-from ratelimits.engine.limits import Mode
+from ratelimits.engine.keys import shard_of
+from ratelimits.engine.limits import ALGORITHMS, Mode
 from ratelimits.engine.program import Term, program
+from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
-from tests.engine.asking import MONTHS, NOW, SECOND, ask, counted, limit, usage
+from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 
 #: Bin and billing period of NOW, in seconds.
 WHERE = f"{NOW // SECOND // 900 * 900}|{MONTHS[1] // SECOND}"
@@ -255,3 +258,203 @@ class TestReceipts:
         refund(old)
         (key,) = redis_client.keys("*}:r:*")
         assert 3_590_000 < redis_client.pttl(key) <= 3_600_000
+
+
+def heads(client: redis.Redis) -> dict[bytes, bytes]:
+    return {key: client.get(key) for key in client.keys("*}:head")}
+
+
+def run_of(client: redis.Redis) -> str:
+    info = client.info("everything")
+    return f"{info['run_id']}:{info['master_replid']}"
+
+
+def version_of(client: redis.Redis, owner: str) -> int:
+    return int(client.get(KEYS.head(shard_of(owner, 64))).split()[0])
+
+
+def asked_at(version: int, *keys: str, **more: Any) -> Decision:
+    return ask(*(limit(key=key, version=version, rule=1) for key in keys or ("user:1",)), **more)
+
+
+class TestVersions:
+    def test_the_first_decision_stores_the_version_it_was_made_under_and_the_servers_run(
+        self, redis_client: redis.Redis
+    ) -> None:
+        asked_at(5)
+        assert heads(redis_client) == {KEYS.head(shard_of("user:1", 64)).encode(): f"5 {run_of(redis_client)}".encode()}
+
+    def test_a_newer_version_is_stored_and_the_older_process_then_is_stale(self, redis_client: redis.Redis) -> None:
+        asked_at(5)
+        asked_at(7)
+        with pytest.raises(Stale) as caught:
+            asked_at(6)
+        assert (caught.value.version, version_of(redis_client, "user:1")) == (7, 7)
+
+    def test_a_stale_decision_changes_nothing_at_all(self, redis_client: redis.Redis) -> None:
+        near, far = "user:1", "ip:192.0.2.1"
+        limits = [limit(name, key=key, name=name, version=9) for name in ALGORITHMS for key in (near, far)]
+        ask(*limits, account="acme", usage=usage(), timeout=ANY)
+        # One of the shards has heard of an edit, another not yet.
+        redis_client.set(KEYS.head(shard_of(far, 64)), f"12 {run_of(redis_client)}")
+        before = everything(redis_client)
+        for question in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
+            with pytest.raises(Stale):
+                question(*(replace(one, version=11) for one in limits), account="acme", usage=usage(), timeout=ANY)
+        assert everything(redis_client) == before
+
+    def test_a_published_version_holds_in_shards_that_were_never_touched(self, redis_client: redis.Redis) -> None:
+        assert publish_version(4) == 4
+        assert len(heads(redis_client)) == 64
+        for number in range(100):
+            with pytest.raises(Stale):
+                asked_at(3, f"user:{number}")
+        assert asked_at(4).allowed
+        assert asked_at(5).allowed
+
+    def test_publishing_never_takes_a_version_back(self, redis_client: redis.Redis) -> None:
+        asked_at(9)
+        assert publish_version(4) == 9
+        assert version_of(redis_client, "user:1") == 9
+        with pytest.raises(Stale):
+            asked_at(8)
+
+    def test_publishing_keeps_the_run(self, redis_client: redis.Redis) -> None:
+        asked_at(3)
+        publish_version(4)
+        assert redis_client.get(KEYS.head(shard_of("user:1", 64))).decode() == f"4 {run_of(redis_client)}"
+
+    def test_what_was_admitted_can_be_given_back_under_any_version(self) -> None:
+        given, used, leased = (
+            ask(limit("concurrency", name=name, version=3, rule=1), now=None).receipt for name in "abc"
+        )
+        assert given is not None
+        assert used is not None
+        assert leased is not None
+        publish_version(8)
+        assert refund(given).remaining == 10
+        assert settle(used, (4,)).remaining == 6
+        assert release(leased).remaining == 10
+        assert reset([limit("concurrency", name="b", version=3)]).allowed
+        with pytest.raises(Stale):
+            asked_at(7)
+
+    def test_limits_of_no_configuration_are_never_stale_and_tell_of_no_version(self, redis_client: redis.Redis) -> None:
+        publish_version(8)
+        before = heads(redis_client)
+        run = run_of(redis_client).encode()
+        assert [ask(limit()).remaining for _ in range(3)] == [9, 8, 7]
+        touched = KEYS.head(shard_of("user:1", 64)).encode()
+        assert heads(redis_client) == before | {touched: b"8 " + run}
+
+    def test_a_head_that_cannot_be_read_is_as_none_at_all(self, redis_client: redis.Redis) -> None:
+        head = KEYS.head(shard_of("user:1", 64))
+        for garbage in ("", "garbage", "x 5"):
+            redis_client.set(head, garbage)
+            assert asked_at(5).allowed
+            assert version_of(redis_client, "user:1") == 5
+            redis_client.set(head, garbage)
+            publish_version(6)
+            assert version_of(redis_client, "user:1") == 6
+
+
+class TestRuns:
+    """Another run of the server may have forgotten what it counted: its batch ends, and a new incarnation begins."""
+
+    def test_the_open_batch_of_another_run_is_sealed_and_a_new_incarnation_begins(
+        self, redis_client: redis.Redis
+    ) -> None:
+        shard = home("acme")
+        metered({"requests": 1})
+        before = redis_client.hgetall(KEYS.meta(shard))
+        for key in (KEYS.head(shard), KEYS.meta(shard), KEYS.open(shard)):
+            _pretend_another_run(redis_client, key)
+        metered({"requests": 1})
+        (sealed,) = redis_client.lrange(KEYS.sealed(shard), 0, -1)
+        batch = redis_client.hgetall(KEYS.batch(shard, sealed.decode()))
+        after = redis_client.hgetall(KEYS.meta(shard))
+        opened = redis_client.hgetall(KEYS.open(shard))
+        assert sealed == before[b"incarnation"] + b":1"
+        assert (batch[b"#r"], batch[b"#x"].decode()) == (b"other:run", run_of(redis_client))
+        assert (after[b"seq"], after[b"run"].decode()) == (b"1", run_of(redis_client))
+        assert after[b"incarnation"] == opened[b"#i"] != before[b"incarnation"]
+        assert opened[b"#f"] == sealed
+        assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|1": 1}
+
+    def test_a_shard_without_usage_is_not_sealed(self, redis_client: redis.Redis) -> None:
+        ask(limit())
+        _pretend_another_run(redis_client, KEYS.head(shard_of("user:1", 64)))
+        ask(limit())
+        assert redis_client.keys("*sealed") == []
+
+    def test_a_batch_is_opened_once_and_numbered_on(self, redis_client: redis.Redis) -> None:
+        shard = home("acme")
+        for _ in range(3):
+            metered({"requests": 1})
+        opened = redis_client.hgetall(KEYS.open(shard))
+        assert (opened[b"#s"], opened[b"#p"], opened[b"#o"]) == (b"1", b"0", b"%d" % NOW)
+        assert redis_client.hget(KEYS.meta(shard), "incarnation") == opened[b"#i"]
+
+    @pytest.mark.parametrize("usual", [True, False])
+    def test_a_batch_of_5000_fields_is_sealed_by_the_call_that_fills_it(
+        self, redis_client: redis.Redis, usual: bool
+    ) -> None:
+        shard = home("acme")
+        one = limit("token_bucket" if usual else "sliding_log", capacity=10**6, rate=10**6)
+        for _ in range(2):
+            ask(one, account="acme", usage=usage("requests", "tokens", key="user:first"))
+        redis_client.hset(KEYS.open(shard), mapping={f"a|0|0|m|0|0|acme|user:{n}|1": 1 for n in range(4990)})
+        assert redis_client.hlen(KEYS.open(shard)) == 4998
+        ask(one, account="acme", usage=usage("requests", "tokens", key="user:last"))
+        (sealed,) = redis_client.lrange(KEYS.sealed(shard), 0, -1)
+        batch = redis_client.hgetall(KEYS.batch(shard, sealed.decode()))
+        assert len(batch) == 5000 + 3
+        assert batch[b"#c"] == b"%d" % (2 * (4990 + 6))
+        assert not redis_client.exists(KEYS.open(shard))
+        ask(one, account="acme", usage=usage("requests", "tokens", key="user:next"))
+        opened = redis_client.hgetall(KEYS.open(shard))
+        assert (opened[b"#s"], opened[b"#p"]) == (b"2", batch[b"#c"])
+        assert len(opened) == 2 + 6
+
+
+def _pretend_another_run(client: redis.Redis, key: str) -> None:
+    if client.type(key) == b"hash":
+        client.hset(key, "#r" if key.endswith("open") else "run", "other:run")
+    else:
+        client.set(key, client.get(key).split()[0] + b" other:run")
+
+
+class TestCorruption:
+    """What cannot be read is an error that says where and what to do, and loses nothing."""
+
+    GARBAGE = (b"garbage of no kind at all", b"\x00" * 40, b"\xff" * 7, b"\x00\x00\x00\x00\x01\x02\x03")
+
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    def test_garbage_is_reported_with_its_key_and_left_alone(self, redis_client: redis.Redis, garbage: bytes) -> None:
+        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        redis_client.set(key, garbage)
+        for question in (lambda: ask(limit()), lambda: ask(limit("smooth_bursty")), lambda: peek([limit()], now=NOW)):
+            with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
+                question()
+        assert redis_client.get(key) == garbage
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_a_record_of_the_wrong_form_is_reported(self, redis_client: redis.Redis, algorithm: str) -> None:
+        one = limit(algorithm)
+        ask(one, timeout=ANY)
+        (key,) = (key for key in redis_client.keys("*") if redis_client.type(key) == b"string" and b"head" not in key)
+        raw = redis_client.get(key)
+        # The record of the same algorithm, of three bytes.
+        redis_client.set(key, raw[:9] + b"\x03\x00" + raw[11:15] + b"\xc1\xc1\xc1")
+        with pytest.raises(ResponseError, match=r"^CORRUPT the state at "):
+            ask(one, timeout=ANY)
+        reset([one])
+        assert ask(one, timeout=ANY).allowed
+
+    def test_a_key_of_another_kind_is_reported_and_can_be_reset(self, redis_client: redis.Redis) -> None:
+        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        redis_client.rpush(key, "a list")
+        with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
+            ask(limit())
+        reset([limit()])
+        assert ask(limit()).remaining == 9

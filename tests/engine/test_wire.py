@@ -402,7 +402,10 @@ class TestConfiguration:
 
 
 class TestAsync:
-    async def test_many_at_once_share_a_few_connections(self, wire: Wire, redis_client: redis.Redis) -> None:
+    async def test_many_at_once_share_a_few_connections(
+        self, opened: Callable[..., Wire], redis_url: str, redis_client: redis.Redis
+    ) -> None:
+        wire = opened(redis_url, timeout=5)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
         assert clients(redis_client) <= wire_module.ASYNC_CONNECTIONS + 5
