@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "SEAL_INTERVAL": 60,  # seconds between two sealings of the open batches
     "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also those that Redis may forget
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
+    "COMPACT_INTERVAL": 3_600,  # seconds between two looks for batches in the ledger that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two looks for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
@@ -74,6 +75,7 @@ class Conf:
     SEAL_INTERVAL: float
     FENCE: str
     DRAIN_INTERVAL: float
+    COMPACT_INTERVAL: float
     FINALISE_INTERVAL: float
     GRACE_SECONDS: int
     LATE_USAGE: str

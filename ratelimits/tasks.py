@@ -22,6 +22,7 @@ from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
 from ratelimits.reports import close as closing
 from ratelimits.rules import RulesUnavailable
+from ratelimits.usage import compact as compacting
 from ratelimits.usage import drain as draining
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
@@ -73,12 +74,20 @@ def deliver_alert(delivery: str) -> None:
     deliver.deliver(UUID(delivery))
 
 
+@shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
+def compact() -> None:
+    """Join the batches of past hours in the ledger."""
+    for _joined in compacting.compact():
+        pass
+
+
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped."""
     every = {
         "ratelimits.seal": conf.SEAL_INTERVAL,
         "ratelimits.drain": conf.DRAIN_INTERVAL,
         "ratelimits.finalise": conf.FINALISE_INTERVAL,
+        "ratelimits.compact": conf.COMPACT_INTERVAL,
         "ratelimits.alerts": conf.ALERT_INTERVAL,
     }
     return {

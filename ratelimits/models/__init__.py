@@ -8,6 +8,7 @@ from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import (
     ArchivedRange,
     Batch,
+    ChainMark,
     DurabilityGap,
     GapKind,
     Line,
@@ -29,6 +30,7 @@ __all__ = [
     "AlertState",
     "ArchivedRange",
     "Batch",
+    "ChainMark",
     "ConfigVersion",
     "DurabilityGap",
     "GapKind",

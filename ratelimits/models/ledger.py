@@ -229,6 +229,21 @@ class ProcessTotal(models.Model):
         return f"{self.process} {self.kind} {self.key}"
 
 
+class ChainMark(models.Model):
+    """A position at which some report ends: batches are not joined across it."""
+
+    shard = models.PositiveIntegerField(_("shard"))
+    position = models.BigIntegerField(_("position"))
+
+    class Meta:
+        verbose_name = _("end of a report")
+        verbose_name_plural = _("ends of reports")
+        constraints = [models.UniqueConstraint(fields=["shard", "position"], name="ratelimits_chain_mark")]
+
+    def __str__(self) -> str:
+        return f"{self.shard:02d}:{self.position}"
+
+
 class ArchivedRange(models.Model):
     """Batches of one incarnation that were moved to an archive; the shard's chain in the ledger follows on them."""
 

@@ -17,7 +17,7 @@ from django.db.models import F, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
-from ratelimits.models import Adjustment, PeriodUsage, Report, ReportLine, ShardState
+from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, ReportLine, ShardState
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, between, grouped, row, usage_lines
 from ratelimits.reports.gaps import Gaps
@@ -197,6 +197,8 @@ class _Closing:
         report.save(using=self.using, update_fields=["line_count", "digest", "signature"])
         pks = [adjustment.pk for adjustment in adjustments]
         Adjustment.objects.using(self.using).filter(pk__in=pks).update(report=report)
+        marks = [ChainMark(shard=int(shard), position=position) for shard, position in self.chain.items()]
+        ChainMark.objects.using(self.using).bulk_create(marks, ignore_conflicts=True)
         usage = PeriodUsage.objects.using(self.using).filter(account=self.account, period__in=map(int, report.since))
         for shard, position in self.chain.items():
             usage.filter(shard=int(shard)).update(covered=position)

@@ -60,7 +60,9 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outco
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _recovers(using, packet):
             outcome = quarantine(using, state, packet, "its number was passed, and the ledger does not have it")
         else:
-            gaps.declare_breaks(using, state, packet, fence)
+            if packet.incarnation != state.incarnation or packet.seq > state.seq:
+                gaps.declare_breaks(using, state, packet, fence)
+                state.run = packet.sealed_run
             _insert(using, state, packet, fence)
             _advance(state, packet)
             outcome = Outcome.APPLIED

@@ -22,7 +22,7 @@ from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
-from ratelimits.models.reports import PeriodUsage, Report
+from ratelimits.models.reports import PeriodUsage
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
 
@@ -91,9 +91,8 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
                 file_digest=digest,
             )
         for batch in batches:
-            deleted, _by_model = batch.lines().order_by().delete()
-            lines += deleted
-        Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).delete()
+            lines += batch.lines().order_by()._raw_delete(using)
+        Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position)._raw_delete(using)
     return Pruned(shard, path, len(batches), lines)
 
 
@@ -194,7 +193,7 @@ def opened(paths: list[Path]) -> Iterator[str]:
         )[alias]
         try:
             with connections[alias].schema_editor() as editor:
-                for model in (Batch, Line, ArchivedRange, Report):
+                for model in (Batch, Line, ArchivedRange):
                     editor.create_model(model)
             for path in paths:
                 with transaction.atomic(using=alias):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Every step, in the order of one pass: sealing, draining, tallying.
+#: Every step, in the order of one pass: sealing, draining, tallying, compacting.
 POINTS = (
     "seal:before",
     "seal:after",
@@ -25,6 +25,10 @@ POINTS = (
     "tally:locked",
     "tally:added",
     "tally:committed",
+    "compact:locked",
+    "compact:deleted",
+    "compact:written",
+    "compact:committed",
 )
 
 

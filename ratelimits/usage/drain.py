@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,11 +66,11 @@ class Drained:
         return self.outcomes[Outcome.APPLIED]
 
 
-def waiting(here: Server) -> list[Waiting]:
-    """What waits in every shard, in one round trip."""
+def waiting(here: Server, shards: Sequence[int]) -> list[Waiting]:
+    """What waits in these shards, in one round trip."""
     text = scripts.read("pending").text.decode()
     with here.wire.client.pipeline(transaction=False) as pipeline:
-        for shard in range(here.keyspace.shards):
+        for shard in shards:
             pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
         replies = pipeline.execute()
     return [
@@ -78,7 +78,7 @@ def waiting(here: Server) -> list[Waiting]:
             *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
             tuple(map(bytes.decode, names)),
         )
-        for shard, (run, up, now, incarnation, seq, at, count, names) in enumerate(replies)
+        for shard, (run, up, now, incarnation, seq, at, count, names) in zip(shards, replies, strict=True)
     ]
 
 
@@ -93,13 +93,15 @@ def drain() -> Drained:
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     while True:
-        found = waiting(here)
+        found = waiting(here, shards)
         crash.reached("drain:listed")
         if len({each.run for each in found}) > 1:
             continue  # restarted while it was asked
-        done.fsync = fence(here.wire.client, found[0].run, here.keyspace.meta(0))
+        # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
+        ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
+        done.fsync = fence(here.wire.client, found[0].run)
         crash.reached("drain:fenced")
-        _meet(using, found, done.fsync)
+        _meet(here, using, found, done.fsync)
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
@@ -109,22 +111,26 @@ def drain() -> Drained:
             return done
 
 
-def _meet(using: str, found: list[Waiting], fsync: str) -> None:
+def _meet(here: Server, using: str, found: list[Waiting], fsync: str) -> None:
     """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
     states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
     odd = [each for each in found if _differs(states[each.shard], each)]
     if not odd:
         return
     with transaction.atomic(using=using, durable=True):
-        for each in odd:
-            state = ShardState.lock(using, each.shard)
-            if state is None or not _differs(state, each):
+        for odd_one in odd:
+            state = ShardState.lock(using, odd_one.shard)
+            # Asked again under the lock: another drainer may have gone on since.
+            (each,) = waiting(here, [odd_one.shard])
+            if state is None or each.run != odd_one.run or not _differs(state, each):
                 continue
             if each.incarnation or not each.count:
                 gaps.declare_server(using, state, each.incarnation, each.seq, fsync=fsync, now=each.now)
-            if state.run and state.run != each.run:
-                gaps.declare_restart(using, state, each.run, up_since=each.up_since, now=each.now, fsync=fsync)
-            state.run = each.run
+            # Batches that wait were sealed by earlier runs perhaps: each is met as it is applied.
+            if state.run != each.run and not each.count:
+                began = each.up_since if each.up_since > state.watermark else each.now
+                gaps.declare_restart(using, state, each.run, until=began, fsync=fsync)
+                state.run = each.run
             state.save(using=using)
 
 
@@ -140,7 +146,7 @@ def _move_idle(using: str, idle: list[Waiting]) -> None:
     if idle:
         mark = min(each.sealed_at for each in idle)
         rows = ShardState.objects.using(using).filter(shard__in=[each.shard for each in idle])
-        rows.filter(watermark__lt=mark, frozen=False).update(watermark=mark)
+        rows.filter(watermark__lt=mark, frozen=False, run=idle[0].run).update(watermark=mark)
 
 
 def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool:
@@ -157,7 +163,8 @@ def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, each.shard)
         crash.reached("drain:watermark-locked")
-        if state is not None and not state.frozen and each.sealed_at > state.watermark:
+        known = state is not None and state.run == each.run
+        if state is not None and known and not state.frozen and each.sealed_at > state.watermark:
             state.watermark = each.sealed_at
             state.save(using=using, update_fields=["watermark"])
     crash.reached("drain:watermark-written")

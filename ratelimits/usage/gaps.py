@@ -24,16 +24,18 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
     return int(created)
 
 
-def declare_restart(using: str, state: ShardState, run: str, *, up_since: int, now: int, fsync: str) -> int:
-    """The shard's server is of another run than when it was last drained."""
-    began = up_since if up_since > state.watermark else now
+def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
+    """The shard's server is of another run than before; what was counted since the last seal may be lost."""
+    newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
+    sealed_at = newest.values_list("sealed_at", flat=True).first() or 0
+    since = max(state.watermark, sealed_at) or until
     return declare(
         using,
         GapKind.RESTART,
         f"{state.shard}:{state.run}>{run}",
         shard=state.shard,
-        since=state.watermark or began,
-        until=began,
+        since=min(since, until),
+        until=until,
         fsync=fsync,
         detail=_DETAIL.get(fsync, ""),
     )
@@ -75,6 +77,9 @@ def declare_gone(using: str, state: ShardState, incarnation: str, seq: int, *, u
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str) -> int:
     """Whatever lies between the newest batch in the ledger and this next one."""
+    if state.run and packet.sealed_run != state.run:
+        until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
+        declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
     window: dict[str, Any] = {
         "since": state.watermark or packet.opened_at,
         "until": max(packet.opened_at, state.watermark),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ratelimits.conf import conf
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, DurabilityGap, GapKind
+from ratelimits.usage.compact import signature_of
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 
 _CHUNK = 2000
@@ -27,7 +29,7 @@ def _verify_shard(using: str, shard: int, archive: bool) -> Iterator[str]:
     for batch in batches.iterator(chunk_size=100):
         yield from _verify_lines(batch)
         if before is not None:
-            yield from _verify_link(using, before, batch)
+            yield from _verify_link(before, batch)
         elif not archive:
             yield from _verify_start(using, batch)
         before = batch
@@ -46,6 +48,8 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"batch {batch} was written with {batch.line_count} lines and has {count}"
     if digest.hexdigest() != batch.content:
         yield f"the lines of batch {batch} are not those that its digest was made of"
+    if batch.parts and conf.SIGNING_KEY and batch.signature != signature_of(batch):
+        yield f"the signature of compacted batch {batch} is not the one of SIGNING_KEY"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, not up to {batch.cum}"
 
@@ -60,7 +64,7 @@ def link(batch: Batch) -> str:
     return digest
 
 
-def _verify_link(using: str, before: Batch, batch: Batch) -> Iterator[str]:
+def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
     if batch.first_position != before.position + 1:
         first, last = before.position + 1, batch.first_position - 1
         yield f"positions {first} to {last}, between batches {before} and {batch}, are gone"
@@ -69,7 +73,7 @@ def _verify_link(using: str, before: Batch, batch: Batch) -> Iterator[str]:
     if link(batch) != batch.digest:
         yield f"the digest of batch {batch} is not that of its content and the batch before"
     if batch.incarnation == before.incarnation and batch.first_seq > before.seq + 1:
-        gap = DurabilityGap.objects.using(using).filter(
+        gap = DurabilityGap.objects.using(conf.DATABASE).filter(
             kind=GapKind.MISSING, shard=batch.shard, incarnation=batch.incarnation, last_seq=batch.first_seq - 1
         )
         if not gap.exists():

@@ -16,10 +16,18 @@ from django.conf import settings
 from project.celery import app
 from ratelimits.usage import crash
 
-settings.RATELIMITS.update(SEAL_INTERVAL=0.2, DRAIN_INTERVAL=0.2)
+settings.RATELIMITS.update(SEAL_INTERVAL=0.2, DRAIN_INTERVAL=0.2, COMPACT_INTERVAL=0.4)
 # A child that was killed has its task delivered again.
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
+
+
+@app.on_after_finalize.connect
+def _compact_at_once(sender: object, **kwargs: object) -> None:
+    from ratelimits.usage import compact
+
+    compact.SPAN = 300_000
+
 
 _PLAN = Path(os.environ["CRASH_PLAN"])
 

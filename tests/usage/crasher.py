@@ -16,6 +16,9 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
+#: So much usage is joined by compaction, in µs: little, so that it happens while the test runs.
+SPAN = 300_000
+
 
 def _cut() -> None:
     """Lose the database in the middle of what is being done."""
@@ -29,7 +32,7 @@ def _cut() -> None:
 def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
-    from ratelimits.usage import crash
+    from ratelimits.usage import compact, crash
     from ratelimits.usage.drain import drain
     from ratelimits.usage.fence import NotFencedError
     from ratelimits.usage.seal import seal
@@ -52,11 +55,13 @@ def _child(number: int, rng: random.Random) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     crash.reached = reached
+    compact.SPAN = SPAN
     while True:
         try:
             seal()
             drain()
             tally()
+            list(compact.compact())
         except (RedisError, NotFencedError):
             time.sleep(0.02)
         except DatabaseError:

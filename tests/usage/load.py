@@ -21,7 +21,8 @@ _PAUSE = 0.002
 class Load:
     """Requests without end, until the block is left. Units by key: `acknowledged`, `denied`, `unanswered`."""
 
-    def __init__(self, seed: int, threads: int = 3) -> None:
+    def __init__(self, seed: int, threads: int = 3, label: str = "") -> None:
+        self._label = label
         self.acknowledged: Counter[str] = Counter()
         self.denied: Counter[str] = Counter()
         self.unanswered: Counter[str] = Counter()
@@ -34,7 +35,7 @@ class Load:
     def _run(self, number: int, rng: random.Random) -> None:
         while not self._end.is_set():
             # Keys are a thread's own, so that its counts need no lock.
-            key, cost = f"api_key:{number}-{rng.randrange(5)}", rng.choice((1, 1, 1, 7, 250))
+            key, cost = f"api_key:{self._label}{number}-{rng.randrange(5)}", rng.choice((1, 1, 1, 7, 250))
             account = f"account-{number}-{rng.randrange(3)}"
             try:
                 decision = use(account, key, cost=cost, now=None, capacity=None if rng.random() < 0.9 else 5)
@@ -57,6 +58,15 @@ class Load:
         self._end.set()
         for thread in self._threads:
             thread.join()
+
+    def missing(self, *, at_most: bool = False) -> int:
+        """Units that were acknowledged and are not in the ledger; `at_most`: and it has no more than may have been."""
+        sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"))
+        ledger = {row["key"]: row["admitted"] for row in sums.order_by()}
+        keys = self.acknowledged.keys() | self.unanswered.keys()
+        for key in keys if at_most else ():
+            assert ledger.get(key, 0) <= self.acknowledged[key] + self.unanswered[key], key
+        return sum(max(self.acknowledged[key] - ledger.get(key, 0), 0) for key in keys)
 
     def check(self) -> None:
         """For every key, of what was admitted and denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimits.conf import conf
 from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.tasks import beat_schedule
 from ratelimits.usage import crash
@@ -69,5 +70,5 @@ def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
 
 def test_the_beat_schedule_runs_every_task_at_its_interval_and_drops_what_was_not_begun() -> None:
     schedule = beat_schedule()
-    assert schedule["ratelimits.seal"]["schedule"] == 1
-    assert schedule["ratelimits.drain"]["options"] == {"expires": 1}
+    assert schedule["ratelimits.seal"]["schedule"] == conf.SEAL_INTERVAL
+    assert schedule["ratelimits.drain"]["options"] == {"expires": conf.DRAIN_INTERVAL}

@@ -1,0 +1,150 @@
+"""Compaction: past the watermark the batches of an hour become one, with one line for each key, meter, rule and bin.
+
+What they were is kept as their content digests: the shard's chain can still be followed link by link, and a batch that
+comes again is still known. Batches are never joined across a position at which a report ends, so that every report can
+be made again afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+
+from django.db import transaction
+from django.db.models import Q, Sum
+
+from ratelimits.conf import conf
+from ratelimits.models.ledger import COUNTERS, SUBJECT, Batch, ChainMark, Line, ShardState
+from ratelimits.usage import crash
+from ratelimits.usage.apply import write_lines
+from ratelimits.usage.packet import canonical, content_digest, header_of
+
+#: Usage sealed in one such span (µs, by the server's clock) becomes one batch.
+SPAN = 3_600_000_000
+#: Batches whose lines are added up in one query.
+_AT_ONCE = 32
+#: Batches that one transaction joins at most.
+_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What became one batch: how many batches and lines there were, and how many lines are left."""
+
+    shard: int
+    batches: int
+    lines_before: int
+    lines: int
+
+
+def compact() -> Iterator[Compacted]:
+    """Join the batches of every hour that ended an hour before the shard's watermark; again, it changes nothing."""
+    using = conf.DATABASE
+    for shard, watermark in ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"):
+        end = (watermark - SPAN) // SPAN * SPAN
+        for first, last in list(_joinable(using, shard, end)):
+            if (done := _join(using, shard, first, last)) is not None:
+                yield done
+
+
+def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
+    """First and last positions of the runs of batches that can become one."""
+    tallied = ShardState.objects.using(using).get(shard=shard).tallied
+    marks = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
+    rows = Batch.objects.using(using).filter(shard=shard, position__lte=tallied, sealed_at__lt=end)
+    columns = ("first_position", "position", "incarnation", "first_seq", "seq", "sealed_at", "fence")
+    found = rows.order_by("position").values_list(*columns, named=True)
+    first, length = 0, 1
+    last = None
+    for one, other in pairwise(found.iterator(chunk_size=1000)):
+        first = first or one.first_position
+        last = one.position
+        joined = (
+            one.incarnation == other.incarnation
+            and one.seq + 1 == other.first_seq
+            and one.sealed_at // SPAN == other.sealed_at // SPAN
+            and one.fence == other.fence
+            and one.position not in marks
+            and length < _MOST
+        )
+        if joined:
+            length, last = length + 1, other.position
+        else:
+            if length > 1:
+                yield first, last
+            first, length = other.first_position, 1
+    if length > 1 and last is not None:
+        yield first, last
+
+
+def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
+    with transaction.atomic(using=using, durable=True):
+        ShardState.lock(using, shard)
+        crash.reached("compact:locked")
+        rows = Batch.objects.using(using).filter(shard=shard, first_position__gte=first, position__lte=last)
+        batches = list(rows.order_by("position"))
+        if len(batches) < 2 or batches[0].first_position != first or batches[-1].position != last:
+            return None  # another was faster
+        lines = _added(using, batches)
+        before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
+        rows._raw_delete(using)
+        crash.reached("compact:deleted")
+        joined = _joined(batches, lines)
+        joined.save(using=using, force_insert=True)
+        write_lines(using, joined, lines)
+        crash.reached("compact:written")
+    crash.reached("compact:committed")
+    return Compacted(shard, len(batches), before, len(lines))
+
+
+def _added(using: str, batches: Sequence[Batch]) -> list[str]:
+    """The canonical lines of all of them together."""
+    totals: dict[tuple[str | int, ...], list[int]] = {}
+    for start in range(0, len(batches), _AT_ONCE):
+        ranges = (batch.line_ids() for batch in batches[start : start + _AT_ONCE])
+        condition = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in ranges))
+        sums = Line.objects.using(using).filter(condition).values_list(*SUBJECT).order_by()
+        for row in sums.annotate(*(Sum(name) for name in COUNTERS)).iterator(chunk_size=2000):
+            subject, counts = row[: len(SUBJECT)], row[len(SUBJECT) :]
+            held = totals.get(subject)
+            totals[subject] = list(counts) if held is None else [a + b for a, b in zip(held, counts, strict=True)]
+    return sorted(canonical([*subject, *counts]) for subject, counts in totals.items())
+
+
+def _joined(batches: Sequence[Batch], lines: Sequence[str]) -> Batch:
+    first, last = batches[0], batches[-1]
+    joined = Batch(
+        shard=first.shard,
+        incarnation=last.incarnation,
+        seq=last.seq,
+        position=last.position,
+        previous_cum=first.previous_cum,
+        cum=last.cum,
+        previous_digest=first.previous_digest,
+        digest=last.digest,
+        opened_at=first.opened_at,
+        sealed_at=last.sealed_at,
+        run=first.run,
+        sealed_run=last.sealed_run,
+        follows=first.follows,
+        fence=first.fence,
+        line_count=len(lines),
+        first_seq=first.first_seq,
+        first_position=first.first_position,
+        parts=b"".join(bytes(batch.parts) or bytes.fromhex(batch.content) for batch in batches),
+    )
+    joined.content = content_digest(header_of(joined), lines)
+    joined.signature = signature_of(joined)
+    return joined
+
+
+def signature_of(batch: Batch) -> str:
+    """The HMAC of a compacted batch, whose lines no link of the chain covers any more; "" without a SIGNING_KEY."""
+    key: str = conf.SIGNING_KEY
+    text = f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest() if key else ""

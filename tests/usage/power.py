@@ -1,0 +1,118 @@
+"""Power cuts: a server is killed, and its append-only file loses every byte that was not fsynced.
+
+A kill alone is no power cut: what a process wrote and did not fsync outlives it in the kernel. So one thread writes
+numbered markers into the file, and another watches the server's fsync thread: whenever that has run, the newest marker
+may be on disk. At the cut the server is stopped, so that every answer that it has given arrives, then killed, and the
+file is cut behind that marker: never before what was fsynced, and hardly behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from ratelimits.embedded import Server
+
+_PAUSE = 0.001
+_DIGITS = 12
+
+
+class Fsyncs:
+    """Watches which marker the file is fsynced up to, until the block is left."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._end = threading.Event()
+        self._cutting = threading.Lock()
+        self._thread = _fsync_thread(server.process.pid)
+        self._switches = _switches(self._thread)
+        self._written = 0
+        self._fsynced = 0
+        self._threads = [threading.Thread(target=self._write), threading.Thread(target=self._watch)]
+
+    def __enter__(self) -> Fsyncs:
+        for thread in self._threads:
+            thread.start()
+        while not self._fsynced:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self) -> None:
+        with redis.Redis.from_url(self.server.url) as client:
+            while not self._end.is_set():
+                try:
+                    client.set("marker", _marker(self._written + 1))
+                except redis.ConnectionError:
+                    return
+                self._written += 1
+                time.sleep(_PAUSE)
+
+    def _watch(self) -> None:
+        while not self._end.is_set():
+            with self._cutting:
+                self._look()
+            time.sleep(_PAUSE)
+
+    def _look(self) -> None:
+        switches = _switches(self._thread)
+        if switches != self._switches:
+            self._switches, self._fsynced = switches, self._written
+
+    def cut(self, after: float) -> int:
+        """Cut the power so many seconds after an fsync, and start the server again; how many bytes were lost."""
+        seen = self._fsynced
+        while self._fsynced == seen:
+            time.sleep(_PAUSE)
+        time.sleep(after)
+        with self._cutting:
+            self._look()
+            os.kill(self.server.process.pid, signal.SIGSTOP)
+            self._end.set()
+        # Answers that were given before are still on their way.
+        time.sleep(0.1)
+        self.server.kill()
+        for thread in self._threads:
+            thread.join()
+        (path,) = (self.server.directory / "appendonlydir").glob("*.incr.aof")
+        lost = _truncate(path, self._fsynced)
+        self.server.start()
+        return lost
+
+
+def _fsync_thread(pid: int) -> Path:
+    """Where the kernel tells of the server's thread that fsyncs."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return next(task for task in tasks if (task / "comm").read_text().startswith("bio_aof"))
+
+
+def _switches(thread: Path) -> str:
+    """How often the thread has gone to sleep: whenever an fsync waits for the disk, and when it has ended."""
+    lines = (thread / "status").read_text().splitlines()
+    return next(line for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+def _marker(number: int) -> bytes:
+    return b"%0*d" % (_DIGITS, number)
+
+
+def _truncate(path: Path, marker: int) -> int:
+    data = path.read_bytes()
+    found = b"$6\r\nmarker\r\n$%d\r\n%b\r\n" % (_DIGITS, _marker(marker))
+    end = data.rindex(found) + len(found)
+    with path.open("r+b") as file:
+        file.truncate(end)
+        os.fsync(file.fileno())
+    return len(data) - end

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+from redis.exceptions import RedisError
+
+from ratelimits.embedded import Server, valkey_binary
+from ratelimits.models import DurabilityGap, QuarantinedBatch
+from ratelimits.reports.statements import rows, statements
+from ratelimits.usage.fence import NotFencedError
+from ratelimits.usage.verify import verify_ledger
+from tests.usage.conftest import on_server
+from tests.usage.load import Load
+from tests.usage.power import Fsyncs
+from tests.usage.traffic import flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WITHOUT_FENCE = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "FENCE": "none"}
+
+
+@contextmanager
+def draining() -> Iterator[None]:
+    """Seal and drain without end in a thread, until the block is left."""
+    end = threading.Event()
+
+    def run() -> None:
+        try:
+            while not end.is_set():
+                try:
+                    flow()
+                except (RedisError, NotFencedError):
+                    time.sleep(0.02)
+                time.sleep(0.05)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def cut_power(server: Server, seed: int, cuts: int) -> list[tuple[int, Load]]:
+    """Power cuts under traffic: when each was (µs), and what was used before it, under keys of its own."""
+    rng, loads, lost = random.Random(seed), [], []
+    flow()
+    for number in range(cuts):
+        load = Load(seed + number, threads=2, label=f"cut-{number}")
+        with Fsyncs(server) as fsyncs, draining(), load:
+            time.sleep(rng.uniform(0.3, 1.2))
+            lost.append(fsyncs.cut(rng.uniform(0.1, 0.8)))
+            loads.append((time.time_ns() // 1000, load))
+    flow()
+    print(f"\nseed {seed}: {cuts} cuts, bytes lost at each: {lost}")
+    return loads
+
+
+def forks() -> Counter[str]:
+    kinds = Counter(DurabilityGap.objects.filter(kind__in=("fork", "rollback")).values_list("kind", flat=True))
+    return kinds + Counter(quarantined=QuarantinedBatch.objects.count())
+
+
+@pytest.fixture
+def everysec_valkey(tmp_path: Path) -> Iterator[Server]:
+    options = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
+    server = Server(tmp_path / "valkey", aof=True, binary=valkey_binary(), options=options)
+    try:
+        with on_server(server):
+            yield server
+    finally:
+        server.stop()
+
+
+def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(everysec_valkey: Server, long_run: bool) -> None:
+    loads = cut_power(everysec_valkey, 20264, 24 if long_run else 5)
+    assert not forks()
+    missing = [load.missing(at_most=True) for _at, load in loads]
+    print(f"  units that were acknowledged before each cut and are missing: {missing}")
+    assert any(missing), "none of the cuts lost anything: they prove nothing"
+    assert list(verify_ledger("default")) == []
+    declared = DurabilityGap.objects.filter(kind="restart", fsync="everysec")
+    for at, load in loads:
+        # Every shard, since each may have lost something; a server tells how long it is up to the second.
+        covered = declared.filter(since__lte=at, until__gte=at - 2 * 10**6)
+        assert len(set(covered.values_list("shard", flat=True))) == 64 or not load.missing()
+    used = [row for row in rows(statements(time.strftime("%Y-%m", time.gmtime()))) if row.consumed_quantity]
+    assert used
+    assert all("appendfsync=everysec" in row.durability_gap for row in used)
+
+
+def test_without_the_fence_the_same_cuts_fork_batches(everysec_valkey: Server, long_run: bool) -> None:
+    with override_settings(RATELIMITS=WITHOUT_FENCE):
+        cut_power(everysec_valkey, 20264, 24 if long_run else 5)
+    print(f"  forks: {dict(forks())}")
+    assert forks()
