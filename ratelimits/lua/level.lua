@@ -29,6 +29,42 @@ do
     end
   end
 
+  -- The debt at a new rate: (T + g/(n*m)) * new interval / old interval, as whole, part and m. Exactly, if a denominator
+  -- below 2^52 does; else up to the finest fraction that does, which no microsecond and no permit shows.
+  local function stretch(l, e)
+    local p, n = l.p, l.p[3]
+    local debt = plus(times(times(big(l.T), big(e[E_N])), big(l.m)), big(l.g))
+    local top = times(debt, plus(times(big(p[1]), big(n)), big(p[2])))
+    local unit = times(big(l.m), plus(times(big(e[E_Q]), big(e[E_N])), big(e[E_R])))
+    -- The greatest x for which (base + x) * unit <= over.
+    local function most(base, unit, over)
+      local x, bit = 0, 4503599627370496
+      while bit >= 1 do
+        if at_most(times(plus(base, big(x + bit)), unit), over) then x = x + bit end
+        bit = bit / 2
+      end
+      return x
+    end
+    local whole = most(big(0), times(unit, big(n)), top)
+    local base, m = times(big(whole), big(n)), 1
+    local part = most(base, unit, top)
+    if at_most(top, times(plus(base, big(part)), unit)) then return whole, part, 1 end
+    local below = l.m * (e[E_Q] * e[E_N] + e[E_R])
+    if below < 9007199254740992 then
+      -- What is left of the denominator when top / unit is reduced.
+      local _, x = muldiv(l.T % below, e[E_N] * l.m % below, below)
+      local _, y = muldiv(p[1] % below, n % below, below)
+      local _, rest = muldiv((x + l.g) % below, (y + p[2]) % below, below)
+      m = below / gcd(rest, below)
+      if n * m < 4503599627370496 then return whole, most(times(base, big(m)), unit, times(top, big(m))), m end
+      m = 1
+    end
+    while n * m < 2251799813685248 do m = m * 2 end
+    part = most(times(base, big(m)), unit, times(top, big(m))) + 1
+    if part == n * m then return whole + 1, 0, 1 end
+    return whole, part, m
+  end
+
   function level.resolve(l, e)
     local p = l.p
     l.m, l.T, l.g = e[E_M], e[E_T], e[E_G]
@@ -37,23 +73,7 @@ do
       -- Written at another rate: what is spent stays spent, in permits, so its time is stretched.
       drain(l, l.changed - from)
       from = l.changed
-      local old, new = e[E_Q] * e[E_N] + e[E_R], p[1] * p[3] + p[2]
-      local c1, c2 = gcd(new, old), gcd(e[E_N], p[3])
-      local a, b = new / c1 * (e[E_N] / c2), old / c1 * (p[3] / c2)
-      if math.max(a, b, old, new) < 9007199254740992 then
-        l.T, l.g, l.m = scale(l.T, l.g, e[E_N] * l.m, a, b, p[3], true)
-      else
-        -- Whole permits exactly, and what is owed of one more as near as doubles come.
-        local count = intervals(l.T, l.g, e[E_Q], e[E_R], e[E_N], l.m)
-        local T, g = muldiv(count, e[E_R], e[E_N])
-        local rest = (l.T - T - count * e[E_Q] + (l.g - g * l.m) / (e[E_N] * l.m)) * (new / p[3]) / (old / e[E_N])
-        l.m = 1
-        T, g = permits(l, count)
-        g = g + math.ceil((rest - math.floor(rest)) * p[3])
-        T = T + math.floor(rest)
-        if g >= p[3] then T, g = T + 1, g - p[3] end
-        l.T, l.g = T, g
-      end
+      l.T, l.g, l.m = stretch(l, e)
       -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
       if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
     end

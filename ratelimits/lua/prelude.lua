@@ -33,9 +33,52 @@ local function gcd(a, b)
   return a
 end
 
--- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else up (or down) to 1/n; where
+-- Whole numbers beyond 2^53: limbs of seven digits, lowest first.
+local function big(x)
+  local out = {}
+  repeat
+    out[#out + 1] = x % 1e7
+    x = (x - x % 1e7) / 1e7
+  until x == 0
+  return out
+end
+
+local function times(a, b)
+  local out = {}
+  for i = 1, #a + #b do out[i] = 0 end
+  for i = 1, #a do
+    local carry = 0
+    for j = 1, #b do
+      local sum = out[i + j - 1] + a[i] * b[j] + carry
+      out[i + j - 1] = sum % 1e7
+      carry = (sum - sum % 1e7) / 1e7
+    end
+    out[i + #b] = carry
+  end
+  return out
+end
+
+local function plus(a, b)
+  local out, carry = {}, 0
+  for i = 1, math.max(#a, #b) + 1 do
+    local sum = (a[i] or 0) + (b[i] or 0) + carry
+    out[i] = sum % 1e7
+    carry = (sum - sum % 1e7) / 1e7
+  end
+  return out
+end
+
+local function at_most(a, b)
+  for i = math.max(#a, #b), 1, -1 do
+    local x, y = a[i] or 0, b[i] or 0
+    if x ~= y then return x < y end
+  end
+  return true
+end
+
+-- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else down to 1/n; where
 -- a or b is beyond 2^53 itself, as near as doubles come.
-local function scale(whole, part, base, a, b, n, up)
+local function scale(whole, part, base, a, b, n)
   local common = gcd(a, b)
   a, b = a / common, b / common
   if a >= 9007199254740992 or b >= 9007199254740992 then
@@ -72,7 +115,7 @@ local function scale(whole, part, base, a, b, n, up)
     if n * m < 4503599627370496 then return out, top * (n * m / bottom), m end
   end
   part = top / bottom * n
-  part = up and math.ceil(part) or math.floor(part)
+  part = math.floor(part)
   if part >= n then return out + 1, part - n, 1 end
   return out, part, 1
 end

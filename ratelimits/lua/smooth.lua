@@ -46,7 +46,7 @@ local function smooth_limit()
       local a, b = smooth.ratio(p, old)
       local base = l.n * l.m
       l.p, l.n = p, smooth.base(p)
-      if b == 0 then l.S, l.g, l.m = 0, 0, 1 else l.S, l.g, l.m = scale(l.S, l.g, base, a, b, l.n, false) end
+      if b == 0 then l.S, l.g, l.m = 0, 0, 1 else l.S, l.g, l.m = scale(l.S, l.g, base, a, b, l.n) end
     end
     l.owed = l.next > l.now
     sync(l, l.now)

@@ -6,49 +6,6 @@
 do
   local smooth = smooth_limit()
 
-  -- Whole numbers beyond 2^53: limbs of seven digits, lowest first.
-  local function big(x)
-    local out = {}
-    repeat
-      out[#out + 1] = x % 1e7
-      x = (x - x % 1e7) / 1e7
-    until x == 0
-    return out
-  end
-
-  local function times(a, b)
-    local out = {}
-    for i = 1, #a + #b do out[i] = 0 end
-    for i = 1, #a do
-      local carry = 0
-      for j = 1, #b do
-        local sum = out[i + j - 1] + a[i] * b[j] + carry
-        out[i + j - 1] = sum % 1e7
-        carry = (sum - sum % 1e7) / 1e7
-      end
-      out[i + #b] = carry
-    end
-    return out
-  end
-
-  local function plus(a, b)
-    local out, carry = {}, 0
-    for i = 1, math.max(#a, #b) + 1 do
-      local sum = (a[i] or 0) + (b[i] or 0) + carry
-      out[i] = sum % 1e7
-      carry = (sum - sum % 1e7) / 1e7
-    end
-    return out
-  end
-
-  local function at_most(a, b)
-    for i = math.max(#a, #b), 1, -1 do
-      local x, y = a[i] or 0, b[i] or 0
-      if x ~= y then return x < y end
-    end
-    return true
-  end
-
   function smooth.base(p) return p[3] * p[4] end
 
   local function share(l, time)

@@ -79,6 +79,8 @@ do
   end
 
   function window.entry(l, last)
+    -- A window of the epoch's that holds nothing is none, should the first hit open windows from now on.
+    if l.count == 0 and l.code == 5 and l.p[2] == 0 then return {l.name, l.code, 0, last, last, 0, 0}, 0 end
     return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
   end
 
