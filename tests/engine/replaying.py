@@ -1,0 +1,54 @@
+"""The real scripts behind the interface of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ratelimits.engine.wire import Wire
+from ratelimits.simulate import Outcome, Reader, Replay, read_rules
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as the object that its JSON decodes to."""
+    return {
+        "at": outcome.at,
+        "allowed": outcome.allowed,
+        "wait": outcome.wait / 1_000_000,
+        "limit": outcome.limit,
+        "remaining": outcome.remaining,
+        "retry_after": None if outcome.retry_after is None else outcome.retry_after / 1_000_000,
+        "reset_after": outcome.reset_after / 1_000_000,
+    }
+
+
+class EngineReplay:
+    """Answers lines one by one, or a whole trace at once, by the scripts on a real server."""
+
+    def __init__(self, wire: Wire, rule: Any) -> None:
+        rules = read_rules(rule)
+        self.reader, self.replay = Reader(rules), Replay(wire, rules)
+
+    def step(self, line: dict[str, Any]) -> dict[str, Any]:
+        (answer,) = self.run([line])
+        return answer
+
+    def run(self, lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return (told(outcome) for _, outcome in self.replay.run(map(self.reader.line, lines)))
+
+
+@contextmanager
+def opening(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
+    """Opens replays, and closes all of them in the end."""
+    opened: list[EngineReplay] = []
+
+    def open_replay(rule: Any) -> EngineReplay:
+        opened.append(EngineReplay(wire, rule))
+        return opened[-1]
+
+    try:
+        yield open_replay
+    finally:
+        for one in opened:
+            one.replay.close()
