@@ -18,6 +18,8 @@ SCHEMA = 1
 BIN_SECONDS = 900
 #: Longest text that becomes part of a key as it is.
 LONGEST = 96
+#: Longest text that becomes part of a usage field as it is, in bytes.
+LONGEST_COUNTED = 512
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -32,18 +34,22 @@ def name_id(name: str) -> int:
 
 
 @lru_cache(maxsize=65536)
-def bounded(text: str) -> str:
-    """The text itself, or, when it is longer than LONGEST bytes, its start and its digest."""
-    if len(text.encode()) <= LONGEST:
+def bounded(text: str, longest: int = LONGEST) -> str:
+    """The text itself, or, when it is longer than so many bytes, its kind (what is before a colon) and its digest."""
+    if len(text.encode()) <= longest:
         return text
-    kind, _, rest = text.partition(":")
-    return f"{kind[:16]}:~{hashlib.blake2b(rest.encode(), digest_size=16).hexdigest()}"
+    kind, colon, _rest = text[:16].partition(":")
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{kind}:~{digest}" if colon else f"~{digest}"
 
 
 @lru_cache(maxsize=65536)
 def quoted(text: str) -> str:
-    """Text as a part of a usage field's name, where '|' and '#' have a meaning."""
-    return quote(bounded(text), safe=":@.-_~")
+    """Text as a part of a usage field's name, where '|' and '#' have a meaning.
+
+    Whatever a row of the database can name is there as it is: an account's identifier has up to 64 characters.
+    """
+    return quote(bounded(text, LONGEST_COUNTED), safe=":@.-_~")
 
 
 #: What states are called that have a key of their own: sub-windows, logs, and leases.
