@@ -6,6 +6,7 @@ from collections.abc import Callable
 from io import BytesIO
 from statistics import median
 from typing import Any
+from zlib import crc32
 
 from django.core.handlers.wsgi import WSGIHandler
 from rest_framework.request import Request
@@ -66,9 +67,10 @@ def cases() -> list[Case]:
     return out
 
 
-def drf_request() -> Request:
-    """A request by user 42, authenticated."""
+def drf_request(user: int = 42) -> Request:
+    """A request by a user, authenticated."""
     plain = user_request()
+    plain.user.pk = user
     request = Request(plain)
     request.user, request.auth = plain.user, None
     return request
@@ -76,7 +78,7 @@ def drf_request() -> Request:
 
 def asked(name: str) -> Callable[[], object]:
     """The throttle, as DRF asks it: a new one for each request."""
-    request, view = drf_request(), VIEWS[name][1]()
+    request, view = drf_request(crc32(name.encode())), VIEWS[name][1]()
     view.headers = {}
     return lambda: QuotaThrottle().allow_request(request, view)
 

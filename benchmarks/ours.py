@@ -32,8 +32,14 @@ _ROWS: dict[str, dict[str, Any]] = {
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
 CALENDAR = ("hour", "day", "week", "month", "year")
-SOMEONE = Identity(user="user:42", account="account:7")
-REFUSED = Identity(user="user:43", account="account:7")
+
+
+def someone(user: str) -> Identity:
+    """A user with an account. Each case has one to itself: what a key's state holds is part of its time."""
+    return Identity(user=f"user:{user}", account=f"account:{user}")
+
+
+REFUSED = someone("43")
 
 
 def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any) -> Rule:
@@ -92,9 +98,9 @@ def three_limits() -> list[tuple[str, Algorithm]]:
     return [("second", SECOND), ("hour", HOUR), ("month", MONTH)]
 
 
-def usage(now: int, account: str = "7", key: str = "user:42") -> engine.Usage:
+def usage(now: int, user: str) -> engine.Usage:
     """Where the cases count: one meter, billed by a rule."""
-    return engine.Usage(account, key, (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
+    return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
 
 
 def call_of(
@@ -112,8 +118,7 @@ def call_of(
         Term(algorithm, name, places.index(owner), 0, rule=3, version=7)
         for (name, algorithm), owner in zip(limits, owners, strict=True)
     )
-    account = "7" if user == "42" else user
-    return Call(program(terms), places, (1,), account, usage(now, account, f"user:{user}") if counted else None)
+    return Call(program(terms), places, (1,), user, usage(now, user) if counted else None)
 
 
 #: A namespace of its own, where no rules' version is in force.
@@ -129,8 +134,8 @@ def deciding(here: Server, call: Call) -> Callable[[], object]:
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
-    """The engine's cases: name, title, call."""
-    kinds = (f"user:{user}", "account:7" if user == "42" else f"account:{user}", "global")
+    """The engine's cases: name, title and call."""
+    kinds = (f"user:{user}", f"account:{user}", "global")
     three = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
     return {
         "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False, user=user)),
@@ -150,15 +155,19 @@ def scripts() -> set[bytes]:
     return {call.program.script.text for _title, call in calls(0).values()}
 
 
-def checking(scope: str, identity: Identity = SOMEONE) -> Callable[[], object]:
+def checking(scope: str) -> Callable[[], object]:
     """The one door."""
+    identity = someone(f"42-{scope}")
     return lambda: quota.check(identity, scope, "GET").allowed
 
 
 def cases(now: int) -> list[Case]:
     """All of them; the rules must be saved."""
     here = engine_server()
-    out = [Case(f"engine_{name}", title, "ours", deciding(here, call)) for name, (title, call) in calls(now).items()]
+    out = []
+    for name, (title, _call) in calls(now).items():
+        call = calls(now, f"42-{name}")[name][1]
+        out.append(Case(f"engine_{name}", title, "ours", deciding(here, call)))
     limit = engine.Limit("user:42", SECOND, "public", version=version_in_force())
     out.append(Case("decide", "engine.decide([limit]), unprepared", "ours", lambda: engine.decide([limit]).allowed))
     for scope, about in (
@@ -199,7 +208,7 @@ def engine_refusal() -> Case:
     place = (REFUSED, "refused", "GET", False, ("requests", 1))
     cache.keep(place, answer.decision, 3600.0)
     # As a request does: an equal identity, not the same object.
-    asked = (Identity(user="user:43", account="account:7"), *place[1:])
+    asked = (someone("43"), *place[1:])
     return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.look(asked), inner=50)
 
 
@@ -213,7 +222,7 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
     return commands() - before
 
 
-def selected(scope: str, identity: Identity = SOMEONE) -> Selection:
+def selected(scope: str, identity: Identity) -> Selection:
     """The rules that apply to the identity's requests."""
     return rules.current().select(scope, "GET", identity)
 

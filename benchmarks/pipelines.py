@@ -6,12 +6,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import Any
 from urllib.parse import urlsplit
 
 import hiredis
 import redis
 
 from ratelimits.engine.call import Call, Command, nonce
+from ratelimits.engine.decide import read
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
 
@@ -34,6 +36,13 @@ def wait_for_bin(seconds: float) -> None:
         time.sleep(left + 0.1)
 
 
+def check(reply: Any) -> None:
+    """AssertionError unless a decision's reply, or the bare script's, admits."""
+    # The bare script answers with a list.
+    if tuple(reply[:2] if isinstance(reply, list) else read(reply)[:2]) != (1, 1):
+        raise AssertionError(f"a decision was answered with {reply}")
+
+
 class Pipeline:
     """A raw connection that sends batches ahead of the replies. Errors, and decisions that admit nothing, raise."""
 
@@ -50,9 +59,8 @@ class Pipeline:
                 self._reader.feed(self._socket.recv(1 << 20))
             elif isinstance(reply, Exception):
                 raise reply
-            elif reply[:2] != [1, 1]:
-                raise AssertionError(f"a decision was answered with {reply}")
             else:
+                check(reply)
                 count -= 1
 
     def send(self, batches: Iterable[bytes], size: int = BATCH, ended: Callable[[], bool] = lambda: False) -> int:

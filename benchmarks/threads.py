@@ -10,7 +10,7 @@ import redis
 from django_redis import get_redis_connection
 
 from benchmarks import ours
-from benchmarks.pipelines import run_of, wait_for_bin
+from benchmarks.pipelines import check, run_of, wait_for_bin
 from benchmarks.timing import per_second
 from ratelimits.engine.call import Command, nonce
 
@@ -37,9 +37,7 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
     before, behind = rest[:place], rest[place + 1 :]
 
     def ask() -> object:
-        reply: Any = client.evalsha(sha.decode(), keys, *before, nonce(), *behind)
-        if reply[:2] != [1, 1]:
-            raise AssertionError(f"a decision was answered with {reply}")
+        check(client.evalsha(sha.decode(), keys, *before, nonce(), *behind))
         return True
 
     return lambda: ask

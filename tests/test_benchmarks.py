@@ -1,0 +1,133 @@
+"""The benchmarks run, in sizes so small that their figures mean nothing, and leave what the docs are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import document, plan, report
+from benchmarks.timing import Case, interleaved
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Command -> the smallest size that goes through all of it, and a line of the table that it prints.
+COMMANDS = {
+    "decide": (
+        "--rounds 1 --calls 2 --seconds 0.05 --threads 2 --refusals 20",
+        "engine, 3 rules on one key + metering",
+    ),
+    "end_to_end": ("--rounds 1 --seconds 0.3 --connections 2", "QuotaThrottle, 3 rules + metering + headers"),
+    "server": ("--rounds 1 --calls 100 --seconds 0.05 --users 100 --keys 100", "bare script, one rule"),
+    "growth": ("--rounds 1 --calls 2 --overrides 50 --keys 200 --only all", "3 rules, 1 key"),
+    "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
+    "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),
+}
+
+
+def _run(name: str, options: str, out: Path) -> tuple[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *options.split(), "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((out / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_path: Path) -> None:
+    options, line = COMMANDS[name]
+    printed, run = _run(name, options, tmp_path)
+    assert line in printed
+    assert run["benchmark"] == name
+    assert run["machine"]["packages"]["Django"]
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for table, (needed, make) in document.TABLES.items():
+        if needed in ((), (name,)):
+            assert make({name: run}) in document.filled(page, {name: run}), table
+
+
+def test_every_table_of_the_page_is_known_and_every_known_table_is_on_it() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for table in document.TABLES:
+        assert f"<!-- {table} -->\n" in page
+        assert f"\n<!-- /{table} -->" in page
+    with pytest.raises(ValueError, match="there is no table 'guesses'"):
+        document.filled("<!-- guesses -->\n\n<!-- /guesses -->", {"decide": {}})
+
+
+def test_a_table_without_its_run_stays_as_it_is() -> None:
+    page = "<!-- server -->\n\n*Not measured yet.*\n\n<!-- /server -->"
+    assert document.filled(page, {"decide": {}}) == page
+
+
+def test_decide_says_which_peers_are_not_installed(tmp_path: Path) -> None:
+    from benchmarks.peers import PACKAGES
+
+    absent = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    options = "--rounds 1 --calls 1 --seconds 0.05 --threads 1 --refusals 1 --only ping"
+    printed, run = _run("decide", options, tmp_path)
+    assert run["missing"] == absent
+    assert all(name in printed for name in absent)
+
+
+def test_peers_are_pinned_to_one_version_each() -> None:
+    from benchmarks.peers import PACKAGES
+
+    lines = (ROOT / "benchmarks" / "requirements.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert pinned.keys() == PACKAGES.keys()
+
+
+def test_cases_take_turns_in_every_round() -> None:
+    asked: list[str] = []
+    cases = [Case(name, name, "ours", lambda name=name: asked.append(name) or True) for name in ("a", "b")]
+    timed = interleaved(cases, rounds=3, calls=2, warm_up=1)
+    assert [asked[start : start + 3].count(asked[start]) for start in range(0, 18, 3)] == [3] * 6
+    assert all(len(set(asked[start : start + 6])) == 2 for start in range(0, 18, 6))
+    assert [len(one.medians) for one in timed.values()] == [3, 3]
+    assert timed["a"].ratio(timed["a"]) == 1
+
+
+def test_a_call_that_fails_ends_the_run() -> None:
+    with pytest.raises(AssertionError, match="broken: the call was answered with a refusal"):
+        interleaved([Case("broken", "broken", "ours", lambda: False)], rounds=1, calls=1)
+
+
+def test_a_promise_holds_at_its_bound() -> None:
+    assert report.Claim("at most", 2, 2.0).holds
+    assert not report.Claim("at most", 2, 2.1).holds
+    assert report.Claim("at least", 3, 3.0, least=True).holds
+    assert not report.Claim("at least", 3, 2.9, least=True).holds
+
+
+def test_the_plan_follows_from_what_was_measured() -> None:
+    runs = {
+        "server": {
+            "results": {"engine_three": {"per_second": 50_000, "core_us": 20}},
+            "memory": {"three": {"growth_per_key": 200}},
+        },
+        "decide": {"in_place": {"ours": {"adds_us": 70}}},
+    }
+    needs = plan.needs(1_000_000, runs)
+    assert needs.redis_cores == 34
+    assert needs.shards == 1024
+    assert needs.web_cores == 50
+    assert needs.memory_gb == 2
+    assert needs.lines_per_second == (10_000_000 / 60, 10_000_000 / 900)
+
+
+def test_a_chart_escapes_its_labels() -> None:
+    chart = report.bar_chart("a < b", "µs", [("x & y", 2.0, "ours"), ("z", 1.0, "peer")])
+    assert "a &lt; b" in chart
+    assert "x &amp; y" in chart
+    assert chart.count("<rect") == 3
