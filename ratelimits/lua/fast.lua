@@ -112,7 +112,9 @@ local function usual()
     elseif call('HINCRBY', open, ARGV[5 + i] .. '|1', 1) == 1 then
       full = usage_new(open, ARGV[1], string.match(ARGV[2], ' (.*)$'), now) or full
     end
-    if full then batch_seal(string.sub(open, 1, -5), now, string.match(ARGV[2], ' (.*)$'), ARGV[1]) end
+  end
+  if full then
+    batch_seal(string.sub(KEYS[heads + states + 1], 1, -5), now, string.match(ARGV[2], ' (.*)$'), ARGV[1])
   end
   return write('<i8i8i8i8i8i8i8i8i8', 1, 1, binding, least, 0, longest, 0, now, now) .. table.concat(standings)
 end
