@@ -108,6 +108,8 @@ for i = 1, #limits do
     if last > at then l.shift, last = last - at, at end
     l.last = last
     l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
+    -- A receipt is settled under the parameters that the state has by now, whatever they were when it was made.
+    if op == SETTLE and algorithm.under then algorithm.under(l, entry) end
     algorithm.resolve(l, entry)
   else
     algorithm.birth(l)

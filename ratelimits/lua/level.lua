@@ -65,6 +65,12 @@ do
     return whole, part, m
   end
 
+  function level.under(l, e)
+    local p = l.p
+    p[1], p[2], p[3], l.m = e[E_Q], e[E_R], e[E_N], 1
+    p[4], p[5] = permits(l, l.code == 4 and p[6] + 1 or p[6])
+  end
+
   function level.resolve(l, e)
     local p = l.p
     l.m, l.T, l.g = e[E_M], e[E_T], e[E_G]

@@ -38,6 +38,8 @@ do
     l.ended, l.live = at, l.live - gone
   end
 
+  function log.under(l, e) l.p[1] = e[5] end
+
   function log.resolve(l, e)
     l.base, l.total = e[6] - l.shift, e[7]
     l.live, l.ended = l.total, 0

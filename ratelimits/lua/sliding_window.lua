@@ -20,6 +20,8 @@ do
     return out
   end
 
+  function sliding.under(l, e) l.p[1], l.p[2] = e[5], #e[7] - 1 end
+
   function sliding.resolve(l, e)
     local width, size = l.p[1], l.p[2] + 1
     local counts, newest = e[7], e[6]

@@ -31,6 +31,10 @@ local function smooth_limit()
     l.S, l.g, l.next = S, g, now
   end
 
+  function smooth.under(l, e)
+    l.p = {e[5], e[6], e[7], unpack(e, 12)}
+  end
+
   function smooth.resolve(l, e)
     local p, old, same = l.p, {e[5], e[6], e[7]}, e[5] == l.p[1] and e[6] == l.p[2] and e[7] == l.p[3]
     for i = 12, #e do

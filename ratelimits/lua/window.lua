@@ -31,10 +31,14 @@ do
     end
   end
 
+  function window.under(l) l.kept = l.shift == 0 end
+
   function window.resolve(l, e)
     local start, length, period = e[5], e[6], l.p[1]
     l.count = e[7]
-    if l.code == 5 and l.p[2] == 1 then
+    if l.kept then
+      -- The window that is there, as it is.
+    elseif l.code == 5 and l.p[2] == 1 then
       start = start - l.shift
       if length ~= period and length > 0 then
         -- Another period: an open window stays open, or, if it would have ended by now, opens anew with what it held.

@@ -12,7 +12,7 @@ import redis
 from ratelimits.engine import ANY, Limit, peek, reserve, reset, settle
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.limits import ALGORITHMS, LeakyBucket, SmoothWarmingUp
-from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, everything, limit
+from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit
 
 
 class TestChangedRates:
@@ -217,3 +217,57 @@ class TestTimeouts:
         refused = reserve([bucket], max_wait=3.5, now=NOW)
         assert (refused.allowed, refused.retry_after) == (False, 0.5)
         assert not reserve([bucket], max_wait=-1, now=NOW).allowed
+
+
+class TestReceiptsOfOlderParameters:
+    """A receipt that was made under other numbers moves a limit by what it settles, and by nothing else."""
+
+    BEFORE: dict[str, dict[str, Any]] = {
+        "fixed_window": {"period": 1},
+        "calendar_window": {"calendar_unit": "hour"},
+        "sliding_window": {"period": 1},
+        "sliding_log": {"period": 1},
+        "token_bucket": {"rate": 100},
+        "gcra": {"rate": 100},
+        "leaky_bucket": {"rate": 100},
+        "leaky_bucket_queue": {"rate": 100},
+    }
+    AFTER: dict[str, dict[str, Any]] = {
+        "fixed_window": {"period": 10**9},
+        "calendar_window": {"calendar_unit": "year"},
+        "sliding_window": {"period": 10**9, "sub_windows": 5},
+        "sliding_log": {"period": 10**9},
+        "token_bucket": {"rate": "0.000001"},
+        "gcra": {"rate": "0.000001"},
+        "leaky_bucket": {"rate": "0.000001"},
+        "leaky_bucket_queue": {"rate": "0.000001"},
+    }
+
+    @pytest.mark.parametrize("algorithm", BEFORE)
+    @pytest.mark.parametrize(("true", "moves"), [(0, range(3)), (3, range(-1, 1)), (2, range(1))])
+    def test_settling_an_older_receipt(self, algorithm: str, true: int, moves: range) -> None:
+        # Two hours ago: all of it has ended by the old numbers, and none of it by the new ones.
+        past = now_of_this_machine() - 7200 * SECOND
+        old = limit(algorithm, capacity=20, cost=2, since=past - DAY, **self.BEFORE[algorithm])
+        new = limit(algorithm, capacity=20, since=past, **self.AFTER[algorithm])
+        receipt = ask(old, now=past, timeout=ANY).receipt
+        for number in range(8):
+            assert ask(new, now=past + number, timeout=ANY).allowed
+        before = peek([new], now=now_of_this_machine(), timeout=ANY).remaining
+        assert receipt is not None
+        settle(receipt, [true])
+        assert peek([new], now=now_of_this_machine(), timeout=ANY).remaining - before in moves
+
+    @pytest.mark.parametrize("algorithm", ["smooth_bursty", "smooth_warming_up"])
+    def test_settling_an_older_receipt_of_a_smooth_limit(self, algorithm: str) -> None:
+        past = now_of_this_machine() - 30 * SECOND
+        old = limit(algorithm, rate=100, cost=2, since=past - DAY)
+        new = limit(algorithm, rate=1, period=1000, warm_up=2000, since=past)
+        receipt = ask(old, now=past, timeout=ANY).receipt
+        for number in range(8):
+            ask(new, now=past + number, timeout=ANY)
+        before = peek([new], now=now_of_this_machine()).reset_after
+        assert receipt is not None
+        settle(receipt, [3])
+        moved = peek([new], now=now_of_this_machine()).reset_after - before
+        assert 0 <= moved + 1 < 1 + 1001
