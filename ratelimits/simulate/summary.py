@@ -12,12 +12,13 @@ from ratelimits.simulate.replay import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
 SLOTS = 60
+LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
 BUSIEST = 5
 
 
-def spark(counts: list[int]) -> str:
-    """A bar for each count, in eight heights; a space for none."""
-    most = max(counts, default=0)
+def spark(counts: list[int], most: int = 0) -> str:
+    """A bar for each count, in eight heights of `most` (default: the greatest); a space for none."""
+    most = max(most, *counts, 1)
     return "".join(BARS[(count * 8 - 1) // most] if count else " " for count in counts)
 
 
@@ -59,17 +60,19 @@ class Summary:
         self.by_second[line.now // MICROSECONDS] += 1
 
     def slots(self) -> list[int]:
-        """Admitted requests in equal slots from the first request to the last, at most SLOTS of at least a second."""
-        first = (self.first or 0) // MICROSECONDS
+        """Admitted requests in slots from the first request's to the last one's, aligned to their length."""
         length = self.slot_seconds()
-        counts = [0] * ((self.last // MICROSECONDS - first) // length + 1)
+        first = (self.first or 0) // MICROSECONDS // length
+        counts = [0] * (self.last // MICROSECONDS // length - first + 1)
         for second, count in self.by_second.items():
-            counts[(second - first) // length] += count
+            counts[second // length - first] += count
         return counts
 
     def slot_seconds(self) -> int:
-        """Whole seconds that a slot is long."""
-        return (self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS) // SLOTS + 1
+        """The shortest length, in seconds, of which at most SLOTS reach from the first request to the last."""
+        span = self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS
+        longer = (length for length in LENGTHS if span < (SLOTS - 1) * length)
+        return next(longer, span // (SLOTS - 1) + 1)
 
     def text(self) -> Iterator[str]:
         """The summary, line by line."""

@@ -1,0 +1,70 @@
+"""docs/algorithms.md shows what the scripts do now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratelimits.engine.call import Call
+from ratelimits.engine.decide import call_for
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.limits import ALGORITHMS, Limit, algorithm_from_json
+from ratelimits.engine.replay import forget, replay
+from ratelimits.engine.server import Server
+from ratelimits.engine.wire import Wire
+from ratelimits.simulate import sandbox
+from tests.servers import TestServers
+from tests.simulator.pictures import pictures
+
+PAGE = Path("docs/algorithms.md").read_text()
+NOW = 1_774_745_999_000_000
+
+
+@pytest.fixture
+def wire(servers: TestServers) -> Iterator[Wire]:
+    with sandbox(servers.redis.url) as wire:
+        yield wire
+
+
+def test_the_pictures_are_those_of_the_scripts(wire: Wire) -> None:
+    found = re.search(r"<!-- pictures -->\n```\n(.*?)\n```\n<!-- /pictures -->", PAGE, re.DOTALL)
+    assert found is not None
+    assert found[1].splitlines() == list(pictures(wire))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_its_promise(algorithm: str) -> None:
+    assert len(re.findall(rf"^\| `{algorithm}` \|", PAGE, re.MULTILINE)) == 1
+
+
+def bytes_of(wire: Wire, limits: list[Limit], times: int) -> int:
+    """What the server keeps after so many requests, about four seconds apart."""
+    here = Server(wire, Keyspace("memory", 1))
+    calls = [virtual(call_for(limits, now=NOW + number * 3_600_000 + number * 7919 % 997)) for number in range(times)]
+    replay(here, calls)
+    kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
+    forget(here, calls[:1])
+    assert not list(wire.client.scan_iter("rl:1:memory:*"))
+    return int(kept)
+
+
+def virtual(call: Call) -> Call:
+    return Call(call.program, call.keys, call.costs, now=call.now, virtual=True)
+
+
+def test_a_log_of_a_thousand_entries_is_small(wire: Wire) -> None:
+    log = algorithm_from_json({"algorithm": "sliding_log", "capacity": 1000, "period": 86_400})
+    assert bytes_of(wire, [Limit("user:42", log)], 1000) < 12_000
+
+
+def test_three_rules_of_fixed_size_share_a_value(wire: Wire) -> None:
+    rules = [
+        {"algorithm": "token_bucket", "capacity": 100, "rate": 5, "period": 1},
+        {"algorithm": "fixed_window", "capacity": 100, "period": 60},
+        {"algorithm": "calendar_window", "capacity": 100_000, "calendar_unit": "month", "timezone": "Europe/Berlin"},
+    ]
+    limits = [Limit("user:42", algorithm_from_json(rule), f"rule {place}") for place, rule in enumerate(rules)]
+    assert bytes_of(wire, limits, 100) < 200
