@@ -99,12 +99,12 @@ class TestCounters:
         (field,) = [name for key in redis_client.keys("*open") for name in redis_client.hkeys(key) if name[:1] != b"#"]
         assert field.decode() == f"a|{WHERE}|requests|0|0||anonymous|1"
 
-    @pytest.mark.parametrize("name", ["a|b", "#c", "t r", "ü", "x\r\ny", "z" * 300])
+    @pytest.mark.parametrize("name", ["a|b", "#c", "t r", "ü", "x\r\ny", "z" * 10_000])
     def test_whatever_a_name_holds_a_field_has_nine_parts(self, redis_client: redis.Redis, name: str) -> None:
         ask(limit(key=f"user:{name}"), account=name, usage=usage(name, account=name, key=f"user:{name}"))
         (field,) = counted(redis_client, name)
         assert len(field.split("|")) == 9
-        assert len(field) < 400
+        assert len(field) < 600
 
     def test_a_request_without_meters_is_counted_nowhere(self, redis_client: redis.Redis) -> None:
         ask(limit())
