@@ -62,6 +62,33 @@ def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
     return instant(datetime.combine(day, anchor.time(), tzinfo=tz))
 
 
+def _offset(tz: ZoneInfo, moment: int) -> int:
+    """How far, in µs, the wall clock is ahead of UTC."""
+    return ((_EPOCH + timedelta(microseconds=moment)).astimezone(tz).utcoffset() or timedelta()) // _MICROSECOND
+
+
+def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
+    """The full hour of the wall clock around a moment; where an offset changes by a part of an hour, that ends one."""
+    offset = _offset(tz, now)
+
+    def edge(other: int, near: int) -> int:
+        # The first moment, of those between the two, whose offset is that of the later one.
+        low, high = sorted((other, near))
+        after = _offset(tz, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _offset(tz, middle) == after else (middle, high)
+        return high
+
+    start = now - (now + offset) % _HOUR
+    end = start + _HOUR
+    if (_offset(tz, end - 1) - offset) % _HOUR:
+        end = edge(end - 1, now)
+    if (_offset(tz, start) - offset) % _HOUR:
+        start = edge(start, now)
+    return start, end
+
+
 def _number(unit: str, anchor: datetime, local: date) -> int:
     """About which period from the anchor's a local date lies in: right to within one."""
     if unit == "day":
@@ -86,11 +113,9 @@ def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[
         local = (_EPOCH + timedelta(microseconds=now)).astimezone(tz)
         if unit == "hour":
             if fixed is None:
-                offset = local.utcoffset() or timedelta()
-                phase = -(offset // _MICROSECOND) % _HOUR
-            else:
-                phase = instant(fixed.replace(tzinfo=tz)) % _HOUR
-            current = now - (now - phase) % _HOUR
+                current, following = _hour(tz, now)
+                return _hour(tz, current - 1)[0], current, following, _hour(tz, following)[1]
+            current = now - (now - instant(fixed.replace(tzinfo=tz))) % _HOUR
             return current - _HOUR, current, current + _HOUR, current + 2 * _HOUR
         start = fixed or _DEFAULT_ANCHOR
         number = _number(unit, start, local.date()) + 1
