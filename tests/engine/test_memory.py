@@ -1,0 +1,66 @@
+"""What a key costs the server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from ratelimits.engine import ANY
+from tests.engine.asking import NOW, SECOND, ask, limit
+
+
+def bytes_of_states(client: redis.Redis) -> int:
+    """MEMORY USAGE of every key that holds a state."""
+    return sum(client.memory_usage(key, samples=0) for key in client.keys("*") if not key.endswith(b"head"))
+
+
+@pytest.mark.parametrize(("rate", "most"), [(10, 200), ("33.333333", 224)])
+def test_three_rules_of_fixed_size_of_one_key_share_a_string(
+    redis_client: redis.Redis, rate: object, most: int
+) -> None:
+    limits = [
+        limit("token_bucket", name="per-second", capacity=100, rate=rate, key="api_key:12345678"),
+        limit("fixed_window", name="per-hour", capacity=10_000, period=3600, key="api_key:12345678"),
+        limit("calendar_window", name="per-month", capacity=1_000_000, key="api_key:12345678"),
+    ]
+    for number in range(5):
+        ask(*limits, now=NOW + number)
+    assert bytes_of_states(redis_client) <= most
+
+
+@pytest.mark.parametrize("apart", [1, 997, 3 * SECOND + 1])
+def test_a_log_of_1000_hits_takes_less_than_12_kb(redis_client: redis.Redis, apart: int) -> None:
+    log = limit("sliding_log", capacity=1000, period=86_400)
+    for number in range(1000):
+        assert ask(log, now=NOW + number * apart).allowed
+    assert bytes_of_states(redis_client) < 12 * 1024
+
+
+def test_hits_of_one_moment_are_one_entry(redis_client: redis.Redis) -> None:
+    log = limit("sliding_log", capacity=10**6, period=86_400, cost=1000)
+    for _ in range(1000):
+        ask(log)
+    assert bytes_of_states(redis_client) < 400
+
+
+def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis_client: redis.Redis) -> None:
+    window = limit("sliding_window", capacity=10**6, period=60, sub_windows=10)
+    for number in range(500):
+        ask(window, now=NOW + number * SECOND)
+    assert bytes_of_states(redis_client) < 250
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["gcra", "leaky_bucket", "leaky_bucket_queue", "smooth_bursty", "smooth_warming_up"]
+)
+def test_a_bucket_takes_as_much_whatever_happens_to_it(redis_client: redis.Redis, algorithm: str) -> None:
+    for number in range(300):
+        ask(limit(algorithm, rate="33.333333"), now=NOW + number * 12_345, timeout=ANY)
+    assert bytes_of_states(redis_client) < 200
+
+
+def test_leases_that_ended_are_dropped(redis_client: redis.Redis) -> None:
+    places = limit("concurrency", capacity=10, lease_ttl=1)
+    for number in range(300):
+        ask(places, now=NOW + number * SECOND)
+    assert bytes_of_states(redis_client) < 600

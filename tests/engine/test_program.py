@@ -1,0 +1,108 @@
+"""What of a decision is compiled once."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from ratelimits.engine.limits import ALGORITHMS, CalendarWindow, Mode
+from ratelimits.engine.program import Program, Term, program
+from tests.engine.asking import MONTHS, NOW, limit
+
+
+def term(algorithm: str, /, key: int = 0, slot: int = 0, mode: Mode = Mode.ENFORCE, **numbers: object) -> Term:
+    made = limit(algorithm, **numbers)  # type: ignore[arg-type]
+    return Term(made.algorithm, made.name, key, slot, mode)
+
+
+def test_the_same_terms_are_the_same_program() -> None:
+    assert program((term("gcra"),)) is program((term("gcra"),))
+    assert program((term("gcra"),)) == Program((term("gcra"),)) != Program((term("gcra", capacity=3),))
+
+
+def test_a_kept_program_is_its_terms() -> None:
+    one = program((term("calendar_window"), term("sliding_log", name="log")))
+    one.packed(NOW)
+    kept = pickle.dumps(one)
+    assert pickle.loads(kept) is one
+    assert len(kept) < 1000
+
+
+@pytest.mark.parametrize("other", ["same", "plumless"])
+def test_two_limits_of_one_key_are_told_apart_by_name(other: str) -> None:
+    # "plumless" and "buckeroo" are the usual example of two words with one CRC-32.
+    first = "same" if other == "same" else "buckeroo"
+    terms = term("gcra", name=first), term("token_bucket", name=other)
+    with pytest.raises(ValueError, match=rf"^two limits of one key are named '{other}' and '{first}': rename one$"):
+        program(terms)
+    assert program((terms[0], replace(terms[1], key=1)))
+
+
+def test_a_decision_takes_so_many_limits() -> None:
+    assert program(tuple(term("gcra", key=number) for number in range(120)))
+    with pytest.raises(ValueError, match=r"^a decision takes at most 120 limits$"):
+        program(tuple(term("gcra", key=number) for number in range(121)))
+
+
+def test_a_key_has_one_packed_state_and_own_ones_where_they_are_needed() -> None:
+    one = program(tuple(term(name, name=name, key=number % 2) for number, name in enumerate(ALGORITHMS)))
+    packed, own = one.places[: one.packed_states], one.places[one.packed_states :]
+    assert packed == ((0, None), (1, None))
+    assert sorted(name[0] for _key, name in own if name) == ["c", "l", "w"]
+    assert program((term("sliding_window"),)).packed_states == 0
+
+
+def test_the_script_knows_the_algorithms_of_the_program_and_no_others() -> None:
+    text = program((term("sliding_log"),)).script.text
+    assert b"A[8] =" in text
+    assert b"A[1]" not in text
+    assert b"A[9] =" in program((term("smooth_warming_up"),)).script.text
+
+
+def test_without_a_calendar_a_program_is_always_right() -> None:
+    one = program((term("gcra"), term("fixed_window", name="window")))
+    assert one.packed(0) is one.packed(NOW)
+    assert (one.packed(0).start, one.packed(0).end) == (float("-inf"), float("inf"))
+
+
+def test_with_calendars_it_is_right_until_the_first_of_them_ends() -> None:
+    one = program(
+        (
+            term("calendar_window", name="month"),
+            term("calendar_window", name="day", calendar_unit="day"),
+            term("gcra", name="other"),
+        )
+    )
+    day = NOW // 86_400_000_000 * 86_400_000_000
+    now = one.packed(NOW)
+    assert (now.start, now.end) == (day, day + 86_400_000_000)
+    assert one.packed(NOW + 1) is now
+    last = one.packed(MONTHS[2] - 1)
+    assert (last.start, last.end) == (MONTHS[2] - 86_400_000_000, MONTHS[2])
+    assert last.program != now.program
+
+
+@pytest.mark.parametrize(
+    ("terms", "short"),
+    [
+        ((term("token_bucket"), term("gcra", name="b"), term("leaky_bucket", name="c")), True),
+        ((term("fixed_window"), term("calendar_window", name="b")), True),
+        ((term("token_bucket", rate=3, period=7),), True),
+        ((term("token_bucket", initial="empty"),), False),
+        ((term("fixed_window", window_start="first_hit"),), False),
+        ((term("token_bucket", mode=Mode.SHADOW),), False),
+        ((term("leaky_bucket_queue"),), False),
+        ((term("token_bucket"), term("sliding_log", name="b")), False),
+        ((), False),
+    ],
+)
+def test_the_short_way_is_for_full_buckets_and_aligned_windows(terms: tuple[Term, ...], short: bool) -> None:
+    assert bool(program(terms).packed(NOW).short) is short
+
+
+def test_a_calendar_is_placed_by_the_moment_that_is_asked_about() -> None:
+    algorithm = limit("calendar_window").algorithm
+    assert isinstance(algorithm, CalendarWindow)
+    assert algorithm.params(NOW)[:4] == MONTHS

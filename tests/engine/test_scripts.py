@@ -1,0 +1,51 @@
+"""The scripts as they are put together and as the server takes them."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from itertools import combinations
+
+import pytest
+import redis
+
+from ratelimits.engine.limits import ALGORITHMS
+from ratelimits.engine.scripts import deciding, read
+
+FILES = sorted({kind.script for kind in ALGORITHMS.values()})
+
+
+def test_every_algorithm_has_its_file() -> None:
+    names = {path.name for path in (files("ratelimits") / "lua").iterdir()}
+    assert {f"{name}.lua" for name in FILES} <= names
+
+
+@pytest.mark.parametrize(
+    "names", [frozenset(pair) for pair in combinations(FILES, 2)] + [frozenset(), frozenset(FILES)]
+)
+def test_any_set_of_algorithms_makes_a_script_that_the_server_takes(
+    redis_client: redis.Redis, names: frozenset[str]
+) -> None:
+    script = deciding(names)
+    assert redis_client.script_load(script.text) == script.sha.decode() == hashlib.sha1(script.text).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "names", [("publish",), ("batch", "seal"), ("drop",), ("pending",), ("batch", "usage", "count")]
+)
+def test_every_other_script_is_taken_too(redis_client: redis.Redis, names: tuple[str, ...]) -> None:
+    assert redis_client.script_load(read(*names).text)
+
+
+def test_a_script_is_read_once() -> None:
+    assert read("publish") is read("publish")
+    assert deciding(frozenset({"level"})) is deciding(frozenset({"level"}))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (files("ratelimits") / "lua").iterdir()))
+def test_a_file_says_what_it_is_and_makes_no_text_of_numbers_by_itself(name: str) -> None:
+    text = (files("ratelimits") / "lua" / name).read_text()
+    assert text.startswith("-- ")
+    # tostring and cjson keep fourteen digits, fewer than a moment in microseconds has.
+    assert "tostring" not in text
+    assert "cjson" not in text
