@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ratelimits.embedded import die_with_parent
 from tests.end_to_end.conftest import ROOT
 
 DEMO = [sys.executable, "manage.py", "demo", "--requests", "300"]
@@ -65,7 +66,13 @@ def demo_that_stays_up(demo_environment: dict[str, str], tmp_path: Path) -> Iter
     output = tmp_path / "output"
     with output.open("wb") as written:
         process = subprocess.Popen(
-            DEMO, cwd=ROOT, env=demo_environment, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+            DEMO,
+            cwd=ROOT,
+            env=demo_environment,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
         )
     deadline = time.monotonic() + 90
     while b"Press Ctrl-C" not in output.read_bytes():
