@@ -4,6 +4,7 @@
 
 A layer is timed whole, with all that lies below it, interleaved with the others on one core; what it adds is its own.
 Steps are timed by themselves, in a loop, which flatters them: nothing has pushed them out of the processor's caches.
+The last table has functions as they run in place, each without the others that it calls.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     core = servers.cores()[0]
     with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
-        from benchmarks import ours
+        from benchmarks import in_place, inside, ours
 
         ours.save_rules()
         servers.pin(core)
         about = report.machine(redis_server.url)
         whole, parts = layers(redis_server.url), steps()
         timed = interleaved([*whole, *parts], options.rounds, options.calls)
+        found = inside.watch(in_place.asked("ours"), options.rounds * options.calls)
     run = report.run_json(
         "breakdown",
         {**about, "load_behind": report.load()},
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         [],
         layers=_added([timed[case.name] for case in whole]),
         steps={case.name: timed[case.name].to_json() for case in parts},
+        inside=found,
     )
     print(text_of(run))
     report.write(run, options.out)
@@ -158,6 +161,10 @@ def text_of(run: dict[str, Any]) -> str:
     """The run as tables."""
     rows = [(one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in run["layers"].values()]
     ordered = sorted(run["steps"].values(), key=lambda one: -one["median_us"])
+    inside = run["inside"]
+    functions = [(one["function"], one["calls"], one["own_us"], one["low_us"]) for one in inside["functions"]]
+    whole = f"{inside['whole_us']:,.1f} µs a request, {inside['wrapped_us']:,.1f} while watched"
+    gone = [f"Gone, so not watched: {', '.join(inside['gone'])}."] if inside["gone"] else []
     return "\n\n".join(
         [
             report.table(("layer, with all below it", "median µs", "adds µs", "at best µs"), rows),
@@ -165,6 +172,8 @@ def text_of(run: dict[str, Any]) -> str:
                 ("step, by itself", "median µs", "at best µs"),
                 [(one["title"], one["median_us"], one["min_us"]) for one in ordered],
             ),
+            report.table((f"function, in place ({whole})", "calls", "own µs", "10th percentile"), functions),
+            *gone,
         ]
     )
 

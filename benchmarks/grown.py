@@ -131,7 +131,9 @@ def _load_all() -> Any:
     """Everything that is said of any key, as a process has it once it has seen keys of all shards."""
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
+    from ratelimits.rules import loader
 
+    loader.PATIENCE = 600.0  # a request would not wait so long; it asks for one shard
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(every))
     snapshot._with(every)

@@ -131,7 +131,7 @@ def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None =
 
 _COLOURS = {"floor": "#9aa5b1", "ours": "#2563eb", "peer": "#d97706"}
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
-_ROW, _LEFT, _WIDTH, _TOP = 24, 330, 900, 56
+_ROW, _LEFT, _WIDTH, _TOP = 24, 360, 900, 56
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> str:

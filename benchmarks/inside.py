@@ -1,0 +1,121 @@
+"""Where one request's time goes, function by function, as it happens: between trips to the server, in cold caches.
+
+Functions are wrapped one by one; a time is a function's own, without that of other wrapped functions that it calls. The
+wrappers cost a little, which the sum shows beside the whole without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from functools import wraps
+from statistics import median
+from typing import Any
+
+#: Module, and the name in it under which its caller finds the function. One that is gone is left out, and said.
+FUNCTIONS = (
+    "ratelimits.throttling:QuotaThrottle.allow_request",
+    "ratelimits.throttling:costs_of",
+    "ratelimits.throttling:identify",
+    "ratelimits.identity:api_key_of",
+    "ratelimits.identity:address_of",
+    "ratelimits.identity:_proxies",
+    "ratelimits.identity:network",
+    "ratelimits.throttling:check_and_wait",
+    "ratelimits.quota:check",
+    "ratelimits.quota:valid",
+    "ratelimits.quota:_routes_by",
+    "ratelimits.quota:_answer",
+    "ratelimits.quota:Answer.headers",
+    "ratelimits.quota:server",
+    "ratelimits.quota:ask",
+    "ratelimits.quota:run",
+    "ratelimits.rules:current",
+    "ratelimits.engine.denied:DenyCache.look",
+    "ratelimits.engine.decide:nonce",
+    "ratelimits.engine.decide:read",
+    "ratelimits.engine.decide:Decision.__init__",
+    "ratelimits.engine.call:Command.to",
+    "ratelimits.engine.wire:Wire.call",
+    "ratelimits.engine.wire:Wire._take",
+    "ratelimits.engine.wire:_ask",
+    "redis.connection:Connection.send_packed_command",
+    "redis.connection:Connection.read_response",
+)
+#: What a wrapper costs its caller, about, in ns.
+_WRAPPER = 130
+
+
+class Watch:
+    """Wraps functions, and keeps how long each call of each took by itself, in ns."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, list[int]] = {}
+        self.gone: list[str] = []
+        self._inner: list[int] = []
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Watch:
+        for name in FUNCTIONS:
+            module, _colon, path = name.partition(":")
+            *places, last = path.split(".")
+            holder: Any = importlib.import_module(module)
+            for place in places:
+                holder = getattr(holder, place, None)
+            function = getattr(holder, last, None)
+            if function is None:
+                self.gone.append(name)
+                continue
+            self._undo.append((holder, last, function))
+            setattr(holder, last, self._wrapped(name, function))
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        for holder, last, function in self._undo:
+            setattr(holder, last, function)
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        own, inner, clock = self.own.setdefault(name, []), self._inner, time.perf_counter_ns
+
+        @wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            start = clock()
+            inner.append(0)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                elapsed = clock() - start
+                own.append(elapsed - inner.pop())
+                if inner:
+                    inner[-1] += elapsed + _WRAPPER
+
+        return watched
+
+
+def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
+    """The functions' own times in so many calls, the longest first, and the whole with and without wrappers; in µs."""
+
+    def whole() -> float:
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter_ns()
+            call()
+            times.append(time.perf_counter_ns() - start)
+        return median(times) / 1000
+
+    alone = whole()
+    with Watch() as watching:
+        wrapped = whole()
+    functions = [
+        {
+            "function": name.replace(":", "."),
+            "calls": round(len(times) / calls, 2),
+            "own_us": round(median(times) / 1000, 3),
+            "low_us": round(sorted(times)[len(times) // 10] / 1000, 3),
+        }
+        for name, times in watching.own.items()
+        if times
+    ]
+    functions.sort(key=lambda one: -one["calls"] * one["own_us"])
+    return {"whole_us": round(alone, 3), "wrapped_us": round(wrapped, 3), "functions": functions, "gone": watching.gone}
