@@ -6,9 +6,11 @@ from typing import Any
 
 import openpyxl
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
+from django.db import connections
 from django.test import AsyncClient, Client
 from django.urls import path
 
@@ -137,4 +139,5 @@ async def test_under_asgi_it_is_streamed_too(async_client: AsyncClient, admin_us
     await async_client.aforce_login(admin_user)
     response = await async_client.get(f"{REPORTS}{report.pk}/download/", {"format": "json"})
     chunks = [chunk async for chunk in response]  # type: ignore[attr-defined]
+    await sync_to_async(connections.close_all)()
     assert json.loads(b"".join(chunks))["lines"][0]["account"] == "acme"

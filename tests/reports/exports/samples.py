@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 from ratelimits.reports.rows import FINAL, Row
@@ -103,8 +104,16 @@ def measure(name: str, count: int) -> None:
 
     start = perf_counter()
     size = sum(len(chunk) for chunk in FORMATS[name].stream(rows(count)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(size, peak, f"{perf_counter() - start:.1f}")
+    print(size, peak(), f"{perf_counter() - start:.1f}")
+
+
+def peak() -> int:
+    """The most memory, in bytes, that this process has had since it was started."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would be that of the process that started this one, if it was larger
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":
