@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 from django.db import connections, transaction
 from django.utils import timezone
@@ -23,7 +24,7 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.usage import crash, gaps
-from ratelimits.usage.packet import Packet, canonical, chained, checksum, values
+from ratelimits.usage.packet import Packet, chained, values
 
 _COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
 _CHUNK = 2000
@@ -103,11 +104,11 @@ def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: s
         return quarantine(using, state, packet, "a compacted batch came again with other contents")
     if known.content == packet.content:
         return Outcome.KNOWN
-    held = {tuple(row[:7]): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
+    held = {tuple(map(str, row[:7])): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
     for line in packet.lines:
         counted = values(line)
         most = held.get(tuple(counted[:7]))
-        if most is None or any(int(now) > int(before) for now, before in zip(counted[7:], most, strict=True)):
+        if most is None or any(int(now) > before for now, before in zip(counted[7:], most, strict=True)):
             return quarantine(using, state, packet, "it came again with something in it that the ledger does not have")
     gaps.declare(
         using,
@@ -129,7 +130,7 @@ def quarantine(
     using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
 ) -> Outcome:
     """Keep a batch aside, whole, and freeze the shard's watermark. Under the shard's lock."""
-    content: Any = list(packet.lines) if packet else fields
+    content: Any = [line.decode() for line in packet.lines] if packet else fields
     QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
         name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
@@ -144,7 +145,7 @@ def quarantine(
 
 def checksum_of(fields: Any) -> str:
     """A digest of fields that are no readable batch."""
-    return f"{checksum(canonical([str(fields)])):08x}"
+    return f"{crc32(str(fields).encode()):08x}"
 
 
 def _insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
@@ -177,7 +178,7 @@ def _insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
     state.head = digest
 
 
-def write_lines(using: str, batch: Batch, lines: Sequence[str]) -> None:
+def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     """Insert the canonical lines of a batch: by COPY where the database is PostgreSQL, else in chunks."""
     if len(lines) >= LINES_PER_BATCH:
         raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
@@ -187,11 +188,13 @@ def write_lines(using: str, batch: Batch, lines: Sequence[str]) -> None:
     columns = ", ".join(map(connection.ops.quote_name, _COLUMNS))
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
-            rows = "".join([f"{first + i}\t{batch_id}\t{line}\t{checksum(line)}\n" for i, line in enumerate(lines)])
+            rows = [b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first)]
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                copy.write(rows)
+                copy.write(b"".join(rows))
             return
         statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
-        tuples = ((first + i, batch_id, *values(line), checksum(line)) for i, line in enumerate(lines))
+        tuples: Iterator[tuple[int | str, ...]] = (
+            (pk, batch_id, *values(line), crc32(line)) for pk, line in enumerate(lines, first)
+        )
         while chunk := list(islice(tuples, _CHUNK)):
             cursor.executemany(statement, chunk)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _write(path: Path, batches: list[Batch]) -> str:
         # Without a name and a time in its header the same batches make the same file.
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
             for text in _texts(batches):
-                data = text.encode() + b"\n"
+                data = text + b"\n"
                 digest.update(data)
                 out.write(data)
             out.write(f"end {digest.hexdigest()}\n".encode())
@@ -119,38 +120,38 @@ def _write(path: Path, batches: list[Batch]) -> str:
     return digest.hexdigest()
 
 
-def _texts(batches: list[Batch]) -> Iterator[str]:
-    yield _HEADER
+def _texts(batches: list[Batch]) -> Iterator[bytes]:
+    yield _HEADER.encode()
     for batch in batches:
         values = {name: getattr(batch, name) for name in _FIELDS}
-        yield json.dumps({**values, "parts": bytes(batch.parts).hex()}, sort_keys=True)
+        yield json.dumps({**values, "parts": bytes(batch.parts).hex()}, sort_keys=True).encode()
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_CHUNK):
             yield canonical(row)
 
 
-def read(path: Path) -> Iterator[tuple[Batch, list[str]]]:
+def read(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
     """The batches of a file, not saved, each with its canonical lines. ArchiveError for a file that is not whole."""
     digest = hashlib.sha256()
 
-    def text() -> str:
+    def text() -> bytes:
         data = source.readline()
         if not data.endswith(b"\n"):
             raise ArchiveError(f"{path} ends too early")
         if not data.startswith(b"end "):
             digest.update(data)
-        return data[:-1].decode()
+        return data[:-1]
 
     try:
         with gzip.open(path, "rb") as source:
-            if text() != _HEADER:
+            if text() != _HEADER.encode():
                 raise ArchiveError(f"{path} is no archive of a ledger")
-            while not (head := text()).startswith("end "):
+            while not (head := text()).startswith(b"end "):
                 values: dict[str, Any] = json.loads(head)
                 batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
                 yield batch, [text() for _number in range(batch.line_count)]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise error if isinstance(error, ArchiveError) else ArchiveError(f"{path}: {error}") from error
-    if head != f"end {digest.hexdigest()}":
+    if head != f"end {digest.hexdigest()}".encode():
         raise ArchiveError(f"{path} was changed after it was written")
 
 
@@ -173,7 +174,7 @@ def restore(using: str, path: Path) -> int:
     return len(batches)
 
 
-def _insert(using: str, batches: list[tuple[Batch, list[str]]]) -> None:
+def _insert(using: str, batches: list[tuple[Batch, list[bytes]]]) -> None:
     for batch, lines in batches:
         batch.pk = None
         batch.save(using=using, force_insert=True)

@@ -102,7 +102,7 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
     return Compacted(shard, len(batches), before, len(lines))
 
 
-def _added(using: str, batches: Sequence[Batch]) -> list[str]:
+def _added(using: str, batches: Sequence[Batch]) -> list[bytes]:
     """The canonical lines of all of them together."""
     totals: dict[tuple[str | int, ...], list[int]] = {}
     for start in range(0, len(batches), _AT_ONCE):
@@ -116,7 +116,7 @@ def _added(using: str, batches: Sequence[Batch]) -> list[str]:
     return sorted(canonical([*subject, *counts]) for subject, counts in totals.items())
 
 
-def _joined(batches: Sequence[Batch], lines: Sequence[str]) -> Batch:
+def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
     first, last = batches[0], batches[-1]
     joined = Batch(
         shard=first.shard,

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import redis
 from django.db import transaction
@@ -25,13 +28,15 @@ from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.apply import Outcome, apply, quarantine
 from ratelimits.usage.fence import fence
-from ratelimits.usage.packet import Unreadable, packet
+from ratelimits.usage.packet import Packet, Unreadable, packet
 
 logger = logging.getLogger(__name__)
 
 #: Batches of one shard that one pass takes: they are listed, fenced and applied together.
 BATCHES_PER_PASS = 64
-_SCAN = 1000
+_SCAN = 2500
+#: Batches that are read before the database has taken the ones before them.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,10 @@ def drain() -> Drained:
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
-        progress = [_drain_shard(here, using, each, done) for each in busy[start:] + busy[:start]]
+        with closing(_read_ahead(here, busy[start:] + busy[:start])) as batches:
+            more = _drain_shards(here, using, batches, done)
         _move_idle(using, [each for each in found if not each.count])
-        if not any(progress):
+        if not more:
             return done
 
 
@@ -149,17 +155,64 @@ def _move_idle(using: str, idle: list[Waiting]) -> None:
         rows.filter(watermark__lt=mark, frozen=False, run=idle[0].run).update(watermark=mark)
 
 
-def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool:
-    """Apply what was listed of a shard; whether more waits that this drainer should go on with."""
-    for name in each.batches:
-        outcome = _drain_batch(here, using, each, name, done)
+class _Read(NamedTuple):
+    """A batch as it was read, or why it could not be; `last` of those listed of its shard."""
+
+    each: Waiting
+    name: str
+    packet: Packet | Exception
+    last: bool
+
+
+def _read(here: Server, each: Waiting, name: str) -> _Read:
+    found: Packet | Exception
+    try:
+        found = packet(each.shard, _fields(here.wire.client, here.keyspace.batch(each.shard, name)))
+    except (Unreadable, ResponseError) as error:
+        found = error
+    return _Read(each, name, found, name == each.batches[-1])
+
+
+def _read_ahead(here: Server, busy: list[Waiting]) -> Generator[_Read]:
+    """The batches in order, the next ones read while the database takes one: bounded memory, both at work."""
+    jobs = ((each, name) for each in busy for name in each.batches)
+    with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
+        ahead = deque(reader.submit(_read, here, *job) for job in islice(jobs, _AHEAD))
+        try:
+            while ahead:
+                read = ahead.popleft().result()
+                ahead.extend(reader.submit(_read, here, *job) for job in islice(jobs, 1))
+                yield read
+        finally:
+            reader.shutdown(cancel_futures=True)
+
+
+def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drained) -> bool:
+    """Apply what was listed; whether more waits that this drainer should go on with."""
+    busy: set[int] = set()
+    more = False
+    for read in batches:
+        each, name = read.each, read.name
+        if each.shard in busy:
+            continue
+        outcome = _drain_batch(here, using, read, done)
         done.outcomes[outcome] += 1
         if outcome is Outcome.BUSY:
-            return False
+            # Another drainer has the shard, and will go on with it.
+            busy.add(each.shard)
+            continue
         _drop(here, each.shard, name)
         crash.reached("drain:dropped")
-    if each.count > len(each.batches):
-        return True
+        if read.last:
+            if each.count > len(each.batches):
+                more = True
+            else:
+                _move(using, each)
+    return more
+
+
+def _move(using: str, each: Waiting) -> None:
+    """All that waited in a shard is in the ledger: its watermark moves up to the seal before."""
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, each.shard)
         crash.reached("drain:watermark-locked")
@@ -168,29 +221,26 @@ def _drain_shard(here: Server, using: str, each: Waiting, done: Drained) -> bool
             state.watermark = each.sealed_at
             state.save(using=using, update_fields=["watermark"])
     crash.reached("drain:watermark-written")
-    return False
 
 
-def _drain_batch(here: Server, using: str, each: Waiting, name: str, done: Drained) -> Outcome:
-    key = here.keyspace.batch(each.shard, name)
-    try:
-        read = packet(each.shard, _fields(here.wire.client, key))
-    except (Unreadable, ResponseError) as error:
-        outcome = _unreadable(here, using, each, name, str(error))
+def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcome:
+    each, name, found, _last = read
+    if isinstance(found, Exception):
+        outcome = _unreadable(here, using, each, name, str(found))
     else:
         crash.reached("drain:read")
-        outcome = apply(using, read, done.fsync, wait=False)
+        outcome = apply(using, found, done.fsync, wait=False)
         if outcome is Outcome.APPLIED:
-            done.lines += len(read.lines)
+            done.lines += len(found.lines)
     if outcome not in (Outcome.APPLIED, Outcome.KNOWN, Outcome.BUSY):
         logger.error("usage batch %02d:%s was %s", each.shard, name, outcome.name.lower())
     return outcome
 
 
-def _fields(client: redis.Redis, key: str) -> Iterator[tuple[bytes, bytes]]:
+def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     # A hash that is scanned may show a field twice; a sealed batch does not change, so the values are equal.
     seen: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
-    return iter(seen.items())
+    return seen.items()
 
 
 def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> Outcome:

@@ -41,7 +41,7 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         line = canonical(row)
         count += 1
         total += sum(row[len(SUBJECT) :])
-        digest.update(b"\n" + line.encode())
+        digest.update(b"\n" + line)
         if checksum(line) != stored:
             yield f"line {pk} of batch {batch} ({row[0]} {row[1]} {row[2]}) was changed after it was written"
     if count != batch.line_count:
