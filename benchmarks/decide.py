@@ -170,7 +170,8 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
 def text_of(run: dict[str, Any]) -> str:
     """The run as tables."""
     ratios = run["ratios"]
-    columns = [name for name in ("engine_one", "engine_three", "check_three") if name in ratios]
+    against = {"engine_one": "× our 1 rule", "engine_three": "× our 3", "check_three": "× our check"}
+    columns = [name for name in against if name in ratios]
     rows = [
         (
             one["title"],
@@ -182,7 +183,7 @@ def text_of(run: dict[str, Any]) -> str:
         )
         for name, one in run["results"].items()
     ]
-    heads = [f"× our {run['results'][name]['title'].removeprefix('engine, ')}" for name in columns]
+    heads = [against[name] for name in columns]
     out = [report.table(("decision", "", "median µs", "p99 µs", "× PING", *(heads if len(rows) > 1 else ())), rows)]
     rows = [
         (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))

@@ -176,13 +176,19 @@ def capacity(runs: dict[str, Run]) -> str:
     )
 
 
+def _chart(name: str, alternative: str) -> Callable[[dict[str, Run]], str]:
+    return lambda _runs: f"![{alternative}](performance/{name}.svg)"
+
+
 #: Table -> the runs that it is made of, and how.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
     "promises": ((), promises),
+    "decide_chart": (("decide",), _chart("decide", "One decision, as multiples of a raw PING")),
     "decide": (("decide",), decide),
     "in_place": (("decide",), in_place),
     "threads": (("decide",), threads),
+    "end_to_end_chart": (("end_to_end",), _chart("end_to_end", "Requests per second behind gunicorn")),
     "end_to_end": (("end_to_end",), end_to_end),
     "server": (("server",), server),
     "memory": (("server",), memory),
