@@ -243,7 +243,7 @@ if meters > 0 and (op == TRY or op == SETTLE) then
 end
 
 -- 7. The answer.
-local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, wait, at, now}
+local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 0, at, now}
 local remaining, reset
 for i = 1, #limits do
   local l = limits[i]

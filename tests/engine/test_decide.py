@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import redis
 
-from ratelimits.engine import ANY, Limit, peek, reserve, reset, settle
+from ratelimits.engine import (
+    ANY,
+    AlreadySettled,
+    Decision,
+    Limit,
+    adecide,
+    apeek,
+    arefund,
+    arelease,
+    areserve,
+    areset,
+    asettle,
+    decide,
+    peek,
+    reserve,
+    reset,
+    settle,
+)
+from ratelimits.engine.call import Call
+from ratelimits.engine.decide import ask as steps
+from ratelimits.engine.decide import run
 from ratelimits.engine.keys import shard_of
-from ratelimits.engine.limits import ALGORITHMS, LeakyBucket, SmoothWarmingUp
-from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit
+from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, SmoothWarmingUp, TokenBucket
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.server import server
+from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
+from tests.engine.decider import CAPACITIES
 
 
 class TestChangedRates:
@@ -271,3 +301,324 @@ class TestReceiptsOfOlderParameters:
         settle(receipt, [3])
         moved = peek([new], now=now_of_this_machine()).reset_after - before
         assert 0 <= moved + 1 < 1 + 1001
+
+
+#: One of each algorithm that admits ten at once, and then nothing for a long while.
+TENS = {
+    name: {"rate": 1, "period": 1000, "warm_up": 1000, "lease_ttl": 1000, "delay_after": 9, "calendar_unit": "month"}
+    | ({"capacity": 9} if name == "leaky_bucket_queue" else {})
+    for name in ALGORITHMS
+    if not name.startswith("smooth")
+}
+
+
+@pytest.mark.parametrize("algorithm", TENS)
+class TestCosts:
+    def test_ten_pass_and_the_eleventh_does_not(self, algorithm: str) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        answers = [ask(one) for _ in range(11)]
+        assert [answer.allowed for answer in answers] == [True] * 10 + [False]
+        assert [answer.remaining for answer in answers] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+        assert {answer.retry_after for answer in answers[:10]} == {0.0}
+        assert answers[10].retry_after is not None
+        assert answers[10].retry_after > 0
+
+    def test_a_cost_of_nothing_always_passes_and_changes_nothing(
+        self, redis_client: redis.Redis, algorithm: str
+    ) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        assert ask(replace(one, cost=0)).allowed
+        assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
+        ask(replace(one, cost=10))
+        before = everything(redis_client)
+        answer = ask(replace(one, cost=0))
+        assert (answer.allowed, answer.remaining) == (True, 0)
+        assert everything(redis_client) == before
+
+    def test_many_at_once_cost_as_many_as_one_by_one(self, algorithm: str) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        assert ask(replace(one, cost=7)).remaining == 3
+        assert not ask(replace(one, cost=4)).allowed
+        assert ask(replace(one, cost=3)).remaining == 0
+
+    def test_more_than_the_capacity_never_passes_and_makes_no_state(
+        self, redis_client: redis.Redis, algorithm: str
+    ) -> None:
+        one = limit(algorithm, cost=11, **TENS[algorithm])
+        answer = ask(one, timeout=ANY)
+        assert (answer.allowed, answer.retry_after, answer.wait) == (False, None, 0.0)
+        assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
+
+    def test_a_peek_answers_what_a_try_would_and_changes_nothing(
+        self, redis_client: redis.Redis, algorithm: str
+    ) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        for cost in (3, 5, 4, 2, 1):
+            asked = replace(one, cost=cost)
+            before = everything(redis_client)
+            told = peek([asked], now=NOW)
+            if before:
+                assert everything(redis_client) == before
+            answer = ask(asked)
+            assert (told.allowed, told.retry_after) == (answer.allowed, answer.retry_after)
+            assert told.remaining == answer.remaining + (cost if answer.allowed else 0)
+            assert told.receipt is None
+
+    def test_a_refusal_tells_the_moment_from_which_it_passes(self, algorithm: str) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        ask(replace(one, cost=10))
+        retry = ask(replace(one, cost=4)).retry_after
+        assert retry is not None
+        assert not peek([replace(one, cost=4)], now=NOW + micros(retry) - 2).allowed
+        assert peek([replace(one, cost=4)], now=NOW + micros(retry)).allowed
+
+
+class TestSeveral:
+    """Several limits are decided together."""
+
+    def test_the_least_binds_where_all_admit(self) -> None:
+        answer = ask(limit(name="a"), limit(name="b", capacity=3), limit(name="c", capacity=3), cost_of_none())
+        assert (answer.allowed, answer.binding, answer.limit, answer.remaining) == (True, 1, 3, 2)
+        assert [standing.remaining for standing in answer.standings] == [9, 2, 2, 99]
+        assert answer.reset_after == max(standing.reset_after for standing in answer.standings) == 1.0
+
+    def test_the_one_that_refuses_longest_binds_where_some_refuse(self) -> None:
+        quick, slow = limit(name="quick", capacity=1), limit(name="slow", capacity=1, period=100)
+        wide = limit(name="wide")
+        ask(quick, slow, wide)
+        answer = ask(wide, quick, slow)
+        assert (answer.allowed, answer.binding, answer.limit, answer.retry_after) == (False, 2, 1, 100.0)
+        assert [standing.allowed for standing in answer.standings] == [True, False, False]
+        assert [standing.remaining for standing in answer.standings] == [9, 0, 0]
+
+    def test_never_is_longer_than_any_time(self) -> None:
+        tight, small = limit(name="tight", capacity=2, period=10**6, cost=2), limit(name="small", capacity=1, cost=2)
+        ask(replace(tight, cost=2))
+        answer = ask(tight, small)
+        assert (answer.binding, answer.retry_after) == (1, None)
+
+    def test_the_longest_wait_is_the_wait(self) -> None:
+        queue = limit("leaky_bucket_queue", name="queue", rate=2)
+        bucket = limit(name="bucket", capacity=1)
+        for _ in range(2):
+            answer = ask(queue, bucket, timeout=60)
+        assert (answer.allowed, answer.wait) == (True, 1.0)
+
+    def test_what_is_refused_by_one_is_charged_by_none(self, redis_client: redis.Redis) -> None:
+        others = [limit(name, name=name, **TENS[name]) for name in TENS]
+        full = limit(name="full", capacity=1, period=1000)
+        assert ask(*others, full).allowed
+        before = everything(redis_client)
+        for _ in range(3):
+            assert not ask(*others, full).allowed
+        assert everything(redis_client) == before
+
+    def test_each_limit_has_a_cost_of_its_own(self) -> None:
+        answer = ask(limit(name="requests"), limit(name="tokens", capacity=1000, cost=250))
+        assert [standing.remaining for standing in answer.standings] == [9, 750]
+
+    def test_limits_of_several_keys(self) -> None:
+        for number in range(3):
+            answer = ask(limit(key="global", capacity=5), limit(key=f"user:{number}"), account="acme")
+        assert [standing.remaining for standing in answer.standings] == [2, 9]
+
+    def test_two_limits_of_one_key_and_name_are_a_mistake(self) -> None:
+        with pytest.raises(ValueError, match=r"^two limits of one key are named 'default' and 'default': rename one$"):
+            ask(limit(), limit("gcra"))
+        with pytest.raises(ValueError, match=r"^name at least one limit$"):
+            ask()
+
+    @pytest.mark.parametrize("usual", [True, False])
+    def test_entries_of_other_rules_are_copied_as_they_are(self, redis_client: redis.Redis, usual: bool) -> None:
+        others = [limit(name, name=name, **TENS[name]) for name in TENS if name != "sliding_window"]
+        ask(*others)
+        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        before = redis_client.get(key)
+        mine = limit("token_bucket" if usual else "smooth_bursty", name="mine")
+        for _ in range(3):
+            ask(mine)
+        # Behind the second at which all of it may go; mine is in front.
+        assert redis_client.get(key).endswith(before[4:])
+        assert [ask(other).standings[0].remaining for other in others] == [8] * len(others)
+
+    def test_no_partial_charge_among_eight_processes(self, long_run: bool) -> None:
+        times = 1250 if long_run else 125
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.engine.decider", str(seed), str(times)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[2],
+            )
+            for seed in range(8)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        admitted = sum(int(process.communicate("go\n")[0]) for process in processes)
+        assert min(CAPACITIES.values()) - 2 <= admitted <= min(CAPACITIES.values())
+        numbers: dict[str, Any] = {"rate": 1, "period": 10**6, "lease_ttl": 10**6, "window_start": "first_hit"}
+        for number, (name, capacity) in enumerate(CAPACITIES.items()):
+            one = limit(name, name=name, key=f"user:{number % 2}", capacity=capacity, **numbers)
+            assert (name, capacity - peek([one]).remaining) == (name, admitted)
+
+
+def cost_of_none() -> Limit:
+    return limit("fixed_window", name="d", capacity=100, period=1)
+
+
+class TestWaiting:
+    """Each limit of a rule has a longest wait of its own; at_once none waits."""
+
+    def decided(self, waits: dict[str, int], at_once: bool = False) -> Decision:
+        algorithm = limit("leaky_bucket_queue").algorithm
+        terms = tuple(
+            Term(algorithm, name, 0, 0, max_wait=seconds * SECOND if seconds >= 0 else -1)
+            for name, seconds in waits.items()
+        )
+        call = Call(program(terms), ("user:1",), (1,), now=NOW, at_once=at_once)
+        return run(server(), steps(server(), call))
+
+    def test_the_least_patient_limit_refuses_first(self) -> None:
+        waits = {"patient": 5, "hasty": 2}
+        answers = [self.decided(waits) for _ in range(5)]
+        assert [answer.wait for answer in answers] == [0.0, 1.0, 2.0, 0.0, 0.0]
+        assert [answer.allowed for answer in answers] == [True, True, True, False, False]
+        assert (answers[3].binding, answers[3].retry_after) == (1, 1.0)
+
+    def test_at_once_refuses_what_would_have_to_wait_and_charges_nothing(self) -> None:
+        waits = {"patient": 5}
+        self.decided(waits)
+        for _ in range(3):
+            refused = self.decided(waits, at_once=True)
+            assert (refused.allowed, refused.retry_after) == (False, 1.0)
+        assert self.decided(waits).wait == 1.0
+
+    def test_at_once_admits_what_need_not_wait(self) -> None:
+        assert self.decided({"patient": 5}, at_once=True).allowed
+
+
+class TestOddRates:
+    """Rates with six places do not drift: after thousands of decisions the bucket is where the definition has it."""
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket"])
+    @pytest.mark.parametrize(
+        ("rate", "period"),
+        [
+            ("0.9", 1),
+            (3, 7),
+            ("33.333333", 1),
+            (10**6, 2_592_000),
+            ("0.123457", "0.3"),
+            ("999999.999999", 13),
+            (3, 9999),
+        ],
+    )
+    def test_a_bucket_is_where_fractions_have_it(self, algorithm: str, rate: Any, period: Any) -> None:
+        one = limit(algorithm, rate=rate, period=period, capacity=5)
+        assert isinstance(one.algorithm, TokenBucket | Gcra | LeakyBucket)
+        interval, random, now, debt = one.algorithm.interval, Random(7), NOW, Fraction(0)
+        for _ in range(400):
+            elapsed = random.choice([0, 1, int(interval * random.randint(0, 300) / 100)])
+            now, debt, cost = now + elapsed, max(debt - elapsed, Fraction(0)), random.choice([1, 1, 2, 5])
+            allowed = debt + cost * interval <= 5 * interval
+            over = debt + cost * interval - 5 * interval
+            debt += cost * interval if allowed else 0
+            answer = ask(replace(one, cost=cost), now=now)
+            assert answer.allowed == allowed
+            assert answer.remaining == int((5 * interval - debt) / interval)
+            assert micros(answer.retry_after or 0) == (0 if allowed else ceil(over))
+            assert micros(answer.reset_after) == ceil(debt)
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket", "fixed_window", "calendar_window"])
+    @pytest.mark.parametrize("rate", [1, "0.9", "33.333333"])
+    def test_the_short_way_and_the_general_one_decide_alike(self, algorithm: str, rate: Any) -> None:
+        one = limit(algorithm, rate=rate, period=3, capacity=7, calendar_unit="hour")
+        terms, random, now = (Term(one.algorithm, "a", 0, 0), Term(limit(rate=5).algorithm, "b", 0, 1)), Random(3), NOW
+        for _ in range(300):
+            now += random.choice([0, 1, 333_333, 1_000_000, 7_000_000, -5_000_000, 3_600_000_000, -90_000_000])
+            costs = random.choice([1, 1, 2, 8]), random.choice([0, 1, 3])
+            usual, general = (
+                run(server(), steps(server(), Call(program(terms), (key,), costs, now=now, at_once=at_once)))
+                for key, at_once in (("user:1", False), ("user:2", True))
+            )
+            assert usual.reply == general.reply
+
+
+class TestClocks:
+    """A clock that steps back mints nothing, and one that had jumped ahead locks nobody out."""
+
+    @pytest.mark.parametrize("algorithm", TENS)
+    def test_a_step_back_of_a_minute_mints_nothing(self, algorithm: str) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        ask(replace(one, cost=10))
+        for back in (1, SECOND, 60 * SECOND):
+            assert not ask(one, now=NOW - back).allowed
+
+    @pytest.mark.parametrize("algorithm", TENS)
+    def test_a_clock_put_right_by_a_day_keeps_what_is_spent_and_lets_it_come_back_in_time(self, algorithm: str) -> None:
+        one = limit(algorithm, **TENS[algorithm])
+        ask(replace(one, cost=10), now=NOW + DAY)
+        refused = ask(one, now=NOW)
+        assert (refused.allowed, refused.remaining) == (False, 0)
+        assert refused.retry_after is not None
+        assert refused.retry_after <= (1000 if algorithm != "calendar_window" else 31 * 86_400)
+        assert ask(one, now=NOW + micros(refused.retry_after)).allowed
+
+    def test_a_decision_says_the_moment_that_it_was_made_as_at(self) -> None:
+        assert ask(limit()).at == NOW
+        assert ask(limit(), now=NOW - SECOND).at == NOW
+        assert ask(limit(), now=NOW - 61 * SECOND).at == NOW - 61 * SECOND
+
+    def test_the_clock_is_the_servers_to_the_microsecond(self, redis_client: redis.Redis) -> None:
+        before = redis_client.time()
+        at = ask(limit(), now=None).at
+        after = redis_client.time()
+        assert before[0] * SECOND + before[1] <= at <= after[0] * SECOND + after[1]
+
+    def test_this_machines_clock_may_be_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The periods handed over are those of this machine's clock; the script asks for others if they are wrong."""
+        real = time.time_ns
+        for wrong in (-40 * DAY, 400 * DAY, 0):
+            monkeypatch.setattr(time, "time_ns", lambda wrong=wrong: real() + wrong * 1000)
+            answers = [
+                decide([limit("calendar_window", capacity=100, calendar_unit="hour")], account="acme", usage=usage())
+                for _ in range(3)
+            ]
+            assert all(answer.allowed for answer in answers)
+            assert abs(answers[0].at - real() // 1000) < 5 * SECOND
+
+
+class TestAsync:
+    async def test_every_question_has_a_twin_that_is_awaited(self) -> None:
+        one = limit("concurrency")
+        first = await adecide([one])
+        assert (first.allowed, first.remaining) == (True, 9)
+        assert (await apeek([one])).remaining == 9
+        assert (await areserve([one], max_wait=1)).remaining == 8
+        assert first.receipt is not None
+        assert (await arelease(first.receipt)).remaining == 9
+        second = (await adecide([replace(one, cost=5)])).receipt
+        assert second is not None
+        assert (await asettle(second, [2])).remaining == 7
+        with pytest.raises(AlreadySettled):
+            await arefund(second)
+        third = (await adecide([one])).receipt
+        assert third is not None
+        assert (await arefund(third)).remaining == 7
+        assert (await areset([one])).remaining == 10
+
+    async def test_many_at_once_on_one_loop_are_admitted_exactly(self) -> None:
+        one = limit("fixed_window", capacity=40, period=10**6, window_start="first_hit")
+        answers = await asyncio.gather(*(adecide([one]) for _ in range(100)))
+        assert sum(answer.allowed for answer in answers) == 40
+
+    def test_two_loops_and_plain_calls_share_one_limit(self) -> None:
+        one = limit("fixed_window", capacity=100, period=10**6, window_start="first_hit")
+        remaining = [
+            asyncio.run(adecide([one])).remaining,
+            decide([one]).remaining,
+            asyncio.run(adecide([one])).remaining,
+        ]
+        assert remaining == [99, 98, 97]

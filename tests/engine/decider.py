@@ -1,0 +1,39 @@
+"""A process that decides when it is told to: `python -m tests.engine.decider SEED TIMES` waits for a line on its input.
+
+Each request costs 1 to 3 under five limits of five algorithms at once; the answer is the sum of what was admitted.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+import django
+
+#: What each limit holds; the least of them is what all together admit.
+CAPACITIES = {"token_bucket": 700, "fixed_window": 800, "sliding_window": 600, "sliding_log": 900, "concurrency": 500}
+
+
+def work(seed: int, times: int) -> int:
+    from ratelimits.engine import Limit, algorithm_from_json, decide
+
+    random = Random(seed)
+    numbers = {"rate": 1, "period": 1_000_000, "lease_ttl": 1_000_000, "window_start": "first_hit"}
+    algorithms = [
+        algorithm_from_json({"algorithm": name, "capacity": capacity, **numbers})
+        for name, capacity in CAPACITIES.items()
+    ]
+    admitted = 0
+    for _ in range(times):
+        cost = random.randint(1, 3)
+        limits = [Limit(f"user:{number % 2}", one, one.id, cost) for number, one in enumerate(algorithms)]
+        random.shuffle(limits)
+        admitted += cost if decide(limits).allowed else 0
+    return admitted
+
+
+if __name__ == "__main__":
+    django.setup()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(work(int(sys.argv[1]), int(sys.argv[2])), flush=True)
