@@ -49,8 +49,9 @@ Changed rule
   is then that moment. A list replaces a list of the same length, position by position.
 - Another algorithm starts afresh. A level keeps what is spent; the queue what is ahead, in permits.
 - `fixed_window`: a count whose window is still open moves into the window current under the new rule; `first_hit`
-  keeps the old window's start if that is still open under the new period, else the window opens at the change. An
-  epoch window without a count is no window; one whose clock jumps in the same line keeps its distance in time.
+  keeps the old window's start if that is still open under the new period, else the window opens at the change. A
+  window without a count is none under another period or start; an epoch window whose clock jumps in the same line
+  keeps its distance in time.
 - `calendar_window`: a count whose period is current moves into the period current under the new rule.
 - `sliding_window`: the count of each live bucket moves to the new bucket that contains the old bucket's start,
   clamped into the newest N; the bucket that is just leaving is live if the new rule is weighted. Nothing moves when

@@ -92,7 +92,7 @@ class FixedWindow(_Windowed):
         assert isinstance(new, FixedWindow)
         if state.start is None or state.start != self.span(state, now)[0]:
             return EMPTY
-        if not state.count and not (self.first_hit and new.first_hit):
+        if not state.count and not (self.first_hit and new.first_hit and self.period == new.period):
             return EMPTY
         return Window(new.span(state, now)[0], state.count)
 
