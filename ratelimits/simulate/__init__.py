@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from ratelimits.simulate.lines import BadLine, Line, Reader, Rules, decoded, read_rules
-from ratelimits.simulate.replay import Outcome, Replay, sandbox
+from ratelimits.simulate.replay import Outcome, Replay, Simulator, sandbox
 from ratelimits.simulate.summary import Summary
 
-__all__ = ["BadLine", "Line", "Outcome", "Reader", "Replay", "Rules", "Summary", "decoded", "read_rules", "sandbox"]
+__all__ = [
+    "BadLine",
+    "Line",
+    "Outcome",
+    "Reader",
+    "Replay",
+    "Rules",
+    "Simulator",
+    "Summary",
+    "decoded",
+    "read_rules",
+    "sandbox",
+]

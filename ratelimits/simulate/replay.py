@@ -1,4 +1,4 @@
-"""One trace on fresh state of its own: lines in, outcomes out, in as few round trips as order allows."""
+"""Traces on fresh state of their own: lines in, outcomes out, in as few round trips as order allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.core.cache import caches
 from django_redis.cache import RedisCache
@@ -85,19 +85,25 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """Replays lines against rules that are decided together; `close` leaves nothing of them behind."""
+    """One trace against rules that are decided together, on state of its own: lines in, calls out."""
 
-    def __init__(self, wire: Wire, rules: Rules) -> None:
-        self._here = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
+    def __init__(self, rules: Rules, prefix: str = "") -> None:
+        """`prefix` is part of its keys, and of no other replay's of the same simulator."""
+        self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._programs: list[Program] = []
-        self._thread: ThreadPoolExecutor | None = None
-        self.rules = rules
         self._take(rules)
 
     def _take(self, rules: Rules) -> None:
-        self.rules = rules
         self._programs.append(program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
+
+    def calls(self, line: Line) -> list[Call]:
+        """What one line asks; the answer to the last call is the line's."""
+        key = self._prefix + line.key
+        if line.rules is not None:
+            return [*self._changes(line, line.rules), self._call(line, key, Op.PEEK, 0)]
+        self._keys[key] = None
+        return [self._call(line, key, line.op, line.cost)]
 
     def _changes(self, line: Line, rules: Rules) -> Iterator[Call]:
         """What brings every key that was seen under new rules; another algorithm forgets what the old one knew."""
@@ -108,33 +114,6 @@ class Replay:
             if replaced:
                 yield self._call(line, key, Op.RESET, 0, program(replaced))
             yield self._call(line, key, Op.CHANGE, 0)
-
-    def run(self, lines: Iterable[Line]) -> Iterator[tuple[Line, Outcome]]:
-        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER calls."""
-        waiting: deque[tuple[list[tuple[Line, int]], Future[list[Decision]]]] = deque()
-        answering: list[tuple[Line, int]] = []
-        calls: list[Call] = []
-        for line in lines:
-            calls += self._calls(line)
-            answering.append((line, len(calls) - 1))
-            if len(calls) >= TOGETHER:
-                # While the server decides on one lot, the next is read; a single thread keeps them in order.
-                self._thread = self._thread or ThreadPoolExecutor(1)
-                waiting.append((answering, self._thread.submit(replay, self._here, calls)))
-                answering, calls = [], []
-                if len(waiting) > 1:
-                    yield from _outcomes(*waiting.popleft())
-        while waiting:
-            yield from _outcomes(*waiting.popleft())
-        if calls:
-            yield from _outcomes(answering, replay(self._here, calls))
-
-    def _calls(self, line: Line) -> list[Call]:
-        """The calls of one line; the last one answers it."""
-        if line.rules is not None:
-            return [*self._changes(line, line.rules), self._call(line, line.key, Op.PEEK, 0)]
-        self._keys[line.key] = None
-        return [self._call(line, line.key, line.op, line.cost)]
 
     def _call(self, line: Line, key: str, op: Op, cost: int, asked: Program | None = None) -> Call:
         timeout = ANY if line.timeout < 0 else line.timeout / MICROSECONDS
@@ -149,14 +128,56 @@ class Replay:
             virtual=True,
         )
 
+    def touched(self) -> Iterator[Call]:
+        """Calls of all states that this replay may have left."""
+        return (Call(each, (key,), (0,), virtual=True) for each in self._programs for key in self._keys)
+
+
+Asked = list[tuple[Replay, Line, int]]
+
+
+class Simulator:
+    """Replays on a server, in a namespace of its own; `close` leaves nothing behind."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._here = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
+        self._thread: ThreadPoolExecutor | None = None
+        self._replays: dict[Replay, None] = {}
+
+    def run(self, lines: Iterable[tuple[Replay, Line]]) -> Iterator[tuple[Replay, Line, Outcome]]:
+        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER calls."""
+        waiting: deque[tuple[Asked, Future[list[Decision]]]] = deque()
+        asked: Asked = []
+        calls: list[Call] = []
+        for one, line in lines:
+            self._replays[one] = None
+            calls += one.calls(line)
+            asked.append((one, line, len(calls) - 1))
+            if len(calls) >= TOGETHER:
+                # While the server decides on one lot, the next is read; a single thread keeps them in order.
+                self._thread = self._thread or ThreadPoolExecutor(1)
+                waiting.append((asked, self._thread.submit(replay, self._here, calls)))
+                asked, calls = [], []
+                if len(waiting) > 1:
+                    yield from _outcomes(*waiting.popleft())
+        while waiting:
+            yield from _outcomes(*waiting.popleft())
+        if calls:
+            yield from _outcomes(asked, replay(self._here, calls))
+
+    def forget(self, replays: Iterable[Replay]) -> None:
+        """Leave nothing of finished replays behind."""
+        forget(self._here, [call for one in replays for call in one.touched()])
+        for one in replays:
+            self._replays.pop(one, None)
+
     def close(self) -> None:
-        """Forget every key, when nothing is under way any more."""
+        """Forget everything, when nothing is under way any more."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
-        nothing: dict[str, Any] = {"costs": (0,), "virtual": True}
-        forget(self._here, [Call(each, (key,), **nothing) for each in self._programs for key in self._keys])
+        self.forget(list(self._replays))
 
-    def __enter__(self) -> Replay:
+    def __enter__(self) -> Simulator:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -168,24 +189,20 @@ class Replay:
                 raise Unavailable(str(lost)) from lost
 
 
-def _outcomes(
-    answering: list[tuple[Line, int]], asked: list[Decision] | Future[list[Decision]]
-) -> Iterator[tuple[Line, Outcome]]:
-    decisions = asked.result() if isinstance(asked, Future) else asked
-    for line, number in answering:
+def _outcomes(asked: Asked, answers: list[Decision] | Future[list[Decision]]) -> Iterator[tuple[Replay, Line, Outcome]]:
+    decisions = answers.result() if isinstance(answers, Future) else answers
+    for one, line, number in asked:
         decision = decisions[number]
         _, allowed, _, remaining, retry_after, reset_after, wait = decision.reply[:7]
         limit = decision.limit
         assert limit is not None
-        yield (
-            line,
-            Outcome(
-                line.at,
-                allowed == 1,
-                wait if allowed else 0,
-                limit,
-                remaining,
-                None if retry_after < 0 else retry_after,
-                reset_after,
-            ),
+        told = Outcome(
+            line.at,
+            allowed == 1,
+            wait if allowed else 0,
+            limit,
+            remaining,
+            None if retry_after < 0 else retry_after,
+            reset_after,
         )
+        yield one, line, told

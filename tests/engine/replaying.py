@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ratelimits.engine.wire import Wire
-from ratelimits.simulate import Outcome, Reader, Replay, read_rules
+from ratelimits.simulate import Outcome, Reader, Replay, Simulator, read_rules
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
@@ -28,14 +28,15 @@ class EngineReplay:
 
     def __init__(self, wire: Wire, rule: Any) -> None:
         rules = read_rules(rule)
-        self.reader, self.replay = Reader(rules), Replay(wire, rules)
+        self.reader, self.replay, self.simulator = Reader(rules), Replay(rules), Simulator(wire)
 
     def step(self, line: dict[str, Any]) -> dict[str, Any]:
         (answer,) = self.run([line])
         return answer
 
     def run(self, lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return (told(outcome) for _, outcome in self.replay.run(map(self.reader.line, lines)))
+        pairs = ((self.replay, self.reader.line(line)) for line in lines)
+        return (told(outcome) for _, _, outcome in self.simulator.run(pairs))
 
 
 @contextmanager
@@ -51,4 +52,4 @@ def opening(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
         yield open_replay
     finally:
         for one in opened:
-            one.replay.close()
+            one.simulator.close()

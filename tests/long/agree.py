@@ -74,7 +74,7 @@ def main() -> int:
 
                 found = first_difference(closing, rule, lines, answers)
                 for one in opened:
-                    one.replay.close()
+                    one.simulator.close()
                 if found is not None:
                     counts["differing"] += 1
                     if counts["differing"] <= options.show:

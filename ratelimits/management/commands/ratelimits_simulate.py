@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, BinaryIO, NoReturn
@@ -16,8 +17,8 @@ from typing import Any, BinaryIO, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 
 from ratelimits.embedded import ServerStartError
-from ratelimits.engine.wire import Unavailable, Wire
-from ratelimits.simulate import BadLine, Line, Reader, Replay, Rules, Summary, decoded, read_rules, sandbox
+from ratelimits.engine.wire import Unavailable
+from ratelimits.simulate import BadLine, Line, Reader, Replay, Rules, Simulator, Summary, decoded, read_rules, sandbox
 
 BAD = 2
 """Exit status after a bad line."""
@@ -69,33 +70,47 @@ class Command(BaseCommand):
                 rules = read_rules(decoded(file.read()))
             except ValueError as error:
                 self._fail(f"{rule}: {error}")
-        summary = Summary() if summarise else None
-        lines = _Trace(rules, ((number, text) for number, text in enumerate(trace, 1) if text.strip()))
-        replay = stack.enter_context(Replay(stack.enter_context(sandbox()), rules))
-        outcomes = replay.run(lines.read())
-        if summary is not None:
-            for line, outcome in outcomes:
+        one = _Replay(rules, ((number, text) for number, text in enumerate(trace, 1) if text.strip()))
+        outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(one.lines())
+        if summarise:
+            summary = Summary()
+            for _, line, outcome in outcomes:
                 summary.add(line, outcome)
         else:
-            while lot := [outcome.json() for _, outcome in islice(outcomes, 1000)]:
+            while lot := [outcome.json() for _, _, outcome in islice(outcomes, 1000)]:
                 self.stdout.write("\n".join(lot))
-        if lines.error is not None:
+        if one.error is not None:
             self.stdout.flush()
-            self._fail(f"line {lines.error.number}: {lines.error}")
-        if summary is not None:
+            self._fail(f"line {one.error.number}: {one.error}")
+        if summarise:
             self.stdout.write("\n".join(summary.text()))
 
     def _batch(self, stack: ExitStack, batch: BinaryIO) -> None:
-        wire = stack.enter_context(sandbox())
-        failed = 0
-        for text in batch:
-            if text.strip():
-                results, error = _one_of_a_batch(wire, text)
-                told = f'{{"results": [{", ".join(results)}]'
-                if error is not None:
-                    failed += 1
-                    told += f', "error": {json.dumps({"line": error.number, "message": str(error)})}'
-                self.stdout.write(told + "}")
+        simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
+        waiting: deque[_Replay] = deque()
+        failed, done = 0, []
+
+        def lines() -> Iterator[tuple[_Replay, Line]]:
+            for number, text in enumerate(batch):
+                if text.strip():
+                    waiting.append(_of_a_batch(text, f"{number}:"))
+                    yield from waiting[-1].lines()
+
+        def finished() -> Iterator[_Replay]:
+            for one, _, outcome in simulator.run(lines()):
+                assert isinstance(one, _Replay)
+                one.results.append(outcome.json())
+                while waiting and waiting[0].complete:
+                    yield waiting.popleft()
+            yield from waiting
+
+        for one in finished():
+            self.stdout.write(one.told())
+            failed += one.error is not None
+            done.append(one)
+            if len(done) >= 500:
+                simulator.forget(done)
+                done = []
         if failed:
             self.stdout.flush()
             self._fail(f"{failed} of the replays ended at a bad line; their results say which")
@@ -105,37 +120,53 @@ class Command(BaseCommand):
         sys.exit(BAD)
 
 
-class _Trace:
-    """Lines of a trace up to the first bad one, which becomes `error`."""
+class _Replay(Replay):
+    """A replay of the lines of a trace up to the first bad one, which becomes `error`."""
 
-    def __init__(self, rules: Rules, texts: Iterator[tuple[int, Any]]) -> None:
-        self.error: BadLine | None = None
+    def __init__(
+        self, rules: Rules, texts: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
+    ) -> None:
+        super().__init__(rules, prefix)
+        self.error = error
+        self.results: list[str] = []
         self._reader = Reader(rules)
         self._texts = texts
+        self._lines = 0
+        self._read = False
 
-    def read(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[tuple[_Replay, Line]]:
         """The lines, as far as they can be read."""
         for number, text in self._texts:
             try:
                 line = self._reader.line(decoded(text) if isinstance(text, bytes) else text)
             except ValueError as error:
                 self.error = BadLine(number, str(error))
-                return
-            yield line
+                break
+            self._lines += 1
+            yield self, line
+        self._read = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every line was read and answered."""
+        return self._read and len(self.results) == self._lines
+
+    def told(self) -> str:
+        """The results as one object of JSON."""
+        told = f'{{"results": [{", ".join(self.results)}]'
+        if self.error is not None:
+            told += f', "error": {json.dumps({"line": self.error.number, "message": str(self.error)})}'
+        return told + "}"
 
 
-def _one_of_a_batch(wire: Wire, text: bytes) -> tuple[list[str], BadLine | None]:
+def _of_a_batch(text: bytes, prefix: str) -> _Replay:
     try:
         data = decoded(text)
         if not isinstance(data, dict) or set(data) != {"rule", "trace"} or not isinstance(data["trace"], list):
             raise ValueError('a replay is an object {"rule": {…} or […], "trace": [{…}, …]}')
-        rules = read_rules(data["rule"])
+        return _Replay(read_rules(data["rule"]), enumerate(data["trace"], 1), prefix)
     except ValueError as error:
-        return [], BadLine(0, str(error))
-    lines = _Trace(rules, enumerate(data["trace"], 1))
-    with Replay(wire, rules) as replay:
-        results = [outcome.json() for _, outcome in replay.run(lines.read())]
-    return results, lines.error
+        return _Replay((), (), prefix, BadLine(0, str(error)))
 
 
 def _opened(name: str) -> BinaryIO:
