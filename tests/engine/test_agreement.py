@@ -14,7 +14,7 @@ from ratelimits.engine.wire import Wire
 from ratelimits.simulate import sandbox
 from tests.engine.replaying import EngineReplay, opening
 from tests.servers import TestServers
-from tests.traces import properties, published
+from tests.traces import cases, guava, properties, published
 from tests.traces.agreement import first_difference, shortest, trace
 from tests.traces.machine import machine
 from tests.traces.strategies import ALGORITHMS, rules, steady_lines
@@ -35,8 +35,8 @@ def open_replay(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
         yield open_replay
 
 
-@pytest.mark.parametrize("case", [*published.EVENTS, *published.TABLES], ids=lambda case: case.name)
-def test_what_other_projects_publish(case: published.Events | published.Table, open_replay: Any) -> None:
+@pytest.mark.parametrize("case", [*guava.EVENTS, *guava.TABLES, *published.TABLES], ids=lambda case: case.name)
+def test_what_other_projects_publish(case: cases.Events | cases.Table, open_replay: Any) -> None:
     case.play(open_replay)
 
 
@@ -46,11 +46,11 @@ def test_trap(trap: Trap, open_replay: Any) -> None:
 
 
 def test_guava_never_bursts_for_more_than_a_second(open_replay: Any) -> None:
-    published.play_bursts_of_a_second(open_replay, 1)
+    guava.play_bursts_of_a_second(open_replay, 1)
 
 
 def test_guava_warm_up_takes_its_time_in_any_portions(open_replay: Any) -> None:
-    published.play_warm_up_in_any_portions(open_replay, 1)
+    guava.play_warm_up_in_any_portions(open_replay, 1)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.reference import Replay as Model
-from tests.traces.published import OpenReplay, Replays
+from tests.traces.cases import OpenReplay, Replays
 from tests.traces.rules import edited, is_large
 from tests.traces.strategies import rules_or_lists
 from tests.traces.traffic import Answer, Line, random_cost, random_timeout, scale, us

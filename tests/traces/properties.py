@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from tests.traces.published import Line, OpenReplay
+from tests.traces.cases import Line, OpenReplay
 from tests.traces.traffic import MICRO
 
 Admitted = list[tuple[Fraction, int]]

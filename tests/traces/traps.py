@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from tests.traces.published import Line, Table, tries
+from tests.traces.cases import Line, Table, tries
 
 Steps = tuple[tuple[Line, dict[str, Any]], ...]
 
