@@ -54,7 +54,7 @@ def retry_after(seconds: float) -> str:
 def legacy(limit: float, remaining: int, reset: float) -> dict[str, str]:
     """The X-RateLimit fields that many clients know; the reset is in seconds from now."""
     return {
-        "X-RateLimit-Limit": f"{limit:g}",
+        "X-RateLimit-Limit": str(limit),
         "X-RateLimit-Remaining": str(remaining),
         "X-RateLimit-Reset": str(ceil(reset)),
     }
