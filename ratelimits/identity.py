@@ -75,19 +75,26 @@ def address_of(request: HttpRequest) -> str | None:
     remote: str | None = request.META.get("REMOTE_ADDR")
     proxies = _proxies()
     forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
+    address = None
     if proxies and forwarded:
         chain = forwarded.split(",")
-        remote = chain[-min(proxies, len(chain))].strip()
-    return network(remote) if remote else None
+        address = network(chain[-min(proxies, len(chain))].strip())
+    # Whatever is no address is not believed: without one, no limit by address would hold.
+    return address or (network(remote) if remote else None)
 
 
 _PREFIX = ~((1 << 64) - 1)
 
 
 def network(text: str) -> str | None:
-    """An address as a key; None for text that is no address (a unix socket's peer, say)."""
+    """An address, with or without a port, as a key; None for text that is none (a unix socket's peer, say)."""
+    host, colon, port = text.partition(":")
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif colon and ":" not in port:
+        text = host
     try:
-        address = ipaddress.ip_address(text.strip("[]"))
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,0 +1,176 @@
+"""Request to identity: whose it is, and never a secret."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import models
+from django.http import HttpRequest
+from django.test import AsyncRequestFactory, RequestFactory
+from rest_framework.request import Request
+
+from project.models import ApiKey
+from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
+
+
+class Token(models.Model):
+    """As DRF's own, whose primary key is the secret."""
+
+    key = models.CharField(max_length=40, primary_key=True)
+
+    class Meta:
+        app_label = "tests"
+        managed = False
+
+    def __str__(self) -> str:
+        return "a token"
+
+
+def request(remote: str | None = "198.51.100.7", forwarded: str | None = None, user: Any = None) -> HttpRequest:
+    made = RequestFactory().get("/")
+    made.META.pop("REMOTE_ADDR")
+    if remote is not None:
+        made.META["REMOTE_ADDR"] = remote
+    if forwarded is not None:
+        made.META["HTTP_X_FORWARDED_FOR"] = forwarded
+    made.user = AnonymousUser() if user is None else user
+    return made
+
+
+def digest(secret: str) -> str:
+    return hashlib.blake2b(secret.encode(), digest_size=12).hexdigest()
+
+
+class TestApiKeys:
+    def test_a_row_is_its_number(self) -> None:
+        assert api_key_of(ApiKey(pk=7)) == "api_key:7"
+
+    def test_a_row_whose_key_is_its_secret_is_a_digest(self) -> None:
+        token = Token(key="9944b09199c62bcf9418ad846dd0e4bbdfc6ee4b")
+        assert api_key_of(token) == f"api_key:{digest(token.key)}"
+        assert token.key not in str(api_key_of(token))
+
+    @pytest.mark.parametrize(
+        ("auth", "key"),
+        [
+            (5, "api_key:5"),
+            (UUID(int=5), f"api_key:{UUID(int=5)}"),
+            ("secret", f"api_key:{digest('secret')}"),
+            (b"secret", f"api_key:{digest('secret')}"),
+            ("ключ", f"api_key:{digest('ключ')}"),
+            (None, None),
+            ("", None),
+            (b"", None),
+            (True, None),
+            ({"sub": "42", "exp": 1}, None),
+            (object(), None),
+            (ApiKey(), None),
+        ],
+    )
+    def test_whatever_authenticates_is_an_id_or_a_digest_or_none(self, auth: object, key: str | None) -> None:
+        assert api_key_of(auth) == key
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [
+            ("203.0.113.9", "ip:203.0.113.9"),
+            ("2001:db8:1:2:3:4:5:6", "ip:2001:db8:1:2::/64"),
+            ("2001:db8:1:2::ffff", "ip:2001:db8:1:2::/64"),
+            ("2001:db8:1:3::1", "ip:2001:db8:1:3::/64"),
+            ("::1", "ip:::/64"),
+            ("::ffff:203.0.113.9", "ip:203.0.113.9"),
+            ("fe80::1%eth0", "ip:fe80::/64"),
+            ("[2001:db8::1]", "ip:2001:db8::/64"),
+            ("[2001:db8::1]:443", "ip:2001:db8::/64"),
+            ("203.0.113.9:51234", "ip:203.0.113.9"),
+            ("", None),
+            ("unknown", None),
+            ("203.0.113.999", None),
+            ("203.0.113.9:80:90", None),
+            ("/run/gunicorn.sock", None),
+            ("203.0.113.9\r\nX-Evil: 1", None),
+        ],
+    )
+    def test_an_address_is_a_network(self, text: str, key: str | None) -> None:
+        assert network(text) == key
+
+    @pytest.mark.parametrize(
+        ("proxies", "forwarded", "address"),
+        [
+            # None configured: whoever asks can write that field, so it is not believed.
+            (0, "192.0.2.1", "ip:198.51.100.7"),
+            (0, None, "ip:198.51.100.7"),
+            (1, None, "ip:198.51.100.7"),
+            (1, "192.0.2.1", "ip:192.0.2.1"),
+            (1, "10.0.0.1, 192.0.2.1", "ip:192.0.2.1"),
+            (2, "10.0.0.1, 192.0.2.1, 192.0.2.2", "ip:192.0.2.1"),
+            (2, "192.0.2.1", "ip:192.0.2.1"),
+            (1, "192.0.2.1:5000", "ip:192.0.2.1"),
+            (1, "[2001:db8::1]:5000", "ip:2001:db8::/64"),
+            # What is no address is not believed either.
+            (1, "192.0.2.1, unknown", "ip:198.51.100.7"),
+            (1, "", "ip:198.51.100.7"),
+            (1, ",", "ip:198.51.100.7"),
+        ],
+    )
+    def test_as_many_proxies_are_believed_as_there_are(
+        self, settings: Any, proxies: int, forwarded: str | None, address: str
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": proxies}
+        assert address_of(request(forwarded=forwarded)) == address
+
+    @pytest.mark.parametrize(
+        ("configured", "address"), [(None, "ip:198.51.100.7"), (0, "ip:198.51.100.7"), (1, "ip:192.0.2.1")]
+    )
+    def test_drfs_own_setting_holds_where_ours_is_not_set(
+        self, settings: Any, configured: int | None, address: str
+    ) -> None:
+        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": configured}
+        assert address_of(request(forwarded="192.0.2.1")) == address
+
+    @pytest.mark.parametrize("remote", [None, "", "unix:"])
+    def test_behind_a_unix_socket_there_is_no_address(self, remote: str | None) -> None:
+        assert address_of(request(remote)) is None
+
+
+class TestIdentities:
+    def test_nobody_is_an_address(self) -> None:
+        assert identify(request()) == Identity(address="ip:198.51.100.7")
+        assert identify(HttpRequest()) == Identity()
+
+    def test_a_user_is_its_own_account_where_nothing_is_said(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+        who = identify(request(user=User(pk=42)))
+        assert who == Identity(user="user:42", account="account:42", address="ip:198.51.100.7")
+        assert (who.owner, who.narrowest) == ("42", "user:42")
+
+    @pytest.mark.parametrize(("account", "key"), [("acme", "account:acme"), (7, "account:7"), (None, None), ("", None)])
+    def test_the_account_is_what_the_project_says(self, settings: Any, account: object, key: str | None) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: account}
+        assert identify(request()).account == key
+
+    def test_drfs_request_brings_its_credential(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: request.auth.account_id}
+        wrapped = Request(request())
+        wrapped.user, wrapped.auth = User(pk=3), ApiKey(pk=9, account_id="acme")
+        who = identify(wrapped)
+        assert (who.user, who.api_key, who.account) == ("user:3", "api_key:9", "account:acme")
+        assert (who.narrowest, who.owner) == ("api_key:9", "acme")
+
+    def test_a_user_that_is_not_saved_is_nobody(self) -> None:
+        assert identify(request(user=User())).user is None
+
+    async def test_async_code_loads_the_user_first(self) -> None:
+        made = AsyncRequestFactory().get("/")
+
+        async def auser() -> User:
+            return User(pk=5)
+
+        made.auser = auser
+        assert (await aidentify(made)).user == "user:5"
