@@ -42,8 +42,17 @@ def process() -> str:
     global _process, _pid
     if _pid != os.getpid():
         _pid, _process = os.getpid(), nonce()
-        _totals.clear()
     return _process
+
+
+def _begin() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _totals.clear()
+
+
+# In a child before it has threads: another one of its parent's may have held the lock just then.
+os.register_at_fork(after_in_child=_begin)
 
 
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:

@@ -1,0 +1,117 @@
+"""What a process says of requests that Redis did not count, or may not have."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ratelimits import witness
+from ratelimits.witness import Place
+
+
+@pytest.fixture(autouse=True)
+def _no_totals() -> Iterator[None]:
+    witness._totals.clear()
+    yield
+    witness._totals.clear()
+
+
+def start() -> int:
+    return int(time.time()) // 900 * 900
+
+
+def test_totals_are_requests_and_units_by_place_and_only_grow() -> None:
+    bin_start = start()
+    witness.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 250})
+    witness.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 50})
+    witness.unanswered("acme", "api_key:1", {"requests": 1})
+    witness.unmetered("", "anonymous", {"requests": 3})
+    assert witness.totals() == {
+        Place("unmetered", "acme", "api_key:1", "requests", bin_start): (2, 2),
+        Place("unmetered", "acme", "api_key:1", "tokens", bin_start): (2, 300),
+        Place("unanswered", "acme", "api_key:1", "requests", bin_start): (1, 1),
+        Place("unmetered", "", "anonymous", "requests", bin_start): (1, 3),
+    }
+    assert witness.totals() == witness.totals()
+
+
+def test_a_total_is_of_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    for moment in (899.9, 900.0, 1799.9):
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        witness.unanswered("acme", "user:1", {"requests": 1})
+    assert {place.bin: counts for place, counts in witness.totals().items()} == {0: (1, 1), 900: (2, 2)}
+
+
+def test_threads_lose_nothing() -> None:
+    def work() -> None:
+        for _ in range(500):
+            witness.unmetered("acme", "user:1", {"requests": 1})
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(requests for requests, _units in witness.totals().values()) == 4000
+
+
+def in_a_child(work: Any) -> str:
+    """What a forked child answers."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: that is what is tested
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+def test_a_forked_child_is_another_process_with_totals_of_its_own() -> None:
+    witness.unmetered("acme", "user:1", {"requests": 1})
+    mine = witness.process()
+
+    def work() -> str:
+        before = len(witness.totals())
+        witness.unmetered("acme", "user:1", {"requests": 1})
+        return f"{witness.process()} {before} {len(witness.totals())}"
+
+    theirs, before, after = in_a_child(work).split()
+    assert theirs != mine == witness.process()
+    assert (before, after) == ("0", "1")
+
+
+def test_a_child_forked_while_another_thread_counts_can_count() -> None:
+    holding, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with witness._lock:
+            holding.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait(10)
+    try:
+
+        def work() -> int:
+            counting = threading.Thread(target=witness.unmetered, args=("a", "k", {"requests": 1}), daemon=True)
+            counting.start()
+            counting.join(5)
+            return int(counting.is_alive())
+
+        assert in_a_child(work) == "0"
+    finally:
+        done.set()
+        thread.join()
