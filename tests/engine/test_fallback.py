@@ -1,0 +1,148 @@
+"""What decides while the server is away."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from ratelimits.engine import fallback
+from ratelimits.engine.fallback import FAILURES, MOST_KEYS, PAUSE, Breaker, LocalLimiter
+from ratelimits.engine.limits import Algorithm
+from tests.engine.asking import limit
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class TestBreaker:
+    def test_it_takes_several_failures_in_a_row(self, clock: Clock) -> None:
+        breaker = Breaker(clock)
+        for _ in range(5):
+            for _ in range(FAILURES - 1):
+                breaker.failed()
+            assert breaker.closed
+            breaker.succeeded()
+        for _ in range(FAILURES):
+            assert breaker.closed
+            breaker.failed()
+        assert not breaker.closed
+
+    def test_after_the_pause_one_call_tries_and_nobody_else(self, clock: Clock) -> None:
+        breaker = Breaker(clock)
+        for _ in range(FAILURES):
+            breaker.failed()
+        clock.now += PAUSE - 0.001
+        assert not breaker.closed
+        clock.now += 0.001
+        assert [breaker.closed for _ in range(3)] == [True, False, False]
+        breaker.failed()
+        assert not breaker.closed
+        clock.now += PAUSE
+        assert breaker.closed
+        breaker.succeeded()
+        assert [breaker.closed for _ in range(3)] == [True] * 3
+
+    def test_a_trial_that_never_came_back_is_made_again(self, clock: Clock) -> None:
+        breaker = Breaker(clock)
+        for _ in range(FAILURES):
+            breaker.failed()
+        for _ in range(3):
+            clock.now += PAUSE
+            assert breaker.closed
+            assert not breaker.closed
+
+
+def asked(
+    algorithm: str, cost: int = 1, key: str = "user:1", name: str = "a", **numbers: Any
+) -> tuple[str, str, Algorithm, int]:
+    return key, name, limit(algorithm, **numbers).algorithm, cost
+
+
+class TestLocalLimiter:
+    @pytest.mark.parametrize(
+        ("algorithm", "numbers", "quota", "seconds"),
+        [
+            ("fixed_window", {"capacity": 5, "period": 10}, 5, 10),
+            ("sliding_log", {"capacity": 5, "period": 10}, 5, 10),
+            ("token_bucket", {"capacity": 5, "rate": 2}, 5, 2.5),
+            ("calendar_window", {"capacity": 5, "calendar_unit": "hour"}, 5, 3600),
+            # Of no fixed length: a minute.
+            ("calendar_window", {"capacity": 5}, 5, 60),
+            ("concurrency", {"capacity": 5}, 5, 60),
+            ("smooth_bursty", {"rate": 5, "capacity": None}, 5, 1),
+            ("leaky_bucket_queue", {"capacity": 0, "rate": 5}, 1, 0.2),
+        ],
+    )
+    def test_a_quota_passes_and_comes_back_over_its_window(
+        self, clock: Clock, algorithm: str, numbers: dict[str, Any], quota: int, seconds: float
+    ) -> None:
+        limiter, one = LocalLimiter(clock), asked(algorithm, **numbers)
+        assert [limiter.admits([one]) for _ in range(quota + 1)] == [True] * quota + [False]
+        clock.now += seconds / quota * 1.001
+        assert [limiter.admits([one]) for _ in range(2)] == [True, False]
+        clock.now += seconds * 2
+        assert [limiter.admits([one]) for _ in range(quota + 1)] == [True] * quota + [False]
+
+    def test_all_or_none_are_charged(self, clock: Clock) -> None:
+        limiter = LocalLimiter(clock)
+        wide, tight = asked("fixed_window", period=60), asked("fixed_window", name="b", capacity=1, period=60)
+        assert limiter.admits([wide, tight])
+        for _ in range(20):
+            assert not limiter.admits([wide, tight])
+        assert [limiter.admits([wide]) for _ in range(10)] == [True] * 9 + [False]
+
+    def test_keys_and_names_are_apart(self, clock: Clock) -> None:
+        limiter = LocalLimiter(clock)
+        for key in ("user:1", "user:2"):
+            for name in ("a", "b"):
+                one = asked("fixed_window", key=key, name=name, capacity=1, period=60)
+                assert [limiter.admits([one]) for _ in range(2)] == [True, False]
+
+    def test_costs(self, clock: Clock) -> None:
+        limiter = LocalLimiter(clock)
+        assert limiter.admits([asked("fixed_window", 10, period=60)])
+        assert limiter.admits([asked("fixed_window", 0, period=60)])
+        assert not limiter.admits([asked("fixed_window", 1, period=60)])
+        assert not limiter.admits([asked("fixed_window", 11, key="user:2", period=60)])
+        assert limiter.admits([])
+
+    def test_it_remembers_so_many_keys_and_forgets_the_longest_unused(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert MOST_KEYS >= 10_000
+        monkeypatch.setattr(fallback, "MOST_KEYS", 3)
+        limiter = LocalLimiter(clock)
+        numbers = {"capacity": 1, "period": 60}
+        for number in range(3):
+            assert limiter.admits([asked("fixed_window", key=f"user:{number}", **numbers)])
+        assert not limiter.admits([asked("fixed_window", key="user:0", **numbers)])
+        assert limiter.admits([asked("fixed_window", key="user:3", **numbers)])
+        assert limiter.admits([asked("fixed_window", key="user:0", **numbers)])
+        assert not limiter.admits([asked("fixed_window", key="user:2", **numbers)])
+
+    def test_threads_are_admitted_as_often_as_the_quota_says(self, clock: Clock) -> None:
+        limiter, one, seen = LocalLimiter(clock), asked("fixed_window", capacity=300, period=60), []
+
+        def work() -> None:
+            seen.append(sum(limiter.admits([one]) for _ in range(200)))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(seen) == 300
