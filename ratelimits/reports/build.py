@@ -179,7 +179,6 @@ def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allow
     included, overage = allowance.split(group["meter"], billable)
     about = (group["meter"], group["key"], group["rule"], group["version"])
     start = group["period"] * SECOND
-    own = report_id(report.account, start)
     late = report.version > 1 or start != report.period_start
     name = report_id(report.account, report.period_start)
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
@@ -192,7 +191,7 @@ def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allow
         unit=unit_of(group["meter"]),
         charge_category=USAGE,
         charge_class=CORRECTION if late else "",
-        corrects_line_id=line_id(own, USAGE, *about) if late else "",
+        corrects_line_id=line_id(report_id(report.account, start), USAGE, *about) if late else "",
         charge_period_start=max(group["first_bin"] * SECOND, start),
         charge_period_end=min(end, report.period_end),
         consumed_quantity=group["admitted_units"],

@@ -49,7 +49,11 @@ class TermsBook:
         wanted = set(identifiers)
         rows = Account.objects.using(self._using).filter(identifier__in=wanted)
         found = {row.identifier: self._terms(row) for row in rows}
-        return {name: found.get(name) or self._gone(name) for name in wanted}
+        missing = wanted - found.keys()
+        history: Any = Account.history
+        gone = history.using(self._using).filter(identifier__in=missing).values_list("identifier", flat=True)
+        known = set(gone.order_by().distinct()) if missing else set()
+        return found | {name: self._gone(name) if name in known else Terms() for name in missing}
 
     def _terms(self, row: Account) -> Terms:
         if self._at is not None and row.since > self._at:

@@ -84,6 +84,7 @@ QUANTITIES = frozenset(
 )
 
 
+@lru_cache(maxsize=4096)
 def report_id(account: str, start: int) -> str:
     """The name of an account's report of the period that starts then; the same in every database."""
     compact = iso(start).replace("-", "").replace(":", "")
