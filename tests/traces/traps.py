@@ -201,6 +201,29 @@ TRAPS: list[Trap] = [
         ),
     ),
     Trap(
+        "time that a swinging clock counts twice is counted once",
+        BACK,
+        bucket(3, "1", "1000"),
+        (
+            step(1030, {"remaining": 2, "reset_after": 1000}),
+            step(1000, {"remaining": 1, "reset_after": 2000}),
+            step(1030, {"remaining": 0, "reset_after": 3000}),
+            step(1000, {"allowed": False, "retry_after": 1000}),
+            step(1040, {"allowed": False, "retry_after": 990}),
+        ),
+    ),
+    Trap(
+        "another rate keeps what was spent, in permits",
+        EDIT,
+        bucket(10, "1", "100"),
+        (
+            step(0, {"remaining": 3, "reset_after": 700}, cost=7),
+            step(50, {"remaining": 3, "reset_after": 65}, op="set_rule", rule=bucket(10, "1", "10")),
+            step(50, {"allowed": False, "retry_after": 35}, cost=7),
+            step(85, {"allowed": True, "remaining": 0}, cost=7),
+        ),
+    ),
+    Trap(
         "a higher capacity adds only the difference",
         EDIT,
         {"algorithm": "sliding_log", "capacity": 3, "period": 100},
@@ -215,13 +238,13 @@ TRAPS: list[Trap] = [
 
 for _name, _fields in every_algorithm(3, "1000").items():
     _rule = rule_of(_name, _fields)
-    _late = Decimal("31536000")  # 1971-01-01, aligned to nothing but the year
+    _late = Decimal("63072000")  # 1972-01-01: a window of every length begins
     TRAPS += [
         Trap(
             f"{_name}: a clock that steps back mints nothing",
             BACK,
             _rule,
-            (*spent(_late + 30, 3), *spent(_late, 0), *spent(_late + 30, 0)),
+            (*spent(_late + 10, 3), *tries(*((_late - 10 + 20 * (n % 2), 1, False) for n in range(6)))),
         ),
         Trap(
             f"{_name}: a clock that jumped ahead and was put right locks nobody out",
