@@ -234,6 +234,7 @@ def check(
             try:
                 decision = run(server(), ask(server(), command.call, command))
             except Stale as stale:
+                breaker.succeeded()
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
@@ -272,6 +273,7 @@ async def acheck(
             try:
                 decision = await arun(server(), ask(server(), command.call, command))
             except Stale as stale:
+                breaker.succeeded()
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
