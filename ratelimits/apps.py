@@ -10,4 +10,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import checks  # noqa: F401  (registers the system checks)
+        from ratelimits import checks, witness  # noqa: F401  (registers the system checks)
+        from ratelimits.usage import totals
+
+        witness.write_with(totals.write)

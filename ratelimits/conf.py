@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "FINALISE_INTERVAL": 900,  # seconds between two looks for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
+    "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
     # Alerts
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
@@ -79,6 +80,7 @@ class Conf:
     FINALISE_INTERVAL: float
     GRACE_SECONDS: int
     LATE_USAGE: str
+    WITNESS_INTERVAL: float
     SIGNING_KEY: str
     ALERT_THRESHOLDS: list[int]
     ALERT_INTERVAL: float

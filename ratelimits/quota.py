@@ -238,7 +238,7 @@ def check(
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared, place)
+            return _answer(decision, prepared, place, question)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
@@ -277,14 +277,15 @@ async def acheck(
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared, place)
+            return _answer(decision, prepared, place, question)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
 
 
-def _answer(decision: Decision, prepared: Prepared, place: tuple[object, ...]) -> Answer:
+def _answer(decision: Decision, prepared: Prepared, place: tuple[object, ...], question: Question) -> Answer:
     if decision.allowed:
+        witness.admitted(question.identity.owner, question.costs)
         return Answer(True, decision, prepared, 0.0, decision.wait)
     seconds = conf.DENY_CACHE_SECONDS
     if seconds > 0:

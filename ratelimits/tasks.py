@@ -11,6 +11,7 @@ Add them to your app's beat schedule (docs/billing.md):
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from ratelimits.usage import compact as compacting
 from ratelimits.usage import drain as draining
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
+from ratelimits.usage import totals
 from ratelimits.usage.fence import NotFencedError
 
 logger = logging.getLogger(__name__)
@@ -76,9 +78,10 @@ def deliver_alert(delivery: str) -> None:
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
 def compact() -> None:
-    """Join the batches of past hours in the ledger."""
+    """Join the batches of past hours in the ledger, and the totals of processes that have ended."""
     for _joined in compacting.compact():
         pass
+    totals.fold(int(time.time()))
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

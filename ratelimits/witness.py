@@ -1,28 +1,41 @@
-"""What this process says for itself of requests that Redis did not count, or may not have: absolute totals.
+"""What this process says for itself of the requests it asked about: absolute totals, a second witness of the ledger.
 
-The ledger holds what was decided and counted in one step. Two kinds of requests are not in it for certain: those whose
-reply was lost ("unanswered") and those that the failure policy let through ("unmetered"). They are kept here until the
-ledger wing has written them down, so that every report can state them.
+"admitted" is what the server said yes to, by account alone: the ledger must have at least that. Two kinds of requests
+are not in the ledger for certain, and are kept by key: those whose reply was lost ("unanswered") and those that the
+failure policy let through ("unmetered"). A thread hands the totals to the ledger wing every WITNESS_INTERVAL seconds
+and when the process ends, so that every report can state them.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS
 
-Kind = Literal["unanswered", "unmetered"]
+logger = logging.getLogger(__name__)
+
+Kind = Literal["admitted", "unanswered", "unmetered"]
+Totals = dict["Place", tuple[int, int]]
+
+#: Totals of bins that ended so many seconds ago are complete: once they are written they need not be kept.
+_KEPT = 2 * BIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a total is of: `bin` is the start of its 15 minutes by this machine's clock, seconds since 1970 UTC."""
+    """What a total is of: `bin` is the start of its 15 minutes by this machine's clock, seconds since 1970 UTC.
+
+    `key` is "" for what was admitted.
+    """
 
     kind: Kind
     account: str
@@ -32,9 +45,14 @@ class Place:
 
 
 _lock = threading.Lock()
-_totals: dict[Place, tuple[int, int]] = {}
+_totals: Totals = {}
+#: What was admitted, by account, meter and bin: requests and units. Every request counts here, so it is kept plain.
+_admitted: dict[tuple[str, str, int], list[int]] = {}
+_forgotten = 0
 _process = ""
 _pid = 0
+_thread: threading.Thread | None = None
+_write: Callable[[str, Totals], None] | None = None
 
 
 def process() -> str:
@@ -46,9 +64,10 @@ def process() -> str:
 
 
 def _begin() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
     _totals.clear()
+    _admitted.clear()
 
 
 # In a child before it has threads: another one of its parent's may have held the lock just then.
@@ -57,12 +76,30 @@ os.register_at_fork(after_in_child=_begin)
 
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
-    process()
     with _lock:
+        # A bin that was written and forgotten is not begun again, whatever the clock does.
+        start = max(start, _forgotten)
         for meter, cost in costs.items():
             place = Place(kind, account, key, meter, start)
             requests, units = _totals.get(place, (0, 0))
             _totals[place] = requests + 1, units + cost
+    if _thread is None:
+        _start()
+
+
+def admitted(account: str, costs: Mapping[str, int]) -> None:
+    """A request that the server admitted and counted."""
+    start = max(int(time.time()) // BIN_SECONDS * BIN_SECONDS, _forgotten)
+    with _lock:
+        for meter, cost in costs.items():
+            total = _admitted.get((account, meter, start))
+            if total is None:
+                _admitted[account, meter, start] = [1, cost]
+            else:
+                total[0] += 1
+                total[1] += cost
+    if _thread is None:
+        _start()
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
@@ -75,8 +112,67 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
     _count("unmetered", account, key, costs)
 
 
-def totals() -> dict[Place, tuple[int, int]]:
-    """All totals of this process so far: requests and units by place. They only grow, so writing them is idempotent."""
+def totals() -> Totals:
+    """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
     process()
     with _lock:
-        return dict(_totals)
+        granted: Totals = {
+            Place("admitted", account, "", meter, start): (requests, units)
+            for (account, meter, start), (requests, units) in _admitted.items()
+        }
+        return granted | _totals
+
+
+def write_with(write: Callable[[str, Totals], None]) -> None:
+    """Hand the totals to `write`, with the process's name, from now on."""
+    global _write
+    _write = write
+
+
+def write() -> None:
+    """Hand the totals over now; what is complete is not kept any longer."""
+    global _forgotten
+    found = totals()
+    if _write is None or not found:
+        return
+    _write(process(), found)
+    end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
+    with _lock:
+        for place, counts in found.items():
+            if place.bin >= end:
+                continue
+            name = place.account, place.meter, place.bin
+            if _totals.get(place) == counts:
+                del _totals[place]
+            elif place.kind == "admitted" and tuple(_admitted.get(name, ())) == counts:
+                del _admitted[name]
+            _forgotten = max(_forgotten, place.bin + BIN_SECONDS)
+
+
+def _start() -> None:
+    """The thread that writes, one in each process, from the first total on."""
+    global _thread
+    interval: float = conf.WITNESS_INTERVAL
+    with _lock:
+        if _thread is None and _write is not None and interval > 0:
+            _thread = threading.Thread(target=_run, args=(interval,), name="ratelimits-witness", daemon=True)
+            _thread.start()
+
+
+def _run(interval: float) -> None:
+    while True:
+        time.sleep(interval)
+        _try()
+
+
+def _try() -> None:
+    try:
+        write()
+    except Exception:
+        logger.warning("The totals of this process could not be written; they are kept.", exc_info=True)
+
+
+@atexit.register
+def _last() -> None:
+    if _thread is not None and _pid == os.getpid():
+        _try()

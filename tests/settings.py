@@ -10,6 +10,8 @@ from project.settings import DATABASES, RATELIMITS
 # A file, since in SQLite's memory no other thread and no other process would see the rows.
 DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
 RATELIMITS["NAMESPACE"] = "test"
+# Tests write when they want to: a thread would meet another test's tables.
+RATELIMITS["WITNESS_INTERVAL"] = 0
 # Tests decide at moments of their own, and give back by the server's clock.
 RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

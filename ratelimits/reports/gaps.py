@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from ratelimits.models import DurabilityGap
+from ratelimits.models.ledger import ANONYMOUS
 from ratelimits.reports.periods import iso
+
+#: What the units of a gap are: those of lost replies may be in the ledger or not.
+_UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class Gaps:
         return "; ".join(
             describe(gap)
             for gap in self.rows
-            if gap.since < end and gap.until >= start and gap.shard in (None, shard) and gap.account in ("", account)
+            if gap.since < end
+            and gap.until >= start
+            and gap.shard in (None, shard)
+            and gap.account in ("", account or ANONYMOUS)
         )
 
 
@@ -37,7 +44,7 @@ def describe(gap: DurabilityGap) -> str:
     if gap.fsync:
         parts.append(f"appendfsync={gap.fsync}")
     if gap.units is not None:
-        parts.append(f"missing={gap.units}")
+        parts.append(f"{_UNITS.get(gap.kind, 'missing')}={gap.units}")
     if gap.recovered_at is not None:
         parts.append("recovered")
     return " ".join(parts)

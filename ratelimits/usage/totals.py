@@ -1,0 +1,104 @@
+"""The second witness: what processes say they saw, written beside the ledger as absolute totals.
+
+A total is written again and again as it grows, under the name of its process; so writing is idempotent, and a process
+that dies takes with it at most what it counted since the last time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.db import connections, transaction
+from django.db.models import Sum
+
+from ratelimits.conf import conf
+from ratelimits.engine.keys import BIN_SECONDS
+
+if TYPE_CHECKING:
+    from ratelimits.witness import Totals
+
+_CHUNK = 1000
+_SECOND = 1_000_000
+_PLACE = ("bin", "kind", "account", "key", "meter")
+#: Totals that are older (s) are added up over processes: none of them writes so late.
+_FOLDED = 86_400
+
+
+def write(process: str, totals: Totals) -> None:
+    """Write a process's totals, and declare what may be missing from the ledger for it."""
+    # Not at the top: the app's `ready` imports this module before its models can be used.
+    from ratelimits.models.ledger import ProcessTotal
+
+    using = conf.DATABASE
+    rows = [
+        ProcessTotal(
+            process=process,
+            kind=place.kind,
+            account=place.account,
+            key=place.key,
+            meter=place.meter,
+            bin=place.bin,
+            requests=requests,
+            units=units,
+        )
+        for place, (requests, units) in sorted(totals.items(), key=lambda item: str(item[0]))
+    ]
+    try:
+        ProcessTotal.objects.using(using).bulk_create(
+            rows,
+            batch_size=_CHUNK,
+            update_conflicts=True,
+            unique_fields=[*_PLACE, "process"],
+            update_fields=["requests", "units"],
+        )
+        for row in rows:
+            if row.kind != "admitted":
+                _declare(using, row.kind, row.account, row.bin)
+    finally:
+        # Of this thread alone, which has no request whose end would close it.
+        if not connections[using].in_atomic_block:
+            connections[using].close()
+
+
+def _declare(using: str, kind: str, account: str, start: int) -> None:
+    from ratelimits.models.ledger import ANONYMOUS, DurabilityGap, GapKind, ProcessTotal
+
+    rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
+    sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
+    gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED
+    DurabilityGap.objects.using(using).update_or_create(
+        event=f"{gap}:{account or ANONYMOUS}:{start}",
+        defaults={
+            "kind": gap,
+            "account": account or ANONYMOUS,
+            "since": start * _SECOND,
+            "until": (start + BIN_SECONDS) * _SECOND - 1,
+            "units": sums["units"],
+            "detail": f"{sums['requests']} requests",
+        },
+    )
+
+
+def fold(now: int) -> int:
+    """Add the totals of what was admitted up over processes, where none writes any more; how many rows became fewer.
+
+    `now` is seconds since 1970 UTC.
+    """
+    from ratelimits.models.ledger import ProcessTotal, ShardState
+
+    using, count = conf.DATABASE, 0
+    old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLDED).exclude(process="")
+    for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
+        with transaction.atomic(using=using, durable=True):
+            first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
+            if first is not None:
+                ShardState.lock(using, first)  # one at a time
+            every = ProcessTotal.objects.using(using).filter(kind="admitted", bin=start)
+            sums = list(every.values(*_PLACE).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
+            count += every.count() - len(sums)
+            every._raw_delete(using)
+            ProcessTotal.objects.using(using).bulk_create(
+                [ProcessTotal(process="", requests=row.pop("total"), units=row.pop("units_"), **row) for row in sums],
+                batch_size=_CHUNK,
+            )
+    return count

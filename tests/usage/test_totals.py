@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ratelimits import witness
+from ratelimits.models import DurabilityGap, ProcessTotal
+from ratelimits.reports.statements import rows, statements
+from ratelimits.reports.witness import Comparison, compare
+from ratelimits.usage import totals
+from ratelimits.witness import Place
+from tests.usage.traffic import NOON, at, flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BIN = NOON // 10**6
+
+
+def total(kind: str = "admitted", account: str = "acme", key: str = "", start: int = BIN) -> Place:
+    return Place(kind, account, key, "requests", start)  # type: ignore[arg-type]
+
+
+def written() -> set[tuple[str, str, int, int]]:
+    return set(ProcessTotal.objects.values_list("process", "kind", "requests", "units"))
+
+
+def test_totals_are_absolute_so_writing_them_again_changes_nothing() -> None:
+    totals.write("p1", {total(): (3, 3)})
+    totals.write("p1", {total(): (3, 3)})
+    totals.write("p1", {total(): (5, 254)})
+    totals.write("p2", {total(): (1, 1)})
+    assert written() == {("p1", "admitted", 5, 254), ("p2", "admitted", 1, 1)}
+
+
+def test_what_processes_were_granted_is_set_beside_the_ledger() -> None:
+    for _ in range(4):
+        use()
+    flow()
+    totals.write("p1", {total(): (3, 3), total("unanswered", key="api_key:1"): (2, 2)})
+    month = at("2026-11-01"), at("2026-12-01")
+    (comparison,) = compare("default", "acme", *month)
+    assert comparison == Comparison("requests", ledger=4, witnessed=3, unanswered=2, unmetered=0)
+    assert comparison.holds
+    totals.write("p2", {total(): (2, 2)})
+    (comparison,) = compare("default", "acme", *month)
+    assert not comparison.holds
+
+
+def test_lost_replies_and_unmetered_requests_are_on_the_report() -> None:
+    use()
+    use(account="other", key="api_key:9")
+    flow()
+    lost, free = total("unanswered", key="api_key:1"), total("unmetered", key="api_key:2")
+    totals.write("p1", {lost: (2, 20), free: (4, 40)})
+    totals.write("p2", {lost: (1, 10)})
+    found = list(rows(statements("2026-11")))
+    unknown = {(row.account, row.key): row.unknown_count for row in found}
+    assert unknown == {("acme", "api_key:1"): 3, ("other", "api_key:9"): 0}
+    gaps = {row.account: row.durability_gap for row in found}
+    bin_ = "2026-11-21T12:00:00Z/2026-11-21T12:14:59.999999Z"
+    assert gaps["acme"] == f"unknown {bin_} at-most=30; unmetered {bin_} unmetered=40"
+    assert gaps["other"] == ""
+    assert DurabilityGap.objects.count() == 2
+
+
+def test_a_key_of_which_only_lost_replies_are_known_has_a_line_of_its_own() -> None:
+    use()
+    flow()
+    totals.write("p1", {total("unanswered", key="api_key:lost"): (2, 2)})
+    lost = [row for row in rows(statements("2026-11")) if row.key == "api_key:lost"]
+    assert [(row.consumed_quantity, row.unknown_count) for row in lost] == [(0, 2)]
+
+
+def test_usage_without_an_account_is_no_gap_of_everybodys() -> None:
+    use()
+    flow()
+    totals.write("p1", {total("unmetered", account="", key="anonymous"): (2, 2)})
+    assert [row.durability_gap for row in rows(statements("2026-11"))] == [""]
+
+
+def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
+    for process in ("p1", "p2", "p3"):
+        totals.write(process, {total(): (2, 20), total("unanswered", key="k"): (1, 1)})
+    assert totals.fold(BIN + 3600) == 0
+    assert totals.fold(BIN + 2 * 86_400) == 2
+    assert totals.fold(BIN + 2 * 86_400) == 0
+    assert {row for row in written() if row[1] == "admitted"} == {("", "admitted", 6, 60)}
+    assert ProcessTotal.objects.filter(kind="unanswered").count() == 3
+
+
+def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    witness._begin()
+    monkeypatch.setattr(witness, "_forgotten", 0)
+    start = int(time.time()) // 900 * 900
+    now = start - 3 * 900
+    monkeypatch.setattr(time, "time", lambda: now)
+    witness.admitted("acme", {"requests": 1})
+    now = start
+    witness.admitted("acme", {"requests": 1})
+    witness.write()
+    assert [place.bin for place in witness.totals()] == [start]
+    now = start - 3 * 900
+    witness.admitted("acme", {"requests": 1})
+    witness.write()
+    # The bin that was forgotten is not begun again: its total would replace the one that was written.
+    assert sum(ProcessTotal.objects.values_list("requests", flat=True)) == 3
+    witness._begin()
