@@ -194,8 +194,15 @@ class TestScopes:
 class TestCosts:
     @pytest.mark.parametrize(
         ("url", "left"),
-        [("/plain/", 99), ("/nothing/", 99), ("/number/", 95), ("/mapping/", 99), ("/function/?cost=7", 86), ("/function/?cost=0", 100)],
-    )  # fmt: skip
+        [
+            ("/plain/", 99),
+            ("/nothing/", 99),
+            ("/number/", 95),
+            ("/mapping/", 99),
+            ("/function/?cost=7", 86),
+            ("/function/?cost=0", 100),
+        ],
+    )
     def test_a_number_a_mapping_a_function_or_nothing(self, client: APIClient, url: str, left: int) -> None:
         slow(capacity=100)
         response = client.get(url)
