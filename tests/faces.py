@@ -34,7 +34,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(quota, "local", LocalLimiter(clock))
     monkeypatch.setattr(quota, "denials", denials)
     monkeypatch.setattr(quota, "sender", Sender(denials, server))
-    witness._totals.clear()
+    witness._begin()
     rules.forget()
     return clock
 
