@@ -64,8 +64,8 @@ def process() -> str:
 
 
 def _begin() -> None:
-    global _lock, _thread
-    _lock, _thread = threading.Lock(), None
+    global _lock, _thread, _forgotten
+    _lock, _thread, _forgotten = threading.Lock(), None, 0
     _totals.clear()
     _admitted.clear()
 

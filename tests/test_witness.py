@@ -17,9 +17,9 @@ from ratelimits.witness import Place
 
 @pytest.fixture(autouse=True)
 def _no_totals() -> Iterator[None]:
-    witness._totals.clear()
+    witness._begin()
     yield
-    witness._totals.clear()
+    witness._begin()
 
 
 def start() -> int:
