@@ -30,8 +30,8 @@ from ratelimits.models import (
     PeriodUsage,
     ShardState,
 )
-from ratelimits.reports.lineage import Terms, TermsBook
 from ratelimits.reports.periods import SECOND, period_from
+from ratelimits.reports.terms import Terms, TermsBook
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)

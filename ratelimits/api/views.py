@@ -25,8 +25,8 @@ from ratelimits.engine.keys import bounded, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
-from ratelimits.reports.lineage import Terms, TermsBook
 from ratelimits.reports.periods import SECOND, period_at
+from ratelimits.reports.terms import Terms, TermsBook
 
 
 class UsageView(APIView):

@@ -15,8 +15,8 @@ from django.db.models import Case, F, IntegerField, Q, Sum, Value, When
 from ratelimits.engine import calendar
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Line, PeriodUsage
-from ratelimits.reports.lineage import Terms, TermsBook
 from ratelimits.reports.periods import SECOND, Period, moment, period_at, period_from
+from ratelimits.reports.terms import Terms, TermsBook
 
 HOUR, DAY = 3600, 86_400
 #: The longest span of each window, in days.

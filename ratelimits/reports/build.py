@@ -18,9 +18,9 @@ from django.db.models.functions import Collate
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
-from ratelimits.reports.lineage import RuleBook
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, Row, line_id, report_id
+from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import KeyAndMeter
 
 #: What the ledger lines of one report line have in common, and the order of report lines.

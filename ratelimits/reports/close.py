@@ -21,9 +21,9 @@ from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, Report
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, between, grouped, row, usage_lines
 from ratelimits.reports.gaps import Gaps
-from ratelimits.reports.lineage import RuleBook, Terms, TermsBook
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.rows import FINAL, USAGE
+from ratelimits.reports.terms import RuleBook, Terms, TermsBook
 from ratelimits.reports.unknown import Unknown
 
 logger = logging.getLogger(__name__)

@@ -1,111 +1,91 @@
-"""What the configuration said at a moment or at a version: the terms of an account, a rule as it was then."""
+"""Where a report line comes from: the edits behind its rule and its terms, its ledger lines, the batches of those."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from ratelimits.models import Account, Plan, PlanInclusion, Rule
+from django.db.models import Q, QuerySet
 
-_NOTHING: Mapping[str, int] = {}
+from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, ReportLine, Rule
+from ratelimits.reports.build import between
+from ratelimits.reports.rows import USAGE
+from ratelimits.reports.terms import then
 
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How an account is billed: its time zone and anchor, its plan's slug and what that includes, by meter."""
-
-    timezone: str = "UTC"
-    anchor: str = ""
-    plan: str = ""
-    included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+_DID = {"+": "added", "~": "changed", "-": "deleted"}
 
 
 @dataclass(frozen=True, slots=True)
-class RuleText:
-    """A rule as reports name it."""
+class Edit:
+    """What was done to a row of the configuration, when, and by whom ("" if nobody was logged in)."""
 
-    name: str
-    limit: str
-
-
-def _then(model: Any, using: str, at: int, **about: Any) -> Any:
-    """The newest state of a row at a moment, None if there was none. `about` names the row by its own fields."""
-    record = model.history.using(using).filter(since__lte=at, **about).order_by("-version", "-history_id").first()
-    return None if record is None or record.history_type == "-" else record
-
-
-class TermsBook:
-    """Terms by account, as they are now (`at` None) or were at a moment in µs; plans are remembered."""
-
-    def __init__(self, using: str, at: int | None = None) -> None:
-        self._using = using
-        self._at = at
-        self._plans: dict[int, tuple[str, Mapping[str, int]]] = {}
-
-    def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
-        """The terms of these accounts; of one that is not known, those that hold by default."""
-        wanted = set(identifiers)
-        rows = Account.objects.using(self._using).filter(identifier__in=wanted)
-        found = {row.identifier: self._terms(row) for row in rows}
-        missing = wanted - found.keys()
-        history: Any = Account.history
-        gone = history.using(self._using).filter(identifier__in=missing).values_list("identifier", flat=True)
-        known = set(gone.order_by().distinct()) if missing else set()
-        return found | {name: self._gone(name) if name in known else Terms() for name in missing}
-
-    def _terms(self, row: Account) -> Terms:
-        if self._at is not None and row.since > self._at:
-            return self._gone(row.identifier)
-        return self._of(row)
-
-    def _gone(self, identifier: str) -> Terms:
-        """Of an account that was edited since, or is no more: what its history says."""
-        at = self._at if self._at is not None else 2**62
-        record = _then(Account, self._using, at, identifier=identifier) if identifier else None
-        return Terms() if record is None else self._of(record)
-
-    def _of(self, row: Any) -> Terms:
-        plan, included = self._plan(row.plan_id) if row.plan_id else ("", _NOTHING)
-        return Terms(row.timezone, row.billing_anchor or "", plan, included)
-
-    def _plan(self, pk: int) -> tuple[str, Mapping[str, int]]:
-        if pk not in self._plans:
-            self._plans[pk] = self._plan_now(pk) if self._at is None else self._plan_then(pk, self._at)
-        return self._plans[pk]
-
-    def _plan_now(self, pk: int) -> tuple[str, Mapping[str, int]]:
-        slug = Plan.objects.using(self._using).filter(pk=pk).values_list("slug", flat=True).first() or ""
-        rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
-        return slug, dict(rows.values_list("meter", "quantity"))
-
-    def _plan_then(self, pk: int, at: int) -> tuple[str, Mapping[str, int]]:
-        plan = _then(Plan, self._using, at, id=pk)
-        history: Any = PlanInclusion.history
-        rows = history.using(self._using).filter(plan_id=pk, since__lte=at).order_by("version", "history_id")
-        newest = {row.id: row for row in rows}
-        included = {row.meter: row.quantity for row in newest.values() if row.history_type != "-"}
-        return plan.slug if plan is not None else "", included
+    version: int
+    kind: str
+    row: str
+    did: str
+    at: datetime
+    who: str
+    reason: str
 
 
-class RuleBook:
-    """Rules by primary key and version, as reports name them; what was looked up is remembered."""
+def rule_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+    """The edits with the line's rule version that shaped its rule: of the rule, of an override of it, or both."""
+    if not line.rule_version:
+        return
+    key, account = line.key, f"account:{line.report.account}"
+    for model, about in (
+        (Rule, Q(id=line.rule_id) | Q(name=line.rule)),
+        (KeyOverride, Q(rule=line.rule, key__in=(key, account))),
+    ):
+        history: Any = model.history
+        records = history.using(using).filter(about, version=line.rule_version).order_by("history_id")
+        for record in records.select_related("history_user"):
+            yield _edit(model, record)
 
-    def __init__(self, using: str) -> None:
-        self.of = lru_cache(maxsize=10_000)(self._of)
-        self._using = using
 
-    def _of(self, rule: int, version: int) -> RuleText:
-        if not rule:
-            return RuleText("", "")
-        row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
-        if row is None:
-            history: Any = Rule.history
-            rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
-            row = rows.filter(version__lte=version).first() or rows.first()
-        if row is None:
-            return RuleText(f"#{rule}", "")
-        if row.capacity is not None:
-            return RuleText(row.name, str(row.capacity))
-        return RuleText(row.name, "" if row.rate is None else f"{row.rate.normalize():f}")
+def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+    """The edits that made the terms what they were when the billing period ended: account, plan, what it includes."""
+    at = line.report.period_end - 1
+    account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
+    if account is None:
+        return
+    yield _edit(Account, account)
+    plan = then(Plan, using, at, id=account.plan_id) if account.plan_id else None
+    if plan is None:
+        return
+    yield _edit(Plan, plan)
+    included = then(PlanInclusion, using, at, plan_id=account.plan_id, meter=line.meter)
+    if included is not None:
+        yield _edit(PlanInclusion, included)
+
+
+def _edit(model: Any, record: Any) -> Edit:
+    return Edit(
+        version=record.version,
+        kind=str(model._meta.verbose_name),
+        # A rule's own text names its plan, which may be gone.
+        row=record.name if model is Rule else str(record.instance),
+        did=_DID[record.history_type],
+        at=record.history_date,
+        who=str(record.history_user or ""),
+        reason=record.history_change_reason or getattr(record, "reason", ""),
+    )
+
+
+def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
+    """The ledger lines that a report line is the sum of; none for what a person adjusted."""
+    report = line.report
+    since = report.since.get(str(line.usage_period))
+    if since is None or line.charge_category != USAGE:
+        return Line.objects.using(using).none()
+    about = {"account": report.account, "key": line.key, "meter": line.meter}
+    found = Line.objects.using(using).filter(**about, period=line.usage_period, rule=line.rule_id)
+    return found.filter(between(since, report.chain), version=line.rule_version)
+
+
+def batches(line: ReportLine, using: str) -> QuerySet[Batch]:
+    """The batches of those ledger lines, in the order of their shard's chain."""
+    numbers = ledger_lines(line, using).order_by().values("batch")
+    return Batch.objects.using(using).filter(pk__in=numbers).order_by("shard", "position")

@@ -13,9 +13,9 @@ from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, usage_lines
 from ratelimits.reports.gaps import Gaps
-from ratelimits.reports.lineage import RuleBook, Terms, TermsBook
 from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
+from ratelimits.reports.terms import RuleBook, Terms, TermsBook
 from ratelimits.reports.unknown import Unknown
 
 

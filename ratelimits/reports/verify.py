@@ -13,8 +13,8 @@ from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, row, usage_line
-from ratelimits.reports.lineage import RuleBook
 from ratelimits.reports.rows import FINAL, USAGE
+from ratelimits.reports.terms import RuleBook
 
 #: What must be the same when a line is made again. Names and limits are as they were known when it was finalised.
 _MADE_AGAIN = (

@@ -1,0 +1,111 @@
+"""What the configuration said at a moment or at a version: the terms of an account, a rule as it was then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ratelimits.models import Account, Plan, PlanInclusion, Rule
+
+_NOTHING: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How an account is billed: its time zone and anchor, its plan's slug and what that includes, by meter."""
+
+    timezone: str = "UTC"
+    anchor: str = ""
+    plan: str = ""
+    included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """A rule as reports name it."""
+
+    name: str
+    limit: str
+
+
+def then(model: Any, using: str, at: int, **about: Any) -> Any:
+    """The newest state of a row at a moment, None if there was none. `about` names the row by its own fields."""
+    record = model.history.using(using).filter(since__lte=at, **about).order_by("-version", "-history_id").first()
+    return None if record is None or record.history_type == "-" else record
+
+
+class TermsBook:
+    """Terms by account, as they are now (`at` None) or were at a moment in µs; plans are remembered."""
+
+    def __init__(self, using: str, at: int | None = None) -> None:
+        self._using = using
+        self._at = at
+        self._plans: dict[int, tuple[str, Mapping[str, int]]] = {}
+
+    def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
+        """The terms of these accounts; of one that is not known, those that hold by default."""
+        wanted = set(identifiers)
+        rows = Account.objects.using(self._using).filter(identifier__in=wanted)
+        found = {row.identifier: self._terms(row) for row in rows}
+        missing = wanted - found.keys()
+        history: Any = Account.history
+        gone = history.using(self._using).filter(identifier__in=missing).values_list("identifier", flat=True)
+        known = set(gone.order_by().distinct()) if missing else set()
+        return found | {name: self._gone(name) if name in known else Terms() for name in missing}
+
+    def _terms(self, row: Account) -> Terms:
+        if self._at is not None and row.since > self._at:
+            return self._gone(row.identifier)
+        return self._of(row)
+
+    def _gone(self, identifier: str) -> Terms:
+        """Of an account that was edited since, or is no more: what its history says."""
+        at = self._at if self._at is not None else 2**62
+        record = then(Account, self._using, at, identifier=identifier) if identifier else None
+        return Terms() if record is None else self._of(record)
+
+    def _of(self, row: Any) -> Terms:
+        plan, included = self._plan(row.plan_id) if row.plan_id else ("", _NOTHING)
+        return Terms(row.timezone, row.billing_anchor or "", plan, included)
+
+    def _plan(self, pk: int) -> tuple[str, Mapping[str, int]]:
+        if pk not in self._plans:
+            self._plans[pk] = self._plan_now(pk) if self._at is None else self._plan_then(pk, self._at)
+        return self._plans[pk]
+
+    def _plan_now(self, pk: int) -> tuple[str, Mapping[str, int]]:
+        slug = Plan.objects.using(self._using).filter(pk=pk).values_list("slug", flat=True).first() or ""
+        rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
+        return slug, dict(rows.values_list("meter", "quantity"))
+
+    def _plan_then(self, pk: int, at: int) -> tuple[str, Mapping[str, int]]:
+        plan = then(Plan, self._using, at, id=pk)
+        history: Any = PlanInclusion.history
+        rows = history.using(self._using).filter(plan_id=pk, since__lte=at).order_by("version", "history_id")
+        newest = {row.id: row for row in rows}
+        included = {row.meter: row.quantity for row in newest.values() if row.history_type != "-"}
+        return plan.slug if plan is not None else "", included
+
+
+class RuleBook:
+    """Rules by primary key and version, as reports name them; what was looked up is remembered."""
+
+    def __init__(self, using: str) -> None:
+        self.of = lru_cache(maxsize=10_000)(self._of)
+        self._using = using
+
+    def _of(self, rule: int, version: int) -> RuleText:
+        if not rule:
+            return RuleText("", "")
+        row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
+        if row is None:
+            history: Any = Rule.history
+            rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
+            row = rows.filter(version__lte=version).first() or rows.first()
+        if row is None:
+            return RuleText(f"#{rule}", "")
+        if row.capacity is not None:
+            return RuleText(row.name, str(row.capacity))
+        return RuleText(row.name, "" if row.rate is None else f"{row.rate.normalize():f}")
