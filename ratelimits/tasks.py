@@ -32,6 +32,9 @@ from ratelimits.usage.fence import NotFencedError
 
 logger = logging.getLogger(__name__)
 
+#: Sealing that was due so many seconds ago is dropped: what a worker meets that was away must not keep it for long.
+_LATEST_SEAL = 3600
+
 
 @shared_task(name="ratelimits.seal", ignore_result=True, acks_late=True)
 def seal() -> None:
@@ -85,7 +88,10 @@ def compact() -> None:
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:
-    """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped."""
+    """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped.
+
+    Not so sealing: where drains outlast their interval and fill the worker, one that waits is done when it can be.
+    """
     every = {
         "ratelimits.seal": conf.SEAL_INTERVAL,
         "ratelimits.drain": conf.DRAIN_INTERVAL,
@@ -93,7 +99,8 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
         "ratelimits.compact": conf.COMPACT_INTERVAL,
         "ratelimits.alerts": conf.ALERT_INTERVAL,
     }
+    late = {"ratelimits.seal": _LATEST_SEAL}
     return {
-        name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, 1)}}
+        name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, late.get(name, 1))}}
         for name, seconds in every.items()
     }

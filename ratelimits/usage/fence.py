@@ -45,7 +45,7 @@ def fence(client: redis.Redis, run: str, patience: float = PATIENCE) -> str:
         return "none"
     deadline = time.monotonic() + patience
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
-        info = _sound(connection, run)
+        _sound(connection, run)
         policy, suspends = _policy(connection)
         if policy == "no":
             raise NotFencedError(
@@ -57,7 +57,7 @@ def fence(client: redis.Redis, run: str, patience: float = PATIENCE) -> str:
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
                 )
-            _rest(connection, run, deadline, info)
+            _rest(connection, run, deadline)
         _sound(connection, run)
     return policy
 
@@ -97,22 +97,24 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _rest(connection: redis.Redis, run: str, deadline: float, info: dict[str, Any]) -> None:
-    """Wait until an fsync that began after the first look has ended.
+def _rest(connection: redis.Redis, run: str, deadline: float) -> None:
+    """Wait until an fsync that began after the first look has ended, however much is written meanwhile.
 
-    Each look is a turn of the server's loop, at whose end an fsync that is due is started. So of two looks behind the
-    time in which one becomes due, the second sees it in progress, or it has ended.
+    At a look that finds no fsync in progress, none is under way that might have begun too early. Within `_REST` from
+    there the server begins one, if it has anything to fsync, and it begins one only behind all that it has written,
+    its buffer included. Each look is a turn of its loop, at whose end an fsync that is due is begun. So of the looks
+    behind that time, whichever but the first finds none in progress sees that one ended.
     """
-    since, looks = None, 0
-    while looks < 2:
-        now = time.monotonic()
-        if info.get("aof_pending_bio_fsync") or info.get("aof_buffer_length"):
-            since, looks = None, 0
-        elif since is None:
-            since = now
-        elif now - since > _REST:
-            looks += 1
-        if now > deadline:
+    since, turned = None, False
+    while True:
+        asked = time.monotonic()
+        idle = not _sound(connection, run).get("aof_pending_bio_fsync")
+        if since is None:
+            since = time.monotonic() if idle else None
+        elif asked - since > _REST:
+            if turned and idle:
+                return
+            turned = True
+        if asked > deadline:
             raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
         time.sleep(_POLL)
-        info = _sound(connection, run)

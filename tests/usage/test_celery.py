@@ -72,3 +72,8 @@ def test_the_beat_schedule_runs_every_task_at_its_interval_and_drops_what_was_no
     schedule = beat_schedule()
     assert schedule["ratelimits.seal"]["schedule"] == conf.SEAL_INTERVAL
     assert schedule["ratelimits.drain"]["options"] == {"expires": conf.DRAIN_INTERVAL}
+
+
+def test_sealing_that_waited_behind_long_drains_is_not_dropped() -> None:
+    schedule = beat_schedule()
+    assert schedule["ratelimits.seal"]["options"]["expires"] > 100 * schedule["ratelimits.drain"]["options"]["expires"]

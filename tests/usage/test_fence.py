@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import pytest
 import redis
 from django.test import override_settings
@@ -20,8 +25,45 @@ def wait_for_fence() -> str:
     return fence(client, run_of(client.info()), patience=5)
 
 
+@contextmanager
+def writes_without_end(server: Server, sockets: int = 3) -> Iterator[None]:
+    """More writes at every moment than the server has taken, so that every turn of its loop has some to append."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(sockets)]
+
+        def write(connection: socket.socket) -> None:
+            try:
+                while True:
+                    connection.sendall(b"INCR n\r\n" * 5000)
+            except OSError:
+                return
+
+        def read(connection: socket.socket) -> None:
+            try:
+                while connection.recv(1 << 20):
+                    pass
+            except OSError:
+                return
+
+        threads = [threading.Thread(target=work, args=(one,)) for one in opened for work in (write, read)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            for one in opened:
+                one.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
 def test_the_fence_waits_for_the_fsync_and_tells_the_policy(everysec_server: Server) -> None:
     assert wait_for_fence() == "everysec"
+
+
+def test_the_fence_comes_however_much_is_written_meanwhile(everysec_server: Server) -> None:
+    with writes_without_end(everysec_server):
+        assert [wait_for_fence() for _ in range(2)] == ["everysec"] * 2
 
 
 def test_with_every_write_fsynced_there_is_nothing_to_wait_for(always_server: Server) -> None:
