@@ -64,7 +64,7 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outco
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
                 gaps.declare_breaks(using, state, packet, fence)
                 state.run = packet.sealed_run
-            _insert(using, state, packet, fence)
+            insert(using, state, packet, fence)
             _advance(state, packet)
             outcome = Outcome.APPLIED
         state.save(using=using)
@@ -148,7 +148,8 @@ def checksum_of(fields: Any) -> str:
     return f"{crc32(str(fields).encode()):08x}"
 
 
-def _insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
+def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
+    """Write a batch and its lines at the end of its shard's chain. Under the shard's lock; `state` is not saved."""
     state.position += 1
     digest = chained(state.head, packet.content)
     batch = Batch(

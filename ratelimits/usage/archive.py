@@ -83,8 +83,9 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
                 archive=name,
                 shard=shard,
                 incarnation=incarnation,
-                first_seq=part[0].first_seq,
-                last_seq=part[-1].seq,
+                # One that was missing first and came late stands out of order.
+                first_seq=min(batch.first_seq for batch in part),
+                last_seq=max(batch.seq for batch in part),
                 first_position=part[0].first_position,
                 last_position=part[-1].position,
                 previous_digest=part[0].previous_digest,
