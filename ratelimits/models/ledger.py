@@ -224,9 +224,10 @@ class ProcessTotal(models.Model):
         verbose_name_plural = _("totals of processes")
         constraints = [
             models.UniqueConstraint(
-                fields=["bin", "kind", "account", "key", "meter", "process"], name="ratelimits_process_total"
+                fields=["account", "bin", "kind", "key", "meter", "process"], name="ratelimits_process_total"
             )
         ]
+        indexes = [models.Index(fields=["kind", "bin"], name="ratelimits_process_total_bin")]
 
     def __str__(self) -> str:
         return f"{self.process} {self.kind} {self.key}"

@@ -14,6 +14,8 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.engine import calendar
+from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
 
 
@@ -79,6 +81,7 @@ class Report(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["account", "period_start", "version"], name="ratelimits_report_version")
         ]
+        indexes = [models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list")]
 
     def __str__(self) -> str:
         return f"{self.account or 'anonymous'} {moment(self.period_start):%Y-%m-%d} v{self.version}"
@@ -165,6 +168,33 @@ class Adjustment(models.Model):
         return f"{self.quantity:+,} {self.meter} for {self.account}"
 
     def clean(self) -> None:
-        """Refuse what changes nothing."""
+        """Refuse what changes nothing, and what no report could have."""
+        errors: dict[str, Any] = {}
         if self.quantity == 0:
-            raise ValidationError({"quantity": _("An adjustment of 0 changes nothing: write how many units.")})
+            errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
+        typed: Any = self.period_start  # None where the form could not read it
+        if self.account and typed is not None and (wrong := self._wrong_start()):
+            errors["period_start"] = wrong
+        lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
+        if self.corrects_line_id and not lines.exists():
+            errors["corrects_line_id"] = _("No report of this account has this line.")
+        if errors:
+            raise ValidationError(errors)
+
+    def _wrong_start(self) -> Any:
+        """Why no billing period of the account starts then, as a text; empty if one does."""
+        start = int(self.period_start.timestamp()) * 1_000_000
+        if (
+            Report.objects.filter(account=self.account, period_start=start).exists()
+            or PeriodUsage.objects.filter(account=self.account, period=start // 1_000_000).exists()
+        ):
+            return ""
+        payer = Account.objects.filter(identifier=self.account).first()
+        if payer is None:
+            return _("Nothing is known of this account in this period: is its identifier spelt right?")
+        around = calendar.boundaries("month", payer.timezone, payer.billing_anchor or None, start)[1]
+        if around == start:
+            return ""
+        return _("No billing period of this account starts then; the one around it starts at %(start)s.") % {
+            "start": f"{moment(around):%Y-%m-%d %H:%M:%S} UTC"
+        }

@@ -18,7 +18,7 @@ from django.db.models import F, Q, Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, ReportLine, ShardState
-from ratelimits.reports import signing
+from ratelimits.reports import signing, witness
 from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, between, grouped, row, usage_lines
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
@@ -161,6 +161,7 @@ class _Closing:
     def _report(self, period: Period, version: int, taken: set[int]) -> Report:
         gaps = Gaps.between(self.using, period.start, period.end)
         texts = [gaps.text(state.shard, self.account, period.start, period.end) for state in self.states]
+        texts.append(witness.text(self.using, self.account, period.start, period.end))
         return Report(
             account=self.account,
             period_start=period.start,

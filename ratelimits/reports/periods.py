@@ -21,19 +21,30 @@ class Period:
     timezone: str
 
 
-def month_window(month: str) -> tuple[int, int]:
-    """The µs between which a period that starts in a month like "2026-11" starts, in whatever time zone.
-
-    Raises ValueError for what is no month.
-    """
+def _first_days(month: str) -> tuple[datetime, datetime]:
+    """The UTC midnights on the first days of a month and of the next."""
     found = _MONTH.fullmatch(month)
     if found is None:
         raise ValueError(f"{month!r} is no month: write it like 2026-11")
     year, number = int(found[1]), int(found[2])
     first = datetime(year, number, 1, tzinfo=UTC)
-    following = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
+    return first, datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
+
+
+def month_window(month: str) -> tuple[int, int]:
+    """The µs between which a period that starts in a month like "2026-11" starts, in whatever time zone.
+
+    Raises ValueError for what is no month.
+    """
+    first, following = _first_days(month)
     # The earliest local midnight is 14 hours before UTC's, the latest 12 hours after it.
     return calendar.instant(first) - 14 * 3600 * SECOND, calendar.instant(following) + 12 * 3600 * SECOND
+
+
+def month_in(month: str, timezone: str) -> tuple[int, int]:
+    """The µs between which a month like "2026-11" lies by a time zone's clocks. ValueError for what is no month."""
+    first, following = (day.replace(tzinfo=calendar.zone(timezone)) for day in _first_days(month))
+    return calendar.instant(first), calendar.instant(following)
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
