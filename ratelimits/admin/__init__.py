@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ratelimits.admin import accounts, alerts, rules
+from ratelimits.admin import accounts, alerts, reports, rules, usage
 
-__all__ = ["accounts", "alerts", "rules"]
+__all__ = ["accounts", "alerts", "reports", "rules", "usage"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -12,6 +10,7 @@ from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
 
@@ -28,21 +27,8 @@ class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
 
-class _ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
-    """What the workers write, people read."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 @admin.register(Alert)
-class AlertAdmin(_ReadOnly):
+class AlertAdmin(ReadOnlyAdmin):
     """The alerts, each with its deliveries."""
 
     list_display = ["account", "meter", "reached", "used", "quantity", "basis", "starts", "raised_at"]
@@ -76,7 +62,7 @@ class AlertAdmin(_ReadOnly):
 
 
 @admin.register(AlertDelivery)
-class AlertDeliveryAdmin(_ReadOnly):
+class AlertDeliveryAdmin(ReadOnlyAdmin):
     """The deliveries; those that were given up can be made again."""
 
     list_display = ["alert", "kind", "channel", "state", "attempts", "due_at", "done_at", "error"]

@@ -1,0 +1,237 @@
+"""The ledger in the admin: read by people, written by workers; people resolve what is in quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.models import ArchivedRange, Batch, DurabilityGap, Line, PeriodUsage, QuarantinedBatch, ShardState
+from ratelimits.models.ledger import moment
+from ratelimits.usage import resolve
+from ratelimits.usage.packet import values
+
+#: Lines of a quarantined batch that its page shows at most.
+_MOST = 50
+
+
+def shown(microseconds: int) -> str:
+    """A moment in µs since 1970 as people read it."""
+    return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC" if microseconds else "–"
+
+
+def link_to_lines(site: admin.AdminSite, **about: object) -> str:
+    """A link to the ledger lines that have these values."""
+    url = reverse(f"{site.name}:ratelimits_line_changelist")
+    return format_html('<a href="{}?{}">{}</a>', url, urlencode(about), _("Ledger lines"))
+
+
+class ShardFilter(admin.SimpleListFilter):
+    """By shard, without a look through the whole table for which there are."""
+
+    title = _("shard")
+    parameter_name = "shard"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
+        shards = ShardState.objects.order_by("shard").filter(position__gt=0)
+        return [(shard, f"{shard:02d}") for shard in shards.values_list("shard", flat=True)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset.filter(shard=chosen) if chosen and chosen.isdigit() else queryset
+
+
+@admin.register(ShardState)
+class ShardStateAdmin(ReadOnlyAdmin):
+    """Where the ledger stands."""
+
+    list_display = ["__str__", "complete_until", "position", "seq", "frozen"]
+    list_filter = ["frozen"]
+    readonly_fields = ["complete_until"]
+
+    @admin.display(description=_("complete until"), ordering="watermark")
+    def complete_until(self, state: ShardState) -> str:
+        """The watermark."""
+        return shown(state.watermark)
+
+
+@admin.register(Batch)
+class BatchAdmin(ReadOnlyAdmin):
+    """The batches in the ledger."""
+
+    list_display = ["__str__", "position", "line_count", "sealed", "fence", "applied_at"]
+    list_filter = [ShardFilter]
+    search_fields = ["incarnation__exact"]
+    search_help_text = _("An incarnation, whole: of 00:3f9c:17 it is 3f9c.")
+    sortable_by = ()
+    exclude = ["opened_at", "sealed_at"]
+    readonly_fields = ["opened", "sealed", "applied_at", "ledger_lines"]
+
+    @admin.display(description=_("opened"))
+    def opened(self, batch: Batch) -> str:
+        """When it was opened."""
+        return shown(batch.opened_at)
+
+    @admin.display(description=_("sealed"))
+    def sealed(self, batch: Batch) -> str:
+        """When it was sealed."""
+        return shown(batch.sealed_at)
+
+    @admin.display(description=_("its lines"))
+    def ledger_lines(self, batch: Batch) -> str:
+        """A link to them."""
+        first, end = batch.line_ids()
+        return link_to_lines(self.admin_site, id__gte=first, id__lt=end)
+
+
+@admin.register(Line)
+class LineAdmin(ReadOnlyAdmin):
+    """The ledger, line by line."""
+
+    list_display = ["start", "account", "key", "meter", "admitted_units", "denied_requests", "refunded_units", "batch"]
+    list_select_related = ["batch"]
+    search_fields = ["account"]  # get_search_results says how
+    search_help_text = _("An account, whole. At most 10,000 lines are listed.")
+    sortable_by = ()
+    ordering = ["-id"]
+    readonly_fields = ["start"]
+
+    @admin.display(description=_("15 minutes from"))
+    def start(self, line: Line) -> str:
+        """The start of its bin."""
+        return f"{moment(line.bin * 1_000_000):%Y-%m-%d %H:%M} UTC"
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Lines of an account, found by the billing periods that it has usage in: the account alone has no index."""
+        if not search_term:
+            return queryset, False
+        periods = PeriodUsage.objects.using(queryset.db).filter(account=search_term).order_by()
+        found = queryset.filter(
+            account=search_term, period__in=list(periods.values_list("period", flat=True).distinct())
+        )
+        return found, False
+
+
+@admin.register(PeriodUsage)
+class PeriodUsageAdmin(ReadOnlyAdmin):
+    """What accounts have used of their billing periods."""
+
+    list_display = [
+        "account",
+        "starts",
+        "meter",
+        "rule",
+        "admitted_units",
+        "refunded_units",
+        "denied_requests",
+        "closed",
+    ]
+    search_fields = ["account__exact"]
+    search_help_text = _("An account, whole.")
+    sortable_by = ()
+    ordering = ["-period", "-id"]
+    readonly_fields = ["starts"]
+
+    @admin.display(description=_("billing period"))
+    def starts(self, usage: PeriodUsage) -> str:
+        """When the period starts."""
+        return f"{moment(usage.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
+
+    @admin.display(description=_("finalised"), boolean=True)
+    def closed(self, usage: PeriodUsage) -> bool:
+        """Whether a report has it."""
+        return usage.covered is not None and usage.covered >= usage.position
+
+
+@admin.register(DurabilityGap)
+class DurabilityGapAdmin(ReadOnlyAdmin):
+    """What may be missing."""
+
+    list_display = ["kind", "shard", "account", "from_", "to", "fsync", "units", "recovered_at"]
+    list_filter = ["kind"]
+    search_fields = ["account__exact"]
+    search_help_text = _("An account, whole.")
+    sortable_by = ()
+    exclude = ["since", "until"]
+    readonly_fields = ["from_", "to", "declared_at"]
+
+    @admin.display(description=_("from"))
+    def from_(self, gap: DurabilityGap) -> str:
+        """Since when."""
+        return shown(gap.since)
+
+    @admin.display(description=_("to"))
+    def to(self, gap: DurabilityGap) -> str:
+        """Until when."""
+        return shown(gap.until)
+
+
+@admin.register(QuarantinedBatch)
+class QuarantinedBatchAdmin(ReadOnlyAdmin):
+    """Batches that somebody must look at: each holds its shard's watermark."""
+
+    list_display = ["__str__", "reason", "arrived_at", "resolution"]
+    list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
+    actions = ["discard", "accept"]
+    readonly_fields = ["lacking", "arrived_at"]
+    fields = ["shard", "name", "reason", "arrived_at", "lacking", "resolution", "resolved_at", "content", "fields"]
+
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may change quarantined batches."""
+        user: Any = request.user
+        return bool(user.has_perm("ratelimits.change_quarantinedbatch"))
+
+    @admin.display(description=_("what the ledger lacks of it"))
+    def lacking(self, kept: QuarantinedBatch) -> str:
+        """The lines that accepting it would add."""
+        if kept.resolved_at is not None:
+            return "–"
+        try:
+            lines = resolve.lacking(kept._state.db or "default", kept)
+        except resolve.UnresolvableError as error:
+            return str(error)
+        rows = [values(line) for line in lines[:_MOST]]
+        listed = format_html_join("", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows))
+        more = format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MOST else ""
+        return format_html("{}{}", listed, more) if lines else str(_("Nothing: the ledger has all of it."))
+
+    @admin.action(description=_("Discard: the ledger stays as it is"), permissions=["resolve"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> None:
+        """Resolve them by leaving them out."""
+        self._resolve(request, queryset, resolve.discard)
+
+    @admin.action(description=_("Accept: add what the ledger lacks of them"), permissions=["resolve"])
+    def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> None:
+        """Resolve them by adding what is in them and not in the ledger."""
+        self._resolve(request, queryset, resolve.accept)
+
+    def _resolve(
+        self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch], way: Callable[[str, int, str], str]
+    ) -> None:
+        for kept in queryset.order_by("arrived_at", "pk"):
+            try:
+                resolution = way(queryset.db, kept.pk, request.user.get_username())
+            except resolve.UnresolvableError as error:
+                self.message_user(request, f"{kept}: {error}", messages.ERROR)
+                continue
+            self.log_change(request, kept, resolution)
+            self.message_user(request, f"{kept}: {resolution}", messages.SUCCESS)
+
+
+@admin.register(ArchivedRange)
+class ArchivedRangeAdmin(ReadOnlyAdmin):
+    """What was moved to archives."""
+
+    list_display = ["archive", "shard", "first_position", "last_position", "archived_at"]
+    list_filter = [ShardFilter]
+    readonly_fields = ["archived_at"]

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import io
+import re
+from datetime import UTC, datetime
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.test import Client
+
+from ratelimits.admin import reports as pages
+from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.reports.exports import FORMATS
+from ratelimits.usage import totals
+from ratelimits.witness import Place
+from tests.admin.test_usage import text, url
+from tests.reports.invoices import account, close, spend
+from tests.rows import rule
+from tests.usage.conftest import _fsync_at_once  # noqa: F401
+from tests.usage.traffic import at
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_fsync_at_once")]
+
+ADD = "/admin/ratelimits/adjustment/add/"
+
+
+@pytest.fixture
+def report() -> Report:
+    """November of one account, finalised: 7 of 5 requests, 3 of which no process was granted."""
+    monthly = rule("monthly", bills=True)
+    spend(account(included=5), "2026-11-10T12:00", cost=7, rule=monthly.pk, version=monthly.version)
+    place = Place("admitted", "acme", "", "requests", at("2026-11-10T12:00") // 10**6)
+    totals.write("p1", {place: (4, 4)})
+    (report,) = close("2026-12-02")
+    return report
+
+
+def body(response: Any) -> bytes:
+    assert response.status_code == 200, response
+    return b"".join(response.streaming_content)
+
+
+def test_a_report_s_page_says_what_was_billed_what_may_be_missing_and_what_the_second_witness_says(
+    admin_client: Client, report: Report
+) -> None:
+    page = text(admin_client.get(url(Report, "change", report.pk)))
+    assert "2026-11-01 00:00:00 UTC" in page
+    assert "✗ requests: 1 in the ledger, 4 granted as processes say" in page
+    assert "witness requests processes=4 ledger=1" in page
+    assert report.digest in page
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_each_button_downloads_what_the_command_writes(
+    admin_client: Client, report: Report, form: Any, tmp_path: Any
+) -> None:
+    page = admin_client.get(url(Report, "change", report.pk)).content.decode()
+    (link,) = re.findall(rf'href="([^"]*/download/\?format={form.name})"', page)
+    file = tmp_path / "file"
+    call_command("ratelimits_report", period="2026-11", format=form.name, output=str(file), stdout=io.StringIO())
+    assert body(admin_client.get(link)) == file.read_bytes()
+
+
+def test_the_form_above_the_list_downloads_a_month(admin_client: Client, report: Report) -> None:
+    page = admin_client.get(url(Report)).content.decode()
+    (target,) = re.findall(r'<form method="get" action="([^"]*)"', page)
+    assert all(f'name="{name}"' in page for name in ("period", "format"))
+    assert body(admin_client.get(target, {"period": "2026-11", "format": "csv"})).count(b"\n") == 2
+
+
+def test_reports_are_found_by_account_and_by_the_month_of_their_own_clocks(admin_client: Client) -> None:
+    for name, zone in (("acme", "UTC"), ("tokyo", "Asia/Tokyo"), ("la", "America/Los_Angeles")):
+        payer = account(name, timezone=zone)
+        spend(payer, "2026-10-15")
+        spend(payer, "2026-11-15")
+    close("2027-01-01")
+
+    def listed(**query: str) -> set[tuple[str, str]]:
+        found = admin_client.get(url(Report), query).context["cl"].result_list
+        return {(each.account, each.timezone) for each in found}
+
+    assert len(listed(month="2026-10")) == len(listed(month="2026-11")) == 3
+    assert admin_client.get(url(Report), {"month": "2026-10"}).context["cl"].result_count == 3
+    assert listed(month="2026-09") == listed(month="nonsense") == set()
+    assert listed(q="tokyo") == {("tokyo", "Asia/Tokyo")}
+    assert listed(q="tok") == set()
+
+
+def test_a_large_report_s_page_shows_its_first_lines(
+    admin_client: Client, report: Report, django_assert_max_num_queries: Any
+) -> None:
+    line = report.lines.get()
+    for number in range(2, 260):
+        line.pk, line.number, line.key = None, number, f"api_key:{number}"
+        line.save(force_insert=True)
+    with django_assert_max_num_queries(15):
+        page = text(admin_client.get(url(Report, "change", report.pk)))
+    assert "api_key:200" in page
+    assert "api_key:201" not in page
+
+
+def test_a_line_s_page_leads_to_who_made_the_rule_and_the_terms_and_to_the_ledger(
+    admin_client: Client, report: Report
+) -> None:
+    line = report.lines.get()
+    page = admin_client.get(url(ReportLine, "change", line.pk))
+    said = text(page)
+    assert "rule “monthly” added" in said
+    assert "plan “Plan of acme” added" in said
+    ledger, batch = (
+        admin_client.get(unescape(re.findall(rf'href="([^"]*{where}[^"]*)"', page.content.decode())[0]))
+        for where in (r"/line/\?", r"/batch/\d+/change/")
+    )
+    assert [found.admitted_units for found in ledger.context["cl"].result_list] == [7]
+    assert "ledger lines" in text(batch).lower()
+
+
+def test_reports_are_verified_by_an_action(admin_client: Client, report: Report, monkeypatch: Any) -> None:
+    def verify() -> str:
+        answer = admin_client.post(url(Report), {"action": "verify", "_selected_action": [report.pk]}, follow=True)
+        return text(answer)
+
+    assert "acme 2026-11-01 v1 holds." in verify()
+    Line.objects.update(admitted_units=8)
+    assert f"line {report.lines.get().line_id} (api_key:1, requests) has consumed_quantity 7" in verify()
+    monkeypatch.setattr(pages, "_VERIFIED", 0)
+    assert "is large: use ratelimits_verify" in verify()
+
+
+def typed(**values: str) -> dict[str, str]:
+    start = {"period_start_0": "2026-11-01", "period_start_1": "00:00:00"}
+    return {"account": "acme", **start, "meter": "requests", "quantity": "-2", "reason": "goodwill", **values}
+
+
+def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
+    admin_client: Client, admin_user: User, report: Report
+) -> None:
+    page = admin_client.get(url(Report, "change", report.pk)).content.decode()
+    (link,) = re.findall(r'href="(/admin/ratelimits/adjustment/add/\?[^"]*)"', page)
+    form = admin_client.get(unescape(link)).context["adminform"].form
+    assert form["account"].value() == "acme"
+    assert form["period_start"].value() == datetime(2026, 11, 1, tzinfo=UTC)
+    assert admin_client.post(ADD, typed()).status_code == 302
+    made = Adjustment.objects.get()
+    assert (made.author, made.quantity, made.report) == (admin_user, -2, None)
+    action = {"action": "finalise", "_selected_action": [made.pk]}
+    assert "acme 2026-11-01 v2 was finalised." in text(admin_client.post(url(Adjustment), action, follow=True))
+    made.refresh_from_db()
+    assert made.report is not None
+    assert "open" in text(admin_client.post(url(Adjustment), action, follow=True))
+    assert "Save" not in text(admin_client.get(url(Adjustment, "change", made.pk)))
+    assert admin_client.post(url(Adjustment, "delete", made.pk), {"post": "yes"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "said"),
+    [
+        ({"quantity": "0"}, "quantity", "changes nothing"),
+        ({"reason": ""}, "reason", "required"),
+        ({"period_start_0": "2026-11-05"}, "period_start", "the one around it starts at 2026-11-01 00:00:00 UTC"),
+        ({"period_start_0": ""}, "period_start", "required"),
+        ({"account": "acmee"}, "period_start", "Nothing is known of this account"),
+        ({"corrects_line_id": "0" * 32}, "corrects_line_id", "No report of this account has this line"),
+    ],
+)
+def test_an_adjustment_that_no_report_could_have_is_refused_at_its_field(
+    admin_client: Client, report: Report, values: dict[str, str], field: str, said: str
+) -> None:
+    errors = admin_client.post(ADD, typed(**values)).context["adminform"].form.errors
+    assert list(errors) == [field]
+    assert said in str(errors[field])
+    assert not Adjustment.objects.exists()
+
+
+def test_a_link_with_nonsense_in_it_opens_an_empty_form(admin_client: Client) -> None:
+    assert admin_client.get(ADD, {"period_start": "soon", "account": "acme"}).status_code == 200
+
+
+def test_who_may_not_adjust_is_offered_no_adjustment(client: Client, report: Report) -> None:
+    viewer = User.objects.create(username="viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_report"))
+    client.force_login(viewer)
+    page = client.get(url(Report, "change", report.pk)).content.decode()
+    assert "adjustment/add" not in page
+    assert "api_key:1" not in page, "lines are for who may view lines"
+    assert client.get(ADD).status_code == 403

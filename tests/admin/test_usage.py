@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from ratelimits.admin import readonly
+from ratelimits.models import (
+    ArchivedRange,
+    Batch,
+    DurabilityGap,
+    Line,
+    PeriodUsage,
+    QuarantinedBatch,
+    Report,
+    ReportLine,
+    ShardState,
+)
+from tests.usage.conftest import _fsync_at_once  # noqa: F401
+from tests.usage.test_resolve import Fork, fork  # noqa: F401
+from tests.usage.traffic import flow, use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_fsync_at_once")]
+
+MODELS = [ShardState, Batch, Line, PeriodUsage, DurabilityGap, QuarantinedBatch, ArchivedRange, Report, ReportLine]
+QUARANTINE = "/admin/ratelimits/quarantinedbatch/"
+
+
+def url(model: Any, page: str = "changelist", *arguments: Any) -> str:
+    return reverse(f"admin:ratelimits_{model._meta.model_name}_{page}", args=arguments)
+
+
+def text(response: Any) -> str:
+    """What the page says, without its tags."""
+    assert response.status_code == 200, response
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", response.content.decode())))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_workers_write_people_only_read(admin_client: Client, model: Any) -> None:
+    use()
+    flow()
+    DurabilityGap.objects.create(event="x", kind="wipe", shard=1, since=1, until=2)
+    assert admin_client.get(url(model)).status_code == 200
+    assert admin_client.get(url(model, "add")).status_code == 403
+    row = model.objects.order_by("pk").first()
+    if row is None:
+        return
+    page = url(model, "change", row.pk)
+    assert "Save" not in text(admin_client.get(page))
+    assert admin_client.post(page, {"account": "mine"}).status_code == 403
+    assert admin_client.post(url(model, "delete", row.pk), {"post": "yes"}).status_code == 403
+    assert "delete_selected" not in admin_client.get(url(model)).content.decode()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_list_counts_and_sorts_no_more_than_it_shows(
+    admin_client: Client, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readonly, "MOST", 3)
+    monkeypatch.setattr(admin.site.get_model_admin(model), "list_per_page", 2)
+    for number in range(5):
+        use(f"account {number}")
+        flow()
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        page = admin_client.get(url(model))
+    counted = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
+    assert len(counted) == 1
+    assert "LIMIT 3" in counted[0]
+    table = model._meta.db_table
+    listed = page.context["cl"]
+    whole = [query["sql"] for query in queries if f'"{table}"' in query["sql"] and "LIMIT" not in query["sql"]]
+    assert whole == [] or listed.result_count <= 2
+    assert (listed.result_count <= 3, len(listed.result_list) <= 2) == (True, True)
+
+
+def test_the_ledger_is_searched_by_account_through_its_index(admin_client: Client) -> None:
+    use("acme")
+    use("other")
+    flow()
+    page = admin_client.get(url(Line), {"q": "acme"})
+    assert [line.account for line in page.context["cl"].result_list] == ["acme"]
+    assert list(admin_client.get(url(Line), {"q": "acm"}).context["cl"].result_list) == []
+    with CaptureQueriesContext(connection) as queries:
+        admin_client.get(url(Line), {"q": "acme"})
+    (listed,) = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
+    assert '"period" IN' in listed
+
+
+def test_a_batch_s_page_leads_to_its_lines(admin_client: Client) -> None:
+    for account in ("acme", "other"):
+        use(account)
+        flow()
+    batch = Batch.objects.order_by("pk").first()
+    page = admin_client.get(url(Batch, "change", batch.pk)).content.decode()
+    (link,) = re.findall(r'href="([^"]*/line/\?[^"]*)"', page)
+    listed = admin_client.get(unescape(link)).context["cl"].result_list
+    assert [line.pk for line in listed] == list(batch.lines().values_list("pk", flat=True))
+
+
+def test_batches_are_listed_by_shard(admin_client: Client) -> None:
+    for account in ("acme", "other"):
+        use(account)
+    flow()
+    first = Batch.objects.order_by("shard").first()
+    page = admin_client.get(url(Batch), {"shard": first.shard})
+    assert [batch.shard for batch in page.context["cl"].result_list] == [first.shard]
+    assert len(admin_client.get(url(Batch), {"shard": "x"}).context["cl"].result_list) == 2
+
+
+@pytest.mark.parametrize(("action", "units", "says"), [("discard", 3, "discarded by admin"), ("accept", 5, "accepted")])
+def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
+    admin_client: Client,
+    admin_user: User,
+    fork: Fork,  # noqa: F811
+    action: str,
+    units: int,
+    says: str,
+) -> None:
+    kept = fork(5)
+    page = text(admin_client.get(url(QuarantinedBatch, "change", kept.pk)))
+    assert "acme api_key:1: 2 requests" in page
+    answer = admin_client.post(QUARANTINE, {"action": action, "_selected_action": [kept.pk]}, follow=True)
+    assert says in text(answer)
+    assert sum(Line.objects.values_list("admitted_units", flat=True)) == units
+    assert not ShardState.objects.filter(frozen=True).exists()
+    entry = LogEntry.objects.get(user=admin_user)
+    assert says in entry.get_change_message()
+    again = admin_client.post(QUARANTINE, {"action": action, "_selected_action": [kept.pk]}, follow=True)
+    assert "was resolved already" in text(again)
+
+
+def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, fork: Fork) -> None:  # noqa: F811
+    kept = fork(5)
+    viewer = User.objects.create(username="viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_quarantinedbatch"))
+    client.force_login(viewer)
+    assert "acme api_key:1" in text(client.get(url(QuarantinedBatch, "change", kept.pk)))
+    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk]})
+    kept.refresh_from_db()
+    assert kept.resolved_at is None
+    viewer.user_permissions.add(Permission.objects.get(codename="change_quarantinedbatch"))
+    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk]})
+    kept.refresh_from_db()
+    assert kept.resolution.startswith("accepted by viewer")
+
+
+def test_every_page_of_the_app_is_registered() -> None:
+    assert {model for model in MODELS if not admin.site.is_registered(model)} == set()
