@@ -273,7 +273,11 @@ def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str)
 def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
     """A key's contents as text, whatever it holds."""
     raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
-    return {field.decode(errors="replace"): value.decode(errors="replace") for field, value in raw.items()}
+    # PostgreSQL keeps no NUL.
+    return {
+        field.decode(errors="replace").replace("\0", "\ufffd"): value.decode(errors="replace").replace("\0", "\ufffd")
+        for field, value in raw.items()
+    }
 
 
 def _drop(here: Server, shard: int, name: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
@@ -22,8 +23,16 @@ _PLACES = {
     for number, kind in enumerate("adrs")
     for count, places in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
 }
-_CONTROL = re.compile(rb"[\x00-\x1f]")
+#: Which parts of a field are numbers, and which are texts.
+_NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
+#: What makes a text another one once it is decoded and escaped; the line feed stands between fields.
+_ODD = bytes(range(32)).replace(b"\n", b"") + b"%\\"
+#: Digits that a counter of 64 bits has at most.
+_DIGITS = 19
 _ZEROS = b"\t0" * 6
+_LINE = b"%b" + b"\t%d" * 8
+#: The texts of a batch's identity, and how long each may be.
+_LONGEST = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
 
 class Unreadable(ValueError):
@@ -112,81 +121,96 @@ def _text(raw: bytes) -> bytes:
     return escaped(text).encode()
 
 
-def _counted(fields: Iterable[tuple[bytes, bytes]], identity: dict[bytes, bytes]) -> dict[bytes, list[int]]:
-    """Counts by what is between a field's kind and what it counts; `identity` takes the fields of the batch itself."""
+def _columns(names: list[bytes]) -> list[list[bytes]]:
+    """The nine parts of fields "kind|bin|period|meter|rule|version|account|key|count", each as a column.
+
+    A batch is taken apart at once, since a step in Python for each part of each field is what a drain would wait for.
+    """
+    text, breaks = b"|\n|".join(names), len(names) - 1
+    parts = text.split(b"|")
+    # A break is a tenth part, so where all breaks stand in their places every field has nine.
+    if (
+        len(parts) != 10 * breaks + 9
+        or parts[9::10].count(b"\n") != breaks
+        or text.count(b"\n") != breaks
+        or b"#" in text
+    ):
+        bad = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
+        raise Unreadable(f"a field is not kind|bin|period|meter|rule|version|account|key|count: {bad[:200]!r}")
+    columns = [parts[place::10] for place in range(9)]
+    for place in _NUMBERS:
+        for number in set(columns[place]):
+            if _NUMBER.fullmatch(number) is None:
+                raise Unreadable(f"a field has {number[:40]!r} where a number belongs")
+    plain = text.isascii() and len(text.translate(None, _ODD)) == len(text) and max(map(len, names)) <= LONGEST_TEXT
+    if not plain:
+        for place in _TEXTS:
+            texts = {raw: _text(raw) for raw in set(columns[place])}
+            columns[place] = [texts[raw] for raw in columns[place]]
+    return columns
+
+
+def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
+    """The canonical lines of a batch's counters, sorted, and the sum of all that they count."""
+    if not counters:
+        return [], 0
+    kinds, bins, periods, meters, rules, versions, accounts, keys, counted = _columns(list(counters))
+    if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _DIGITS:
+        name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _DIGITS)
+        raise Unreadable(f"the field {name[:200]!r} holds {value[:40]!r}, no whole number of 64 bits")
+    counts = list(map(int, counters.values()))
+    if max(counts) > _LARGEST:
+        raise Unreadable("a counter is larger than 64 bits hold")
+    signs = list(map(add, kinds, counted))
+    if unknown := set(signs) - _PLACES.keys():
+        raise Unreadable(f"a field of an unknown kind: {sorted(unknown)[0][:40]!r}")
+    subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
+    if set(signs) == {b"a1"} and len(set(subjects)) == len(subjects):
+        # Most batches: nothing but requests of one unit.
+        pairs = zip(subjects, counts, strict=True)
+        return sorted([b"%b\t%d\t%d%b" % (subject, count, count, _ZEROS) for subject, count in pairs]), 2 * sum(counts)
     rows: dict[bytes, list[int]] = {}
     find = rows.get
-    for name, value in fields:
-        places = _PLACES.get(name[:1] + name[-1:])
-        if places is None:
-            if name[:1] != b"#":
-                raise Unreadable(f"a field of an unknown kind: {name[:200]!r}")
-            identity[name] = value
-            continue
-        if not value.isdigit():
-            raise Unreadable(f"the field {name[:200]!r} holds {value[:40]!r}, no whole number")
-        about = name[1:-1]
-        row = find(about)
-        if row is None:
-            row = rows[about] = [0, 0, 0, 0, 0, 0, 0, 0]
-        count = int(value)
-        for place in places:
-            row[place] += count
-    return rows
-
-
-def _subjects(rows: Iterable[bytes]) -> Iterator[bytes]:
-    """What each of "|bin|period|meter|rule|version|account|key|" is as a line begins; Unreadable if one is not that."""
-    sound: set[bytes] = set()  # numbers come again and again
-    for raw in rows:
-        parts = raw.split(b"|")
-        if len(parts) != 9 or parts[0] or parts[8] or b"#" in raw:
-            raise Unreadable(f"a field is not bin|period|meter|rule|version|account|key: {raw[:200]!r}")
-        _, bin_, period, meter, rule, version, account, key, _ = parts
-        if not (bin_ in sound and period in sound and rule in sound and version in sound):
-            for number in (bin_, period, rule, version):
-                if _NUMBER.fullmatch(number) is None:
-                    raise Unreadable(f"a field has {number[:40]!r} where a number belongs: {raw[:200]!r}")
-                sound.add(number)
-        if b"%" in raw or b"\\" in raw or len(raw) > LONGEST_TEXT or not raw.isascii() or _CONTROL.search(raw):
-            meter, account, key = _text(meter), _text(account), _text(key)
-        yield b"\t".join((account, key, meter, rule, version, period, bin_))
-
-
-def _lines(counted: dict[bytes, list[int]]) -> list[bytes]:
-    """The canonical lines of a batch, sorted."""
-    rows: dict[bytes, list[int]] = {}
-    for subject, counts in zip(_subjects(counted), counted.values(), strict=True):
-        held = rows.get(subject)
+    for subject, sign, count in zip(subjects, signs, counts, strict=True):
         # Two names can be one once they are decoded.
-        rows[subject] = counts if held is None else [one + other for one, other in zip(held, counts, strict=True)]
-    return sorted(
-        [
-            b"%b\t%d\t%d%b" % (subject, counts[0], counts[1], _ZEROS)
-            if not any(counts[2:])
-            else b"\t".join([subject, *[b"%d" % count for count in counts]])
-            for subject, counts in rows.items()
-        ]
-    )
+        row = find(subject)
+        if row is None:
+            row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]
+        for place in _PLACES[sign]:
+            row[place] += count
+    if max(map(max, rows.values())) > _LARGEST:
+        raise Unreadable("a counter is larger than 64 bits hold")
+    return sorted([_LINE % (subject, *row) for subject, row in rows.items()]), sum(map(sum, rows.values()))
 
 
-def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
-    """The batch that these fields of its hash are; Unreadable if they are not all of one, with sums that hold."""
-    identity: dict[bytes, bytes] = {}
-    counted = _counted(fields, identity)
+def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
+    """Incarnation, run, sealed under which run, what it follows; number, sum before, sum, opened at, sealed at."""
     try:
-        incarnation, run, sealed_run, follows = (identity[name].decode() for name in (b"#i", b"#r", b"#x", b"#f"))
-        seq, before, cum, opened_at, sealed_at = (int(identity[name]) for name in (b"#s", b"#p", b"#c", b"#o", b"#t"))
+        texts = [fields[name].decode() for name in _LONGEST]
+        raw = [fields[name] for name in (b"#s", b"#p", b"#c", b"#o", b"#t")]
     except KeyError as error:
         raise Unreadable(f"the batch lacks its {error.args[0].decode()}") from error
     except ValueError as error:
         raise Unreadable(f"the batch's identity cannot be read: {error}") from error
-    lines = _lines(counted)
-    total = sum(map(sum, counted.values()))
+    for text, longest in zip(texts, _LONGEST.values(), strict=True):
+        if len(text) > longest or not text.isprintable():
+            raise Unreadable(f"the batch's identity cannot be read: {text[:40]!r} is no name of a run or a batch")
+    for number in raw:
+        if _NUMBER.fullmatch(number) is None:
+            raise Unreadable(f"the batch's identity cannot be read: {number[:40]!r} is no whole number")
+    if texts[3] and not texts[3].rpartition(":")[2].isdecimal():
+        raise Unreadable(f"the batch's identity cannot be read: it follows {texts[3][:40]!r}, no batch")
+    return texts, list(map(int, raw))
+
+
+def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
+    """The batch that these fields of its hash are; Unreadable if they are not all of one, with sums that hold."""
+    counters = dict(fields)
+    about = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
+    (incarnation, run, sealed_run, follows), (seq, before, cum, opened_at, sealed_at) = _identity(about)
+    lines, total = _lines(counters)
     if (before + total) % CUM_MODULUS != cum:
         raise Unreadable(f"the running sum was {before}, the counters add {total}, but it became {cum}")
-    if total > _LARGEST and any(max(counts) > _LARGEST for counts in counted.values()):
-        raise Unreadable("a counter is larger than 64 bits hold")
     read = Packet(
         shard, incarnation, seq, before, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
     )

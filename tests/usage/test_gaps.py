@@ -199,7 +199,15 @@ def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: redis.
         ("a|007|0|m|0|0|a|k|1", "0"),
         ("a|0|0|m|0|0|a|k|1", "-1"),
         (f"a|0|0|m|0|0|a|{'k' * 300}|1", "0"),
+        ("a|0|0|m|0|0|a|k|1", "9" * 5000),
+        ("a|0|0|m|0|0|a|k|1|a|0|0|m|0|0|a|k|1", "0"),
+        ("a|0|0|m|0|0|a|k|1|\n|a|0|0|m|0|0|a|k|1", "0"),
         ("a", "0"),
+        ("a\0", "0"),
+        ("#s", "9" * 30),
+        ("#i", "i" * 300),
+        ("#r", "nul\0"),
+        ("#f", "no batch"),
     ],
 )
 def test_a_field_that_nobody_wrote_like_this_is_not_guessed_at(
