@@ -11,8 +11,10 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from ratelimits.models import ArchivedRange, Batch, Line, Report, ReportLine
+from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
+from ratelimits.usage.packet import canonical, checksum
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_close import adjust
 from tests.usage.traffic import flow
@@ -39,8 +41,8 @@ def findings() -> list[str]:
     return [finding for report in Report.objects.order_by("pk") for finding in verify_report(report)]
 
 
-def verify(**options: Any) -> str:
-    out = io.StringIO()
+def verify(stdout: io.StringIO | None = None, **options: Any) -> str:
+    out = stdout or io.StringIO()
     call_command("ratelimits_verify", stdout=out, **options)
     return out.getvalue()
 
@@ -65,6 +67,31 @@ def test_a_digit_changed_in_the_ledger_is_found_with_the_line(reports: list[Repo
     with pytest.raises(CommandError) as caught:
         verify()
     assert caught.value.returncode == 1
+
+
+@pytest.mark.parametrize("column", [*SUBJECT, *COUNTERS])
+def test_whatever_is_changed_in_the_ledger_the_command_names_the_line_and_fails(
+    reports: list[Report], column: str
+) -> None:
+    line = Line.objects.get(admitted_units=70, key="api_key:2")
+    value = getattr(line, column)
+    setattr(line, column, f"{value}." if isinstance(value, str) else value + 1)
+    line.save(update_fields=[column])
+    out = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        verify(stdout=out)
+    assert caught.value.returncode == 1
+    assert f"line {line.pk} of batch {line.batch} " in out.getvalue()
+
+
+def test_a_changed_line_whose_checksums_were_all_rebuilt_is_found_by_the_report_that_has_it(
+    reports: list[Report],
+) -> None:
+    line = Line.objects.get(admitted_units=70, key="api_key:2")
+    line.admitted_units, line.checksum = 71, 0
+    line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
+    line.save()
+    assert any("(api_key:2, requests) has consumed_quantity 70, the ledger says 71" in found for found in findings())
 
 
 def test_a_digit_changed_in_a_report_is_found_with_the_line(reports: list[Report]) -> None:

@@ -1,0 +1,103 @@
+"""A project's two months of usage, billed, corrected and exported: `python -m tests.reports.exporter DIRECTORY`.
+
+What is written depends on nothing but what was used: not on the database, its collation, the run or the clock.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import django
+
+#: Names that databases would sort each in their own way.
+ACCOUNTS = ("acme", "Acme", "zoë", "Zoe", "_x", "a b", "ab", "ä", "10", "9")
+KEYS = ("api_key:b", "api_key:B", "api_key:ä", "api_key:_", "user:10", "user:9", "=1+1")
+MONTHS = ("2026-09", "2026-10")
+
+
+def use() -> None:
+    """Usage of ten accounts in three time zones, a rule that was edited meanwhile, a refund, replies that were lost."""
+    from django.contrib.auth import get_user_model
+
+    from ratelimits import engine
+    from ratelimits.models import Adjustment, DurabilityGap, Report
+    from ratelimits.usage import totals
+    from ratelimits.witness import Place
+    from tests.reports.invoices import account, close, spend
+    from tests.rows import rule
+    from tests.usage.traffic import at, flow
+
+    monthly = rule("monthly", bills=True, key_kind="key")
+    zones = ("UTC", "Europe/Berlin", "America/Los_Angeles")
+    payers = [account(name, included=40, timezone=zones[n % 3]) for n, name in enumerate(ACCOUNTS)]
+    for month in MONTHS:
+        for number, payer in enumerate(payers):
+            for key in KEYS[: 2 + number % 6]:
+                about: dict[str, Any] = {"key": key, "rule": monthly.pk, "version": monthly.version}
+                spend(payer, f"{month}-{number + 3:02d}T12:00", 7 + number, **about)
+                spend(payer, f"{month}-17T00:00", 3, meter="tokens", **about)
+        receipt = spend(payers[0], f"{month}-20T08:00", 9, key="api_key:b", rule=monthly.pk).receipt
+        assert receipt is not None
+        engine.refund(receipt)
+        flow()
+        monthly.capacity = 20
+        monthly.save()
+    lost = Place("unanswered", "acme", "api_key:b", "requests", at("2026-10-05") // 10**6)
+    totals.write("p1", {lost: (2, 2)})
+    DurabilityGap.objects.create(event="a restart", kind="restart", since=at("2026-10-04"), until=at("2026-10-05"))
+    close("2026-11-02")
+    spend(payers[3], "2026-10-21", 11, key="late")
+    Adjustment.objects.create(
+        reference=UUID(int=1),
+        account="acme",
+        period_start=datetime(2026, 10, 1, tzinfo=UTC),
+        quantity=-5,
+        reason="goodwill",
+        author=get_user_model().objects.create(username="finance"),
+    )
+    close("2026-11-03")
+    assert Report.objects.count() == 2 * len(ACCOUNTS) + 2
+
+
+def export(directory: Path) -> None:
+    """Both months in every format."""
+    from django.core.management import call_command
+
+    from ratelimits.reports.exports import FORMATS
+
+    directory.mkdir(parents=True)
+    for month in MONTHS:
+        for form in FORMATS:
+            call_command("ratelimits_report", period=month, format=form, output=str(directory / f"{month}.{form}"))
+
+
+def main(directory: Path) -> None:
+    """Export twice, once when the ledger is in an archive, and once when it is back."""
+    django.setup()
+    from django.core.management import call_command
+
+    from ratelimits.engine.server import server
+    from ratelimits.models import Line
+
+    server().wire.client.config_set("appendfsync", "always")
+    call_command("migrate", verbosity=0)
+    use()
+    for name in ("first", "second"):
+        export(directory / name)
+    out = io.StringIO()
+    call_command("ratelimits_archive", directory / "archive", before="2026-11", stdout=out)
+    assert not Line.objects.exists()
+    export(directory / "pruned")
+    call_command("ratelimits_archive", directory / "archive", restore=True, stdout=out)
+    export(directory / "restored")
+    call_command("ratelimits_verify", stdout=out)
+    assert out.getvalue().endswith("All holds.\n"), out.getvalue()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
