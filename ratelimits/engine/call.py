@@ -189,7 +189,7 @@ class _Made(NamedTuple):
 class Command:
     """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
 
-    __slots__ = ("_front", "_heads", "_made", "call", "script")
+    __slots__ = ("_front", "_heads", "_made", "_short", "call", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.call = call
@@ -206,8 +206,11 @@ class Command:
         keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *keys[packed:]]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
+        # Only the usual question has a short way.
+        self._short = call.program.short_parts > 0 and call.op is Op.TRY and not call.at_once
+        short = call.program.short_parts - 1 if self._short else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
-            8 + len(keys) + meters + leases,
+            8 + len(keys) + meters + leases + short,
             self.script.sha,
             wire.bulks(b"%d" % len(keys), *(key.encode() for key in keys)),
         )
@@ -247,13 +250,11 @@ class Command:
             start,
             end,
         )
-        # Only the usual question has a short way.
-        if call.op is not Op.TRY or call.at_once:
-            short = b""
         costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
         head = f"{call.version or 0} {run}".encode()
         lease = [call.lease.encode()] if call.lease is not None else []
-        return _Made(run, start, end, wire.bulks(head, request + costs, program, short, *fields, *lease))
+        first, *formats = short if self._short else (b"",)
+        return _Made(run, start, end, wire.bulks(head, request + costs, program, first, *fields, *lease, *formats))
 
 
 def place(usage: Usage, now: int) -> tuple[int, int, int]:

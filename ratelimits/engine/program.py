@@ -34,10 +34,13 @@ class Term:
 
 
 class Packed(NamedTuple):
-    """A program as decide.lua reads it and as fast.lua does, right from `start` until `end` (µs since 1970 UTC)."""
+    """A program as decide.lua reads it and as fast.lua does, right from `start` until `end` (µs since 1970 UTC).
+
+    `short` is what fast.lua reads and the formats of that, or nothing.
+    """
 
     program: bytes
-    short: bytes
+    short: tuple[bytes, ...]
     start: float
     end: float
 
@@ -101,27 +104,36 @@ class Program:
         """Whether fast.lua knows all of it."""
         return bool(self.terms) and all(_usual(term) for term in self.terms)
 
-    def _pack_short(self, now: int) -> bytes:
-        out = []
+    @cached_property
+    def short_parts(self) -> int:
+        """How many parts of a command are for fast.lua alone, behind all others."""
+        return len(self._packed_keys) + 3 if self._short else 0
+
+    def _pack_short(self, now: int) -> tuple[bytes, ...]:
+        numbers: list[float] = []
+        formats = []
         for key in self._packed_keys:
             here = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            out.append(_STATE.pack(len(here), 4 + sum(_HEAD + _size(term) for _number, term in here)))
-            for number, term in here:
+            sizes = [_size(term) for _number, term in here]
+            formats.append("<I4" + "".join("I4BI2I4" + _FORMATS[size] for size in sizes))
+            numbers += len(here), 4 + sum(_HEAD + size for size in sizes)
+            for (number, term), size in zip(here, sizes, strict=True):
                 p, algorithm = term.algorithm.params(now), term.algorithm
+                numbers += name_id(term.name), algorithm.code, size, number, term.slot + 1
                 if isinstance(algorithm, FixedWindow):
-                    numbers: tuple[int, ...] = p[0], 0, p[5]
+                    numbers += p[0], 0, p[5]
                 elif isinstance(algorithm, CalendarWindow):
-                    numbers = p[1], p[2], p[5]
+                    numbers += p[1], p[2], p[5]
                 elif p[2] == 1:
-                    numbers = p[0], p[3], 1
+                    numbers += p[0], p[3], 1
                 else:
-                    numbers = p[0], p[3], p[2], p[1], p[4], 0
-                out.append(_LIMIT.pack(number, name_id(term.name), algorithm.code, term.slot + 1, *numbers[:3]))
-                out += [_FRACTION.pack(*numbers[3:])] if len(numbers) > 3 else []
-        return b"".join(out)
+                    numbers += p[0], p[3], p[2], p[1], p[4], 0
+        kind = f"<{'d' * len(numbers)}"
+        told = "<" + "i8" * (9 + 3 * len(self.terms))
+        return struct.pack(kind, *numbers), kind.encode(), *(one.encode() for one in formats), told.encode()
 
-    def _compile(self, now: int) -> tuple[bytes, bytes]:
-        return self._pack(now), self._pack_short(now) if self._short else b""
+    def _compile(self, now: int) -> tuple[bytes, tuple[bytes, ...]]:
+        return self._pack(now), self._pack_short(now) if self._short else ()
 
     @cached_property
     def _calendars(self) -> tuple[CalendarWindow, ...]:
@@ -146,9 +158,9 @@ class Program:
         return held
 
 
-#: Sizes of the records in a packed state, as lua/prelude.lua has them, behind a head of 11 bytes.
+#: Sizes of the records in a packed state and what they hold, as lua/prelude.lua has them, behind a head of 11 bytes.
 _HEAD, _LEVEL_SIZE, _FRACTION_SIZE, _WINDOW_SIZE = 11, 21, 33, 27
-_STATE, _LIMIT, _FRACTION = struct.Struct("<BH"), struct.Struct("<BIBBddd"), struct.Struct("<ddd")
+_FORMATS = {_LEVEL_SIZE: "I7I7I7", _FRACTION_SIZE: "I7I7I4I4I7I4", _WINDOW_SIZE: "i7i7I7I6"}
 
 
 def _own(term: Term) -> str:

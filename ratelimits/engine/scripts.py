@@ -39,5 +39,5 @@ def read(*names: str) -> Script:
 def deciding(algorithms: frozenset[str]) -> Script:
     """The deciding script that knows the algorithms of these files."""
     needed = algorithms | ({"smooth"} if "smooth_warming_up" in algorithms else set())
-    usual = ("fast",) if algorithms <= {"level", "window"} else ()
-    return read("batch", "usage", *usual, "prelude", *(name for name in _ALGORITHMS if name in needed), "decide")
+    first, then = (("fast",), ("counted",)) if algorithms <= {"level", "window"} else ((), ())
+    return read(*first, "batch", "usage", *then, "prelude", *(name for name in _ALGORITHMS if name in needed), "decide")

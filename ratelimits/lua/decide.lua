@@ -13,7 +13,7 @@
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
--- ARGV[5]  for fast.lua
+-- ARGV[5]  for fast.lua, as is what lies behind all others
 -- ARGV[6]  for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; and behind
 --          these the name of the request's leases, if it is not the nonce
 --
@@ -203,11 +203,11 @@ for index in pairs(dirty) do
     end
     state[name] = nil
   end
-  -- This decision's limits first, in their order, where the next one looks for them.
+  -- In the order that they came in, so that scopes which take turns do not move each other's.
+  for _, name in ipairs(orders[index]) do keep(name) end
   for i = 1, #limits do
     if limits[i].index == index then keep(limits[i].name) end
   end
-  for _, name in ipairs(orders[index]) do keep(name) end
   local key, value = place(index), struct.pack('<I4', latest) .. table.concat(out)
   if #out == 0 then
     call('DEL', key)

@@ -1,23 +1,19 @@
--- The usual case, decided without any of the functions that the files behind this one define: buckets and windows whose
--- states are there, in the program's order, under the same parameters, by a clock that went on, and all of which admit.
--- For anything else it answers nothing, having changed nothing, and decide.lua decides. Behind batch.lua and usage.lua.
+-- The usual case, in front of all else: buckets and windows whose states are there, under the same parameters, by a clock
+-- that went on, and all of which admit. For anything else it answers nothing, having changed nothing, and decide.lua
+-- decides. Nothing is defined or made here that the usual case can do without: that is what its time goes into.
 --
--- ARGV[5]  '' if it is not to be tried; else for each packed state '<BI2' its limits and the bytes that their records
---          take, and then for each of these limits '<BI4BBddd' number, name, algorithm, slot of its cost, and
---            level    q, room and n; with n > 1 '<ddd' r, the part of room, 0 behind      (room: time of the capacity)
---            window   start and end (a calendar's; a fixed window's length and 0), capacity
-
--- Whether `count` intervals of q + r/n fit into whole + part/n.
-local function spans(count, q, r, n, whole, part)
-  local more = count * r
-  local rest = more % n
-  whole = whole - count * q - (more - rest) / n
-  return whole > 0 or (whole == 0 and rest <= part)
-end
-
+-- ARGV[5]   '' if it is not to be tried; else doubles: for each packed state the number of its limits and the bytes that
+--           it takes if it begins with their records, and then for each of these limits name, algorithm, size of its
+--           record, its number, slot of its cost, and
+--             level    q, room and n; with n > 1 also r, the part of room, 0 behind   (room: time of the capacity)
+--             window   start and end (a calendar's; a fixed window's length and 0), capacity
+-- the last of ARGV: formats of ARGV[5], of each packed state, and of the answer
+--
+-- Answers with the reply, and with the counters that are new, which counted.lua attends to.
 local function usual()
-  local call, read, write, program = redis.call, struct.unpack, struct.pack, ARGV[5]
-  local _, flags, heads, meters, states, now, _, _, _, from, til, costs = read('<BBBBBdddddd', ARGV[3])
+  local call, read, write = redis.call, struct.unpack, struct.pack
+  local _, flags, heads, meters, states, now, _, _, _, from, til, first, costs = read('<BBBBBddddddd', ARGV[3])
+  costs = costs - 8
   local got = call('MGET', unpack(KEYS, 1, heads + states))
   for i = 1, heads do
     if got[i] ~= ARGV[2] then return end
@@ -27,99 +23,148 @@ local function usual()
     now = time[1] * 1e6 + time[2]
   end
   if now < from or now >= til then return end
-  local pos, binding, least, longest, standings = 1, 0, 1e300, 0, {}
-  for i = 1, states do
-    local raw, limits, bytes = got[heads + i]
-    limits, bytes, pos = read('<BI2', program, pos)
-    if not raw or #raw < bytes then return end
-    local latest, out, at = read('<I4', raw), '', 5
-    for _ = 1, limits do
-      local number, name, code, slot, q, room, n, cost, left, reset
-      number, name, code, slot, q, room, n, pos = read('<BI4BBddd', program, pos)
-      cost = read('<d', ARGV[3], costs + slot * 8 - 8)
-      local found, kind, size, _, body = read('<I4BI2I4', raw, at)
-      if found ~= name or kind ~= code or cost == 0 then return end
-      if code > 3 then
-        local last, start, length, total = read('<i7i7I7I6', raw, body)
-        if size ~= 27 or now < last then return end
-        if code == 5 then
+  local formats = #ARGV - states - 1
+  local p, at, ends = {read(ARGV[formats], ARGV[5])}, 1, {0, 0, 0}
+  local binding, least, longest, total = 0, 1e300, 0, 9
+  local reply = {1, 1, 0, 0, 0, 0, 0, now, now, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  for s = 1, states do
+    local raw, count, bytes, v, places = got[heads + s], p[at], p[at + 1]
+    if not raw then return end
+    at = at + 2
+    if #raw >= bytes then
+      v = {read(ARGV[formats + s], raw)}
+      local i, j = at, 2
+      for _ = 1, count do
+        local size = p[i + 2]
+        if v[j] ~= p[i] or v[j + 1] ~= p[i + 1] or v[j + 2] ~= size then
+          v = nil
+          break
+        end
+        if size == 21 then i, j = i + 8, j + 7 elseif size == 27 then i, j = i + 8, j + 8 else i, j = i + 11, j + 10 end
+      end
+    end
+    if not v then
+      -- Their records lie elsewhere, among those of other limits: gathered as if the state began with them.
+      local found, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
+      while pos + 10 <= #raw do
+        local name, _, size = read('<I4BI2', raw, pos)
+        found[name], pos = pos, pos + 11 + size
+      end
+      if pos ~= #raw + 1 then return end
+      v, places = {(read('<I4', raw))}, {}
+      for k = 1, count do
+        local size, pos = p[i + 2], found[p[i]]
+        if not pos then return end
+        local _, code, has = read('<I4BI2', raw, pos)
+        if code ~= p[i + 1] or has ~= size then return end
+        local record = {read(formats[size], raw, pos)}
+        for j = 1, #record - 1 do v[#v + 1] = record[j] end
+        places[k], i = {pos, size, formats[size]}, i + (size == 33 and 11 or 8)
+      end
+    end
+    local latest, j = v[1], 2
+    for _ = 1, count do
+      local size, number, c, q, room, n = p[at + 2], p[at + 3], first, p[at + 5], p[at + 6], p[at + 7]
+      local left, reset
+      if p[at + 4] > 1 then c = read('<d', ARGV[3], costs + p[at + 4] * 8 - 8) end
+      if c == 0 then return end
+      local expires = j + 3
+      if size == 27 then
+        local last, start, length, sum = v[j + 4], v[j + 5], v[j + 6], v[j + 7] + c
+        if now < last then return end
+        if p[at + 1] == 5 then
           if length ~= q or start % q ~= 0 then return end
         elseif start ~= q or start + length ~= room then
           return
         end
-        total = total + cost
-        left, reset = n - total, start + length - now
+        left, reset = n - sum, start + length - now
         if left < 0 or reset <= 0 then return end
-        body = write('<i7i7I7I6', now, start, length, total)
-      elseif n == 1 then
-        local last, was, T = read('<I7I7I7', raw, body)
-        if size ~= 21 or was ~= q or now < last then return end
+        v[j + 4], v[j + 7] = now, sum
+        at, j = at + 8, j + 8
+      elseif size == 21 then
+        local last, T = v[j + 4], v[j + 6]
+        if v[j + 5] ~= q or now < last then return end
         T = T + last - now
-        T = (T > 0 and T or 0) + cost * q
+        T = (T > 0 and T or 0) + c * q
         left, reset = room - T, T
         if left < 0 then return end
         left = (left - left % q) / q
-        body = write('<I7I7I7', now, q, T)
+        v[j + 4], v[j + 6] = now, T
+        at, j = at + 8, j + 7
       else
-        local r, part, more
-        r, part, more, pos = read('<ddd', program, pos)
-        local last, was, wasr, wasn, T, g = read('<I7I7I4I4I7I4', raw, body)
-        more = cost * r
-        if size ~= 33 or was ~= q or wasr ~= r or wasn ~= n or now < last or more > 4503599627370496 then return end
+        local r, part, last, T, g = p[at + 8], p[at + 9], v[j + 4], v[j + 8], v[j + 9]
+        local more = c * r
+        if v[j + 5] ~= q or v[j + 6] ~= r or v[j + 7] ~= n or now < last or more > 4503599627370496 then return end
         T = T + last - now
         if T < 0 then T, g = 0, 0 end
         g = g + more % n
-        T = T + cost * q + (more - more % n) / n
+        T = T + c * q + (more - more % n) / n
         if g >= n then T, g = T + 1, g - n end
         room, part = room - T, part - g
         if part < 0 then room, part = room - 1, part + n end
         if room < 0 then return end
-        -- A guess in doubles, put right exactly.
-        left = math.floor((room + part / n) / (q + r / n))
-        if (left + 1) * r > 4503599627370496 then return end
-        if spans(left + 1, q, r, n, room, part) then
-          left = left + 1
-        elseif not spans(left, q, r, n, room, part) then
+        -- A guess in doubles, at most one off, put right exactly: how many intervals of q + r/n fit into room + part/n.
+        left = math.floor((room + part / n) / (q + r / n)) + 1
+        if left * r > 4503599627370496 then return end
+        for _ = 1, 2 do
+          local rest = left * r % n
+          local spare = room - left * q - (left * r - rest) / n
+          if spare > 0 or (spare == 0 and rest <= part) then break end
           left = left - 1
         end
         reset = g > 0 and T + 1 or T
-        body = write('<I7I7I4I4I7I4', now, q, r, n, T, g)
+        v[j + 4], v[j + 8], v[j + 9] = now, T, g
+        at, j = at + 11, j + 10
       end
       if left < least or (left == least and number < binding) then least, binding = left, number end
       if reset > longest then longest = reset end
-      local expiry = math.min(math.ceil((now + (reset > 60000000 and reset or 60000000)) / 1e6) + 1, 4294967295)
+      local expiry = now + (reset > 60000000 and reset or 60000000)
+      local rest = expiry % 1e6
+      expiry = (expiry - rest) / 1e6 + (rest > 0 and 2 or 1)
+      if expiry > 4294967295 then expiry = 4294967295 end
+      v[expires] = expiry
       if expiry > latest then latest = expiry end
-      out = out .. write('<I4BI2I4', name, code, size, expiry) .. body
-      at = at + 11 + size
-      standings[number] = write('<i8i8i8', 1, left, reset)
+      number, total = 7 + 3 * number, total + 3
+      reply[number], reply[number + 1], reply[number + 2] = 1, left, reset
     end
-    got[i] = write('<I4', latest) .. out .. string.sub(raw, at)
-    got[-i] = latest
+    v[1], ends[s] = latest, latest
+    if places then
+      j, raw = 2, write('<I4', latest) .. string.sub(raw, 5)
+      for k = 1, count do
+        local pos, size, format = unpack(places[k])
+        local after = j + (size == 21 and 7 or size == 27 and 8 or 10)
+        local record = write(format, unpack(v, j, after - 1))
+        raw, j = string.sub(raw, 1, pos - 1) .. record .. string.sub(raw, pos + 11 + size), after
+      end
+      got[heads + s] = raw
+    elseif #raw == bytes then
+      got[heads + s] = write(ARGV[formats + s], unpack(v))
+    else
+      got[heads + s] = write(ARGV[formats + s], unpack(v)) .. string.sub(raw, bytes + 1)
+    end
   end
 
-  for i = 1, states do
+  for s = 1, states do
     if flags % 2 == 0 then
-      call('SET', KEYS[heads + i], got[i], 'PX', got[-i] * 1000 - math.floor(now / 1000))
+      call('SET', KEYS[heads + s], got[heads + s], 'PX', ends[s] * 1000 - (now - now % 1000) / 1000)
     else
-      call('SET', KEYS[heads + i], got[i])
+      call('SET', KEYS[heads + s], got[heads + s])
     end
   end
-  local full = false
+  local new
   for i = 1, meters do
-    local cost, open = read('<d', ARGV[3], costs + i * 8 - 8), KEYS[heads + states + 1]
-    if cost ~= 1 then
-      full = usage_add(open, ARGV[5 + i], cost, 1, ARGV[1], string.match(ARGV[2], ' (.*)$'), now) or full
-    elseif call('HINCRBY', open, ARGV[5 + i] .. '|1', 1) == 1 then
-      full = usage_new(open, ARGV[1], string.match(ARGV[2], ' (.*)$'), now) or full
+    local c = i == 1 and first or read('<d', ARGV[3], costs + i * 8 - 8)
+    if c ~= 1 or call('HINCRBY', KEYS[heads + states + 1], ARGV[5 + i] .. '|1', 1) == 1 then
+      new = new or {open = KEYS[heads + states + 1], now = now}
+      new[#new + 1] = {ARGV[5 + i], c}
     end
   end
-  if full then
-    batch_seal(string.sub(KEYS[heads + states + 1], 1, -5), now, string.match(ARGV[2], ' (.*)$'), ARGV[1])
-  end
-  return write('<i8i8i8i8i8i8i8i8i8', 1, 1, binding, least, 0, longest, 0, now, now) .. table.concat(standings)
+  reply[3], reply[4], reply[6] = binding, least, longest
+  return write(ARGV[#ARGV], unpack(reply, 1, total)), new
 end
 
+local usual_reply, usual_new
 if ARGV[5] ~= '' then
-  local reply = usual()
-  if reply then return reply end
+  usual_reply, usual_new = usual()
+  if usual_reply and not usual_new then return usual_reply end
 end

@@ -1,9 +1,9 @@
 -- Counting in the open batch of a shard, in the call that decides. Behind batch.lua.
 
--- To be called for a counter that is new: the first one of a batch brings the batch's identity. True when it is full.
-local function usage_new(open, nonce, run, now)
+-- To be called for so many counters that are new: the first of a batch bring the batch's identity. True when it is full.
+local function usage_new(open, nonce, run, now, count)
   local fields = redis.call('HLEN', open)
-  if fields == 1 then batch_open(string.sub(open, 1, -5), nonce, run, now) end
+  if fields == count then batch_open(string.sub(open, 1, -5), nonce, run, now) end
   return fields >= 5000
 end
 
@@ -13,7 +13,7 @@ local function usage_add(open, field, cost, requests, nonce, run, now)
   local full = false
   local function add(name, count)
     if count > 0 and redis.call('HINCRBY', open, name, count) == count then
-      full = usage_new(open, nonce, run, now) or full
+      full = usage_new(open, nonce, run, now, 1) or full
     end
   end
   if cost == 1 and requests > 0 then

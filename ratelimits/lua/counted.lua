@@ -1,0 +1,16 @@
+-- What fast.lua leaves to be done for what it decided: counters of other costs than 1, and the first of a batch. Behind
+-- fast.lua, batch.lua and usage.lua.
+if usual_reply then
+  local run, ones, full = string.match(ARGV[2], ' (.*)$'), 0, false
+  for _, counter in ipairs(usual_new) do
+    if counter[2] == 1 then ones = ones + 1 end
+  end
+  if ones > 0 then full = usage_new(usual_new.open, ARGV[1], run, usual_new.now, ones) end
+  for _, counter in ipairs(usual_new) do
+    if counter[2] ~= 1 then
+      full = usage_add(usual_new.open, counter[1], counter[2], 1, ARGV[1], run, usual_new.now) or full
+    end
+  end
+  if full then batch_seal(string.sub(usual_new.open, 1, -5), usual_new.now, run, ARGV[1]) end
+  return usual_reply
+end
