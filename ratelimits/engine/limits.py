@@ -41,7 +41,7 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
     except InvalidOperation as error:
         raise ValueError(f"{name} must be a number, not {value!r}") from error
     if isinstance(value, bool) or not number.is_finite():
-        raise ValueError(f"{name} must be a number, not {value!r}")
+        raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")
     if number < least or (above and number == least):
         raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {number}")
     if number > MOST:

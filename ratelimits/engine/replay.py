@@ -2,41 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ratelimits.engine.call import Call, Command, nonce, shard, states
-from ratelimits.engine.decide import Decision, Stale, read
+from ratelimits.engine.call import ANY, Call, Command, Op, states
+from ratelimits.engine.decide import Stale
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.program import Program
+from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
+from ratelimits.engine.wire import bulks
+
+#: A question as the wire takes it, and the script that it asks.
+Question = tuple[bytes, Script]
+#: 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait; times in µs.
+Answer = tuple[int, ...]
+
+# Nothing that is virtual looks at a nonce or at the run of the server.
+_NONCE, _RUN, _LEASE = b"0", "virtual", "."
+_BEFORE = bulks(_NONCE, f"0 {_RUN}".encode())
+# What of a request changes from one to the next, as lua/decide.lua reads it: now and timeout behind five bytes, and the
+# cost at its end.
+_TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
+_ANSWER = struct.Struct("<7q")
+_REFUSED = struct.Struct("<2q")
 
 
-def _to(command: Command, name: bytes, run: str) -> bytes:
-    return command.to(run, name)
+class _Form:
+    """The commands of one op: what is before the times, between them and the cost, and behind it."""
+
+    __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
+
+    def __init__(self) -> None:
+        #: By key: its command as far as the request's times.
+        self.fronts: dict[str, bytes] = {}
+        self.name = self.before = self.between = self.after = b""
+        #: The moments (µs) between which `between` and `after` are right.
+        self.start, self.end = 0.0, 0.0
 
 
-def replay(here: Server, calls: Sequence[Call]) -> list[Decision]:
-    """Decide calls in order, in one round trip; each brings its own `now` and is `virtual`.
+class Asking:
+    """Commands that ask a program on a virtual clock, for one key and at one cost each; all but those is made once.
+
+    Its terms have one key and one slot, 0.
+    """
+
+    def __init__(self, keyspace: Keyspace, program: Program) -> None:
+        self.program = program
+        self._keyspace = keyspace
+        self._forms: dict[Op, _Form] = {}
+        self._leases = any(term.algorithm.id == "concurrency" for term in program.terms)
+
+    def question(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> Question:
+        """One command. `now` in µs, and `timeout`, -1: any; the lease "" is a name like others."""
+        form = self._forms.get(op)
+        if form is None or not form.start <= now < form.end:
+            form = self._form(op, key, now)
+        front = form.fronts.get(key)
+        if front is None:
+            front = form.fronts[key] = b"%b%b%b" % (form.name, bulks(*self._keys(key)), form.before)
+        command = front + _TIMES.pack(now, timeout) + form.between + _COST.pack(cost) + form.after
+        if self._leases:
+            command += bulks(f".{lease}".encode())
+        return command, self.program.script
+
+    def _form(self, op: Op, key: str, now: int) -> _Form:
+        """Taken from a whole command, which knows its parts."""
+        form = self._forms.setdefault(op, _Form())
+        call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
+        whole = Command(self._keyspace, call).to(_RUN, _NONCE)
+        form.name, keys, rest = whole.partition(bulks(*self._keys(key)))
+        before, nonce, request = rest.partition(_BEFORE)
+        size, line, request = request.partition(b"\r\n")
+        assert keys
+        assert nonce
+        assert not before
+        form.before = nonce + size + line + request[:_TIMES_AT]
+        length, times = int(size[1:]), request[_TIMES_AT : _TIMES_AT + _TIMES.size]
+        assert times == _TIMES.pack(now, -1)
+        form.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
+        form.after = request[length:]
+        if self._leases:
+            lease = bulks(_LEASE.encode())
+            assert form.after.endswith(lease)
+            form.after = form.after[: -len(lease)]
+        packed = self.program.packed(now)
+        form.start, form.end = packed.start, packed.end
+        return form
+
+    def _keys(self, key: str) -> list[bytes]:
+        return [one.encode() for one in self.states(key)]
+
+    def states(self, key: str) -> list[str]:
+        """The Redis keys of a key's states."""
+        return states(self._keyspace, Call(self.program, (key,), (0,)), [0])
+
+
+def _of_any_run(command: bytes, run: str) -> bytes:
+    return command
+
+
+def replay(here: Server, questions: Sequence[Question]) -> list[Answer]:
+    """Decide in order, in one round trip.
 
     Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
     """
-    commands = [Command(here.keyspace, call) for call in calls]
-    packed = [partial(_to, command, nonce().encode()) for command in commands]
-    replies = here.wire.stream(packed, {command.script for command in commands})
-    decisions = []
-    for call, raw in zip(calls, replies, strict=True):
-        reply = read(raw)
-        if reply[0] != 1:
-            raise Stale(0, reply[1])
-        decisions.append(Decision(call, reply))
-    return decisions
+    packed = [partial(_of_any_run, command) for command, _script in questions]
+    replies = here.wire.stream(packed, {script for _command, script in questions})
+    answer = _ANSWER.unpack_from
+    answers = [answer(raw) if len(raw) >= _ANSWER.size else _REFUSED.unpack_from(raw) for raw in replies]
+    for one in answers:
+        if one[0] != 1:
+            raise Stale(0, one[1])
+    return answers
 
 
-def forget(here: Server, calls: Sequence[Call]) -> None:
-    """Leave nothing of these calls' keys behind."""
-    keys: set[str] = set()
-    for call in calls:
-        own = states(here.keyspace, call, [shard(here.keyspace, key, call.account) for key in call.keys])
-        keys.update(own, (key + ":n" for key in own))
-    found = sorted(keys)
+def forget(here: Server, keys: Iterable[str]) -> None:
+    """Leave nothing behind of these states."""
+    found = sorted({name for key in keys for name in (key, key + ":n")})
     for start in range(0, len(found), 1000):
         here.wire.client.unlink(*found[start : start + 1000])

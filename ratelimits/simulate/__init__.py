@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimits.simulate.lines import BadLine, Line, Reader, Rules, decoded, read_rules
+from ratelimits.simulate.lines import BadLine, Line, Reader, Rules, decoded, objects, read_rules
 from ratelimits.simulate.replay import Outcome, Replay, Simulator, sandbox
 from ratelimits.simulate.summary import Summary
 
@@ -16,6 +16,7 @@ __all__ = [
     "Simulator",
     "Summary",
     "decoded",
+    "objects",
     "read_rules",
     "sandbox",
 ]

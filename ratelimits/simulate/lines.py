@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Iterator
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from itertools import islice
+from typing import Any, NamedTuple
 
 from ratelimits.engine.call import Op
 from ratelimits.engine.limits import (
@@ -33,8 +35,9 @@ OPS = {
 
 Rules = tuple[Algorithm, ...]
 _FIELDS = frozenset(FIELDS)
-_MILLION = Decimal(MICROSECONDS)
-_EXACTLY = Context(prec=80)
+_MICRO = Decimal("0.000001")
+#: Lines that are decoded at once, if they can be.
+_LOT = 500
 
 
 class BadLine(ValueError):
@@ -61,23 +64,74 @@ class Line(NamedTuple):
     rules: Rules | None = None
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+def _far(text: str) -> Decimal:
+    """A number that is no Decimal or no int: of an exponent or a length that nothing here takes."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("-Infinity" if text.startswith("-") else "Infinity")
 
 
-_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=_constant)
+def _long(text: str) -> int | Decimal:
+    try:
+        return int(text)
+    except ValueError:
+        return Decimal(text)
+
+
+# NaN and Infinity are not JSON, but what writes them means a line, and that line is told.
+_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
+_LENIENT = json.JSONDecoder(parse_float=_far, parse_int=_long, parse_constant=Decimal)
 
 
 def decoded(text: bytes) -> Any:
     """The JSON value of a text in UTF-8, its decimals exact. Raises ValueError that says where it is wrong."""
     try:
-        return _JSON.decode(text.decode())
+        read = text.decode()
+        try:
+            return _JSON.decode(read)
+        except json.JSONDecodeError:
+            raise
+        except (InvalidOperation, ValueError):
+            return _LENIENT.decode(read)
     except json.JSONDecodeError as error:
         raise ValueError(f"this is not JSON: {error.msg} at character {error.pos + 1}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"this is not UTF-8: byte {error.start + 1}") from error
     except RecursionError as error:
         raise ValueError("this is nested too deeply") from error
+
+
+def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    """The lines of a text that are not blank, with their numbers from 1; what is no JSON is the ValueError itself."""
+    numbered = ((number, text) for number, text in enumerate(texts, 1) if text.strip())
+    while lot := list(islice(numbered, _LOT)):
+        together = _together([text for _, text in lot])
+        if together is not None:
+            yield from zip((number for number, _ in lot), together, strict=True)
+            continue
+        for number, text in lot:
+            try:
+                data = decoded(text)
+            except ValueError as error:
+                data = error
+            yield number, data
+
+
+def _together(texts: list[bytes]) -> list[Any] | None:
+    """The values of lines decoded as one list, which is faster; None if they must be read one by one.
+
+    Without another list in it, such a list is one of these very lines: a line break ends no string, and what begins
+    inside an object can be no object.
+    """
+    whole = b",\n".join(texts)
+    if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):
+        return None
+    try:
+        values: list[Any] = _JSON.decode(f"[{whole.decode()}]")
+    except (InvalidOperation, ValueError, RecursionError):
+        return None
+    return values if len(values) == len(texts) else None
 
 
 def read_rules(data: Any) -> Rules:
@@ -90,15 +144,18 @@ def read_rules(data: Any) -> Rules:
 
 def micros(name: str, value: Any) -> int:
     """Seconds to the nearest µs, halves up; what is beyond the horizon is only known to be beyond it."""
-    if type(value) is float:
-        value = Decimal(repr(value))
-    elif type(value) is not int and not isinstance(value, Decimal):
-        raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
-    if not -LATEST <= value <= LATEST:
-        return 2 * HORIZON if value > 0 else -2 * HORIZON
-    if isinstance(value, int):
-        return value * MICROSECONDS
-    return int(_EXACTLY.multiply(value, _MILLION).to_integral_value(ROUND_HALF_UP))
+    if type(value) is int:
+        if -LATEST <= value <= LATEST:
+            return value * MICROSECONDS
+    else:
+        if type(value) is float:
+            value = Decimal(repr(value))
+        if not isinstance(value, Decimal) or value.is_nan():
+            raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
+        if -LATEST <= value <= LATEST:
+            # Rounded but once, however many digits there are.
+            return int(value.quantize(_MICRO, ROUND_HALF_UP).scaleb(6))
+    return 2 * HORIZON if value > 0 else -2 * HORIZON
 
 
 class Reader:
@@ -115,22 +172,26 @@ class Reader:
     def line(self, data: Any) -> Line:
         """One line. Raises ValueError that says what to write instead."""
         if not isinstance(data, dict):
+            if isinstance(data, ValueError):
+                raise data
             raise ValueError(f'a line is an object such as {{"at": 12.5, "op": "try_acquire"}}, not {_shown(data)}')
         if not data.keys() <= _FIELDS:
             unknown = next(field for field in data if field not in _FIELDS)
             raise ValueError(f"unknown field {unknown!r}: a line takes {', '.join(FIELDS)}")
         get = data.get
-        at, name, timeout, new = get("at"), get("op"), get("timeout"), None
+        at, name, timeout, key, lease, new = get("at"), get("op"), get("timeout"), get("key"), get("lease"), None
         if at is None:
             raise ValueError("at is missing: the moment in seconds")
         now = micros("at", at)
         if at < 0 or now > HORIZON:
-            raise ValueError(f"at must be from 0 to {LATEST}, in seconds, not {at}")
+            raise ValueError(f"at must be from 0 to {LATEST}, in seconds, not {_shown(at)}")
         op = Op.TRY if name is None else OPS.get(name) if isinstance(name, str) else None
         if op is None:
             raise ValueError(f"unknown op {_shown(name)}: use one of {', '.join(OPS)}")
         wait = 0 if timeout is None else min(max(micros("timeout", timeout), 0), HORIZON)
-        key, cost, lease = _text(data, "key"), self._cost(get("cost")), _text(data, "lease")
+        cost = self._cost(get("cost"))
+        key = "" if key is None else _text("key", key)
+        lease = "" if lease is None else _text("lease", lease)
         if op is Op.CHANGE:
             new = self._changed(get("rule"))
         elif get("rule") is not None:
@@ -141,9 +202,14 @@ class Reader:
         if value is None:
             return 1
         if type(value) is not int:
-            if not isinstance(value, Decimal | float) or value % 1:
+            if type(value) is float:
+                value = Decimal(repr(value))
+            if not isinstance(value, Decimal) or value.is_nan():
                 raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
-            value = int(value)
+            if 0 <= value <= MOST_COST:
+                if value % 1:
+                    raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
+                value = int(value)
         if 0 <= value <= self._most:
             return int(value)
         if 0 <= value <= MOST_COST:
@@ -160,10 +226,7 @@ class Reader:
         return new
 
 
-def _text(data: dict[str, Any], field: str) -> str:
-    value = data.get(field)
-    if value is None:
-        return ""
+def _text(field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{field} must be a string, not {_shown(value)}")
     if not value.isascii():
@@ -175,5 +238,6 @@ def _text(data: dict[str, Any], field: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    number = isinstance(value, Decimal | int) and not isinstance(value, bool)
+    text = str(value) if number else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

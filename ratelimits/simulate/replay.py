@@ -18,17 +18,16 @@ from django_redis.cache import RedisCache
 from redis.exceptions import RedisError
 
 from ratelimits.embedded import Server as EmbeddedServer
-from ratelimits.engine.call import ANY, Call, Op
-from ratelimits.engine.decide import Decision
+from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.limits import MICROSECONDS
-from ratelimits.engine.program import Program, Term, program
-from ratelimits.engine.replay import forget, replay
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.replay import Answer, Asking, Question, forget, replay
 from ratelimits.engine.server import Server
 from ratelimits.engine.wire import Unavailable, Wire
 from ratelimits.simulate.lines import Line, Rules
 
-#: Calls that travel in one round trip.
+#: Questions that travel in one round trip.
 TOGETHER = 1000
 _ALIAS = "ratelimits_simulate"
 _PATIENCE = 60.0
@@ -59,6 +58,11 @@ def _wire(url: str) -> Wire:
 
 def _decimal(us: int) -> str:
     """µs as seconds in JSON, with no digit that is not needed."""
+    if us == 0:
+        return "0.0"
+    if 100 <= us < 10**15:
+        # At most 15 digits: the shortest text that reads as this double is the decimal itself, and has no exponent.
+        return repr(us / MICROSECONDS)
     whole, part = divmod(us, MICROSECONDS)
     return f"{whole}.{part:06d}".rstrip("0") + ("" if part else "0")
 
@@ -85,55 +89,53 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """One trace against rules that are decided together, on state of its own: lines in, calls out."""
+    """One trace against rules that are decided together, on state of its own: lines in, questions out."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
         """`prefix` is part of its keys, and of no other replay's of the same simulator."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
-        self._programs: list[Program] = []
-        self._take(rules)
+        self._rules = rules
+        self._asking: list[Asking] = []
+        #: The numbers that its rules report as `limit`.
+        self.shown = tuple(rule.shown for rule in rules)
 
-    def _take(self, rules: Rules) -> None:
-        self._programs.append(program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
+    def _take(self, keyspace: Keyspace, rules: Rules) -> None:
+        terms = tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))
+        self._asking.append(Asking(keyspace, program(terms)))
+        self._rules, self.shown = rules, tuple(rule.shown for rule in rules)
 
-    def calls(self, line: Line) -> list[Call]:
-        """What one line asks; the answer to the last call is the line's."""
+    def questions(self, line: Line, keyspace: Keyspace) -> list[Question]:
+        """What one line asks; the answer to the last question is the line's."""
+        if not self._asking:
+            self._take(keyspace, self._rules)
         key = self._prefix + line.key
         if line.rules is not None:
-            return [*self._changes(line, line.rules), self._call(line, key, Op.PEEK, 0)]
+            changes = [*self._changes(line, line.rules, keyspace)]
+            return [*changes, self._asking[-1].question(Op.PEEK, key, 0, line.now)]
         self._keys[key] = None
-        return [self._call(line, key, line.op, line.cost)]
+        return [self._asking[-1].question(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
-    def _changes(self, line: Line, rules: Rules) -> Iterator[Call]:
+    def _changes(self, line: Line, rules: Rules, keyspace: Keyspace) -> Iterator[Question]:
         """What brings every key that was seen under new rules; another algorithm forgets what the old one knew."""
-        terms = zip(self._programs[-1].terms, rules, strict=True)
+        terms = zip(self._asking[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
-        self._take(rules)
+        gone = Asking(keyspace, program(replaced)) if replaced else None
+        self._take(keyspace, rules)
         for key in self._keys:
-            if replaced:
-                yield self._call(line, key, Op.RESET, 0, program(replaced))
-            yield self._call(line, key, Op.CHANGE, 0)
+            if gone is not None:
+                yield gone.question(Op.RESET, key, 0, line.now)
+            yield self._asking[-1].question(Op.CHANGE, key, 0, line.now)
 
-    def _call(self, line: Line, key: str, op: Op, cost: int, asked: Program | None = None) -> Call:
-        timeout = ANY if line.timeout < 0 else line.timeout / MICROSECONDS
-        return Call(
-            asked or self._programs[-1],
-            (key,),
-            (cost,),
-            timeout=timeout,
-            now=line.now,
-            op=op,
-            lease="." + line.lease,
-            virtual=True,
-        )
-
-    def touched(self) -> Iterator[Call]:
-        """Calls of all states that this replay may have left."""
-        return (Call(each, (key,), (0,), virtual=True) for each in self._programs for key in self._keys)
+    def states(self) -> Iterator[str]:
+        """The Redis keys of all states that this replay may have left."""
+        # Rules of one kind keep their states in one place, however often their numbers change.
+        kinds = {tuple(term.algorithm.id for term in asking.program.terms): asking for asking in self._asking}
+        return (state for asking in kinds.values() for key in self._keys for state in asking.states(key))
 
 
-Asked = list[tuple[Replay, Line, int]]
+#: Lines, with the number of the question that answers each and the limits shown then.
+Asked = list[tuple[Replay, Line, int, tuple[int | float, ...]]]
 
 
 class Simulator:
@@ -145,29 +147,30 @@ class Simulator:
         self._replays: dict[Replay, None] = {}
 
     def run(self, lines: Iterable[tuple[Replay, Line]]) -> Iterator[tuple[Replay, Line, Outcome]]:
-        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER calls."""
-        waiting: deque[tuple[Asked, Future[list[Decision]]]] = deque()
+        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER questions."""
+        waiting: deque[tuple[Asked, Future[list[Answer]]]] = deque()
         asked: Asked = []
-        calls: list[Call] = []
+        questions: list[Question] = []
+        keyspace = self._here.keyspace
         for one, line in lines:
             self._replays[one] = None
-            calls += one.calls(line)
-            asked.append((one, line, len(calls) - 1))
-            if len(calls) >= TOGETHER:
+            questions += one.questions(line, keyspace)
+            asked.append((one, line, len(questions) - 1, one.shown))
+            if len(questions) >= TOGETHER:
                 # While the server decides on one lot, the next is read; a single thread keeps them in order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
-                waiting.append((asked, self._thread.submit(replay, self._here, calls)))
-                asked, calls = [], []
+                waiting.append((asked, self._thread.submit(replay, self._here, questions)))
+                asked, questions = [], []
                 if len(waiting) > 1:
                     yield from _outcomes(*waiting.popleft())
         while waiting:
             yield from _outcomes(*waiting.popleft())
-        if calls:
-            yield from _outcomes(asked, replay(self._here, calls))
+        if questions:
+            yield from _outcomes(asked, replay(self._here, questions))
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Leave nothing of finished replays behind."""
-        forget(self._here, [call for one in replays for call in one.touched()])
+        forget(self._here, [state for one in replays for state in one.states()])
         for one in replays:
             self._replays.pop(one, None)
 
@@ -189,18 +192,15 @@ class Simulator:
                 raise Unavailable(str(lost)) from lost
 
 
-def _outcomes(asked: Asked, answers: list[Decision] | Future[list[Decision]]) -> Iterator[tuple[Replay, Line, Outcome]]:
-    decisions = answers.result() if isinstance(answers, Future) else answers
-    for one, line, number in asked:
-        decision = decisions[number]
-        _, allowed, _, remaining, retry_after, reset_after, wait = decision.reply[:7]
-        limit = decision.limit
-        assert limit is not None
+def _outcomes(asked: Asked, answers: list[Answer] | Future[list[Answer]]) -> Iterator[tuple[Replay, Line, Outcome]]:
+    found = answers.result() if isinstance(answers, Future) else answers
+    for one, line, number, shown in asked:
+        _, allowed, binding, remaining, retry_after, reset_after, wait = found[number]
         told = Outcome(
             line.at,
             allowed == 1,
-            wait if allowed else 0,
-            limit,
+            wait,
+            shown[binding - 1],
             remaining,
             None if retry_after < 0 else retry_after,
             reset_after,

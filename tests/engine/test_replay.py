@@ -2,76 +2,104 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from ratelimits.engine import Limit, Stale
-from ratelimits.engine.call import Call, Op
+from ratelimits.engine import Stale
+from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import ALGORITHMS
+from ratelimits.engine.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.replay import forget, replay
+from ratelimits.engine.replay import Asking, Question, forget, replay
 from ratelimits.engine.server import Server, server
+from ratelimits.engine.wire import bulks
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.engine.asking import NOW, SECOND, limit
+from tests.engine.asking import NOW, SECOND
+
+KEYS = Keyspace("replay", 1)
+ALLOWED, REMAINING = 1, 3
 
 
 @pytest.fixture
 def here() -> Server:
-    return Server(server().wire, Keyspace("replay", 1))
+    return Server(server().wire, KEYS)
 
 
-def call(one: Limit, now: int = NOW, op: Op = Op.TRY, lease: str | None = None, timeout: float = 0) -> Call:
-    terms = (Term(one.algorithm, one.name, 0, 0),)
-    return Call(program(terms), (one.key,), (one.cost,), now=now, op=op, virtual=True, lease=lease, timeout=timeout)
+def asking(*algorithms: str, **more: object) -> Asking:
+    numbers = {"capacity": 10, "rate": 1, "period": 1, "lease_ttl": 60, "calendar_unit": "month", **more}
+    rules = [algorithm_from_json({"algorithm": algorithm, **numbers}) for algorithm in algorithms or ["token_bucket"]]
+    return Asking(KEYS, program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
+
+
+def question(one: Asking, now: int = NOW, key: str = "user:1") -> Question:
+    return one.question(Op.TRY, key, 1, now)
 
 
 def test_decisions_are_made_in_order_in_one_round_trip(here: Server, redis_url: str) -> None:
-    window = limit("fixed_window", capacity=3, period=10)
-    calls = [call(window, NOW + n * SECOND) for n in range(12)]
-    replay(here, calls[:1])
-    forget(here, calls)
+    window = asking("fixed_window", capacity=3, period=10)
+    questions = [question(window, NOW + n * SECOND) for n in range(12)]
+    replay(here, questions[:1])
+    forget(here, window.states("user:1"))
     with commands_of_clients(redis_url) as commands:
-        allowed = [decision.allowed for decision in replay(here, calls)]
-    assert allowed == ([True] * 3 + [False] * 7 + [True] * 2)
+        allowed = [answer[ALLOWED] for answer in replay(here, questions)]
+    assert allowed == ([1] * 3 + [0] * 7 + [1] * 2)
     assert [command.split()[0] for command in commands] == ["SCRIPT"] + ["EVALSHA"] * 12
 
 
 def test_moments_of_any_age_are_replayed(here: Server) -> None:
-    bucket = limit(capacity=1)
-    calls = [call(bucket, now) for now in (0, 1, SECOND, 5 * SECOND, NOW * 2)]
-    assert [decision.allowed for decision in replay(here, calls)] == [True, False, True, True, True]
+    bucket = asking(capacity=1)
+    questions = [question(bucket, now) for now in (0, 1, SECOND, 5 * SECOND, NOW * 2)]
+    assert [answer[ALLOWED] for answer in replay(here, questions)] == [1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("op", [Op.TRY, Op.PEEK, Op.CHANGE])
+def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> None:
+    """Also the second of a form, for another key, and in another period of a calendar."""
+    one = asking(algorithm)
+    for key, cost, now, timeout in (("user:1", 0, 0, 0), ("ü" * 99, 7, NOW, -1), ("user:1", 2**40, NOW + 1, 2**52)):
+        seconds = float("inf") if timeout < 0 else timeout / SECOND
+        call = Call(one.program, (key,), (cost,), timeout=seconds, now=now, op=op, lease=".a", virtual=True)
+        command, script = one.question(op, key, cost, now, timeout, "a")
+        whole = Command(KEYS, call).to("virtual", b"0")
+        if algorithm != "concurrency":
+            # Its lease is of no interest to the others, and the same for all requests.
+            whole = whole.replace(bulks(b".a"), bulks(b"."))
+        assert command == whole
+        assert script is one.program.script
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
     here: Server, redis_client: redis.Redis, algorithm: str
 ) -> None:
-    calls = [
-        call(limit(algorithm), 100 * SECOND, lease="a"),
-        call(limit(algorithm, key="user:2"), 100 * SECOND, timeout=60),
-    ]
-    replay(here, calls)
+    one = asking(algorithm)
+    replay(here, [question(one, 100 * SECOND), one.question(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
     kept = redis_client.keys("*")
     assert kept
     assert {redis_client.ttl(key) for key in kept} == {-1}
-    forget(here, calls)
+    forget(here, [*one.states("user:1"), *one.states("user:2")])
     assert redis_client.keys("*") == []
 
 
 def test_a_replay_touches_no_version_and_no_usage(here: Server, redis_client: redis.Redis) -> None:
-    replay(here, [call(limit())])
+    replay(here, [question(asking())])
     assert {key.split(b"}:")[1][:2] for key in redis_client.keys("*")} == {b"s:"}
 
 
 def test_a_corrupt_state_ends_it(here: Server, redis_client: redis.Redis) -> None:
     redis_client.set(here.keyspace.state(0, "user:1"), b"garbage of no kind at all")
     with pytest.raises(ResponseError, match=r"^CORRUPT"):
-        replay(here, [call(limit()), call(limit(key="user:2"))])
-    assert replay(here, [call(limit(key="user:2"))])[0].remaining == 8
+        replay(here, [question(asking()), question(asking(), key="user:2")])
+    assert replay(here, [question(asking(), key="user:2")])[0][REMAINING] == 8
 
 
-def test_a_moment_that_no_calendar_knows_is_refused(here: Server) -> None:
-    with pytest.raises((Stale, ValueError)):
-        replay(here, [call(limit("calendar_window"), 2**60)])
+def test_a_moment_that_its_calendars_do_not_reach_to_is_refused(here: Server) -> None:
+    one = asking("calendar_window")
+    months, script = question(one)
+    later = months.replace(struct.pack("<d", NOW), struct.pack("<d", NOW + 40 * 86_400 * SECOND))
+    with pytest.raises(Stale):
+        replay(here, [(later, script)])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ratelimits.engine.call import Call
-from ratelimits.engine.decide import call_for
+from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import ALGORITHMS, Limit, algorithm_from_json
-from ratelimits.engine.replay import forget, replay
+from ratelimits.engine.limits import ALGORITHMS, algorithm_from_json
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.replay import Asking, forget, replay
 from ratelimits.engine.server import Server
 from ratelimits.engine.wire import Wire
 from ratelimits.simulate import sandbox
@@ -40,24 +41,21 @@ def test_every_algorithm_has_its_promise(algorithm: str) -> None:
     assert len(re.findall(rf"^\| `{algorithm}` \|", PAGE, re.MULTILINE)) == 1
 
 
-def bytes_of(wire: Wire, limits: list[Limit], times: int) -> int:
-    """What the server keeps after so many requests, about four seconds apart."""
+def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
+    """What the server keeps of a key under these rules after so many requests, about four seconds apart."""
     here = Server(wire, Keyspace("memory", 1))
-    calls = [virtual(call_for(limits, now=NOW + number * 3_600_000 + number * 7919 % 997)) for number in range(times)]
-    replay(here, calls)
+    terms = [Term(algorithm_from_json(rule), f"rule {place}", 0, 0) for place, rule in enumerate(rules)]
+    asking = Asking(here.keyspace, program(tuple(terms)))
+    moments = (NOW + number * 3_600_000 + number * 7919 % 997 for number in range(times))
+    replay(here, [asking.question(Op.TRY, "user:42", 1, now) for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
-    forget(here, calls[:1])
+    forget(here, asking.states("user:42"))
     assert not list(wire.client.scan_iter("rl:1:memory:*"))
     return int(kept)
 
 
-def virtual(call: Call) -> Call:
-    return Call(call.program, call.keys, call.costs, now=call.now, virtual=True)
-
-
 def test_a_log_of_a_thousand_entries_is_small(wire: Wire) -> None:
-    log = algorithm_from_json({"algorithm": "sliding_log", "capacity": 1000, "period": 86_400})
-    assert bytes_of(wire, [Limit("user:42", log)], 1000) < 12_000
+    assert bytes_of(wire, 1000, {"algorithm": "sliding_log", "capacity": 1000, "period": 86_400}) < 12_000
 
 
 def test_three_rules_of_fixed_size_share_a_value(wire: Wire) -> None:
@@ -66,5 +64,4 @@ def test_three_rules_of_fixed_size_share_a_value(wire: Wire) -> None:
         {"algorithm": "fixed_window", "capacity": 100, "period": 60},
         {"algorithm": "calendar_window", "capacity": 100_000, "calendar_unit": "month", "timezone": "Europe/Berlin"},
     ]
-    limits = [Limit("user:42", algorithm_from_json(rule), f"rule {place}") for place, rule in enumerate(rules)]
-    assert bytes_of(wire, limits, 100) < 200
+    assert bytes_of(wire, 100, *rules) < 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratelimits.engine.call import Op
-from ratelimits.simulate import Reader, decoded, read_rules
+from ratelimits.simulate import Reader, decoded, objects, read_rules
 
 BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}
 SLOW = {"algorithm": "smooth_bursty", "rate": Decimal("0.000001"), "period": 1}
@@ -29,6 +29,8 @@ def read(line: Any, rule: Any = BUCKET) -> Any:
         ("0.0000005", 1),
         ("1.0000014999999999999999999999", 1_000_001),
         ("1.0000015", 1_000_002),
+        ("0.0000004" + "9" * 200, 0),
+        ("1431857100.0000005" + "0" * 200 + "1", 1_431_857_100_000_001),
         ("1e3", 1_000_000_000),
         ("0.1e-5", 1),
     ],
@@ -63,12 +65,20 @@ BAD: list[tuple[Any, str]] = [
     ({"at": Decimal("-0.0000001")}, "at must be from 0"),
     ({"at": 10**13}, "at must be from 0"),
     ({"at": "1"}, 'at must be a number of seconds, not "1"'),
+    ({"at": Decimal("NaN")}, "at must be a number of seconds, not NaN"),
+    ({"at": float("nan")}, "at must be a number of seconds, not NaN"),
+    ({"at": Decimal("Infinity")}, "at must be from 0 to 4503599627, in seconds, not Infinity"),
+    ({"at": Decimal("1e999999")}, "at must be from 0"),
     ({"at": True}, "at must be a number of seconds, not true"),
     ({"at": 1, "op": "take"}, 'unknown op "take": use one of try_acquire'),
     ({"at": 1, "op": ["peek"]}, "unknown op"),
     ({"at": 1, "cost": -1}, "cost must be from 0"),
     ({"at": 1, "cost": 2**41}, "cost must be from 0"),
     ({"at": 1, "cost": Decimal("1.5")}, "cost must be a whole number of permits, not"),
+    ({"at": 1, "cost": Decimal("1e400")}, "cost must be from 0 to 1099511627776, not 1E+400"),
+    ({"at": 1, "cost": Decimal("-Infinity")}, "cost must be from 0"),
+    ({"at": 1, "cost": Decimal("NaN")}, "cost must be a whole number of permits, not NaN"),
+    ({"at": 1, "timeout": Decimal("NaN")}, "timeout must be a number of seconds, not NaN"),
     ({"at": 1, "cost": True}, "cost must be a whole number of permits, not true"),
     ({"at": 1, "cost": "1"}, "cost must be a whole number"),
     ({"at": 1, "timeout": "long"}, "timeout must be a number of seconds"),
@@ -106,16 +116,50 @@ def test_a_changed_rule_is_what_later_lines_are_read_against() -> None:
     ("text", "message"),
     [
         (b"{", "this is not JSON: "),
-        (b'{"at": NaN}', "NaN is not a number of JSON"),
         (b"\xff", "this is not UTF-8: byte 1"),
         (b"[" * 100_000, "this is nested too deeply"),
-        (b"9" * 5000, "digits"),
     ],
 )
 def test_what_is_no_json_says_where(text: bytes, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         decoded(text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{"at": NaN}', "at must be a number of seconds, not NaN"),
+        (b'{"at": -Infinity}', "at must be from 0"),
+        (b'{"at": 1e999999999999999999999}', "at must be from 0"),
+        (b'{"at": -1e999999999999999999999}', "at must be from 0"),
+        (b'{"at": 1, "cost": %s}' % (b"9" * 5000), "cost must be from 0 to 1099511627776, not 99999"),
+    ],
+)
+def test_a_number_that_no_json_has_is_the_line_s_own_mistake(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        read(decoded(text))
+    assert message in str(raised.value)
+
+
+def test_lines_decoded_together_are_those_decoded_one_by_one() -> None:
+    """What no line is by itself becomes none beside others."""
+    lots = [
+        [b'{"at": 1}', b"", b' {"at": 2, "rule": [{}]}\r\n', b'{"at": 3}'],
+        [b'{"at": [{}', b"{}]}", b'{"at": 1},{"at": 2}'],
+        [b'{"at": {"x": 1}', b"{}}"],
+        [b'{"key": "}', b'{"}'],
+        [b'{"at": 1},{"at": 2}', b'{"at": 3'],
+        [b'{"at": 1}', b"\xff", b'{"at": NaN}', b"7"],
+    ]
+    for lines in lots:
+        for (number, found), line in zip(objects(lines), filter(None, lines), strict=True):
+            assert lines[number - 1] is line
+            try:
+                expected = repr(decoded(line))
+            except ValueError as error:
+                expected = repr(error)
+            assert repr(found) == expected
 
 
 def test_rules_are_one_or_several() -> None:

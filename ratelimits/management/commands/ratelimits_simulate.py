@@ -18,7 +18,19 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ratelimits.embedded import ServerStartError
 from ratelimits.engine.wire import Unavailable
-from ratelimits.simulate import BadLine, Line, Reader, Replay, Rules, Simulator, Summary, decoded, read_rules, sandbox
+from ratelimits.simulate import (
+    BadLine,
+    Line,
+    Reader,
+    Replay,
+    Rules,
+    Simulator,
+    Summary,
+    decoded,
+    objects,
+    read_rules,
+    sandbox,
+)
 
 BAD = 2
 """Exit status after a bad line."""
@@ -70,7 +82,7 @@ class Command(BaseCommand):
                 rules = read_rules(decoded(file.read()))
             except ValueError as error:
                 self._fail(f"{rule}: {error}")
-        one = _Replay(rules, ((number, text) for number, text in enumerate(trace, 1) if text.strip()))
+        one = _Replay(rules, objects(trace))
         outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(one.lines())
         if summarise:
             summary = Summary()
@@ -124,21 +136,22 @@ class _Replay(Replay):
     """A replay of the lines of a trace up to the first bad one, which becomes `error`."""
 
     def __init__(
-        self, rules: Rules, texts: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
+        self, rules: Rules, objects: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
     ) -> None:
         super().__init__(rules, prefix)
         self.error = error
         self.results: list[str] = []
         self._reader = Reader(rules)
-        self._texts = texts
+        self._objects = objects
         self._lines = 0
         self._read = False
 
     def lines(self) -> Iterator[tuple[_Replay, Line]]:
         """The lines, as far as they can be read."""
-        for number, text in self._texts:
+        read = self._reader.line
+        for number, data in self._objects:
             try:
-                line = self._reader.line(decoded(text) if isinstance(text, bytes) else text)
+                line = read(data)
             except ValueError as error:
                 self.error = BadLine(number, str(error))
                 break
