@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from ratelimits.engine import calendar
 
@@ -71,6 +72,8 @@ def moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds // SECOND, UTC).replace(microsecond=microseconds % SECOND)
 
 
+# Few moments come again and again in a report: bins, starts and ends of periods.
+@lru_cache(maxsize=16_384)
 def iso(microseconds: int) -> str:
     """ISO 8601 in UTC, to the second, or the microsecond where there is one."""
     return moment(microseconds).isoformat().replace("+00:00", "Z")

@@ -41,6 +41,10 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
     raise BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
 
 
+#: How a line is digested.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Digest:
     """The digest of a report, line by line."""
 
@@ -64,7 +68,7 @@ class Digest:
 
     def add(self, row: Row) -> None:
         """The next line."""
-        self._digest.update(b"\n" + json.dumps(row.texts(), separators=(",", ":")).encode())
+        self._digest.update(b"\n" + _encode(row.texts()).encode())
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()

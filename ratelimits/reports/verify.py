@@ -12,8 +12,9 @@ from django.db.models import Q, Sum
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports import signing
-from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, row, usage_line
-from ratelimits.reports.rows import FINAL, USAGE
+from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, usage_line
+from ratelimits.reports.rows import USAGE
+from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
 
 #: What must be the same when a line is made again. Names and limits are as they were known when it was finalised.
@@ -54,8 +55,8 @@ def verify_report(report: Report, *sources: str) -> Iterator[str]:
 
 def _verify_digest(using: str, report: Report) -> Iterator[str]:
     digest, count = signing.Digest(report), 0
-    for line in _stored(using, report):
-        digest.add(row(report, line, FINAL))
+    for row in version_rows(report):
+        digest.add(row)
         count += 1
     if digest.hexdigest() != report.digest:
         yield f"report {report}: its head or its lines are not those that its digest was made of"

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ratelimits.conf import conf
 from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.exports.json import SCHEMA_ID, array, encode, line
+from ratelimits.reports.exports.json import SCHEMA_ID, array, line, text
 from ratelimits.reports.periods import iso
 from ratelimits.reports.rows import FINAL, Row
 
@@ -21,6 +21,11 @@ FINAL_LINE = "ratelimits.report.line.v1"
 PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
 #: The subject of usage that no account is known for; CloudEvents has no empty subjects.
 ANONYMOUS = "~anonymous"
+
+_EVENT = (
+    '{"specversion":"1.0","id":%s,"source":%s,"type":"%s","subject":%s,"time":"%s","datacontenttype":"application/json",'
+    f'"dataschema":"{SCHEMA_ID}#/$defs/line","data":%s}}'
+)
 
 
 def source() -> str:
@@ -40,23 +45,15 @@ def stream_lines(rows: Iterable[Row]) -> Iterator[bytes]:
 
 
 def _events(rows: Iterable[Row]) -> Iterator[str]:
-    sender = source()
+    sender = text(source())
     for row in rows:
         yield _event(row, sender)
 
 
 def _event(row: Row, sender: str) -> str:
-    data = encode(line(row))
-    final = row.status == FINAL
-    attributes = {
-        "specversion": "1.0",
-        "id": row.line_id if final else f"{row.line_id}-{hashlib.sha256(data.encode()).hexdigest()[:16]}",
-        "source": sender,
-        "type": FINAL_LINE if final else PROVISIONAL_LINE,
-        "subject": row.account or ANONYMOUS,
-        # The last moment within: the end itself is already the next period's.
-        "time": iso(row.charge_period_end - 1),
-        "datacontenttype": "application/json",
-        "dataschema": f"{SCHEMA_ID}#/$defs/line",
-    }
-    return f'{encode(attributes)[:-1]},"data":{data}}}'
+    data, name, kind = line(row), row.line_id, FINAL_LINE
+    if row.status != FINAL:
+        name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
+    # The last moment within: the end itself is already the next period's.
+    time = iso(row.charge_period_end - 1)
+    return _EVENT % (text(name), sender, kind, text(row.account or ANONYMOUS), time, data)

@@ -6,20 +6,22 @@ Quantities are strings, since a reader that takes numbers for doubles would roun
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
 from itertools import chain
+from json.encoder import encode_basestring
 from typing import Any
 
 from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+from ratelimits.reports.periods import iso
+from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
 
 #: The `$id` of the schema.
 SCHEMA_ID = "urn:ratelimits:schema:report:v1"
 
-_NUMBERS = sorted(name for name in QUANTITIES if not name.endswith("_quantity"))
-#: Compact, and always in the same order.
-encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+#: A text as JSON has it, with the signs that are not ASCII as they are.
+text: Callable[[str], str] = encode_basestring
 
 
 def schema() -> dict[str, Any]:
@@ -29,12 +31,22 @@ def schema() -> dict[str, Any]:
     return document
 
 
-def line(row: Row) -> dict[str, str | int]:
-    """One line, by column."""
-    values: dict[str, str | int] = dict(zip(COLUMNS, row.texts(), strict=True))
-    for name in _NUMBERS:
-        values[name] = getattr(row, name)
-    return values
+def _writer(name: str) -> Callable[[Any], str]:
+    """How the values of a column are written."""
+    if name in MOMENTS:
+        return lambda at: f'"{iso(at)}"'
+    if name.endswith("_quantity"):
+        return '"{}"'.format
+    return str if name in QUANTITIES else text
+
+
+_WRITE = tuple(map(_writer, COLUMNS))
+_LINE = "{" + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
+
+
+def line(row: Row) -> str:
+    """One line as JSON: compact, the columns in their order."""
+    return _LINE % tuple([write(value) for write, value in zip(_WRITE, row, strict=True)])
 
 
 def array(items: Iterable[str]) -> Iterator[str]:
@@ -48,5 +60,4 @@ def array(items: Iterable[str]) -> Iterator[str]:
 
 def stream(rows: Iterable[Row]) -> Iterator[bytes]:
     """The rows as a JSON document, in chunks; reads only a little ahead of what it has given away."""
-    lines = array(encode(line(row)) for row in rows)
-    return encoded(chain([f'{{"schema":{encode(SCHEMA_ID)},"lines":'], lines, ["}\n"]))
+    return encoded(chain([f'{{"schema":{text(SCHEMA_ID)},"lines":'], array(map(line, rows)), ["}\n"]))

@@ -10,14 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.periods import SECOND, iso
-from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
 
 #: Rows of a sheet, the header among them.
 SHEET_ROWS = 1_048_576
@@ -88,7 +87,7 @@ def _fill(book: Any, rows: Iterable[Row]) -> None:
             _finish(sheet, number)
             sheet, number = _sheet(book, headers, styles), 0
         number += 1
-        for index, (column, value) in enumerate(zip(_COLUMNS, _READ(row), strict=True)):
+        for index, (column, value) in enumerate(zip(_COLUMNS, row, strict=True)):
             column.write(sheet, number, index, value)
     _finish(sheet, number)
 
@@ -169,7 +168,7 @@ class _Column:
 
 def _column(name: str) -> _Column:
     width = _WIDTHS.get(name, max(len(name) + 4, 11))
-    if name.endswith(("_period_start", "_period_end")):
+    if name in MOMENTS:
         return _Column(_moment, max(width, 22), shown='yyyy-mm-dd"T"hh:mm:ss"Z"')
     if name == "limit":
         return _Column(_decimal, width, "right", "General")
@@ -178,5 +177,4 @@ def _column(name: str) -> _Column:
     return _Column(_text, width)
 
 
-_READ = attrgetter(*COLUMNS)
 _COLUMNS = tuple(map(_column, COLUMNS))

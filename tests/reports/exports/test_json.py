@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,8 +29,7 @@ def test_the_schema_is_one_and_has_the_columns_in_their_order() -> None:
     assert all(described["description"] for described in line["properties"].values())
 
 
-CORRECTION = replace(
-    ROW,
+CORRECTION = ROW._replace(
     report_version=2,
     charge_category="adjustment",
     charge_class="correction",
@@ -44,8 +42,8 @@ CORRECTION = replace(
 ROWS = [
     ROW,
     CORRECTION,
-    replace(ROW, status=PROVISIONAL, report_version=0, account="", limit="", rule=""),
-    replace(ROW, charge_period_end=DECEMBER - 1),
+    ROW._replace(status=PROVISIONAL, report_version=0, account="", limit="", rule=""),
+    ROW._replace(charge_period_end=DECEMBER - 1),
     *awkward(),
 ]
 

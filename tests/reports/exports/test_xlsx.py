@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -47,7 +46,7 @@ def test_every_column_is_wide_enough_for_its_name() -> None:
 
 
 def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> None:
-    line = cells(opened(replace(ROW, overage_quantity=-3)).worksheets[0], 2)
+    line = cells(opened(ROW._replace(overage_quantity=-3)).worksheets[0], 2)
     assert {name: line[name].value for name in QUANTITIES} == {
         name: -3 if name == "overage_quantity" else getattr(ROW, name) for name in QUANTITIES
     }
@@ -90,12 +89,12 @@ def test_nothing_in_the_file_is_a_formula_or_a_link() -> None:
     ],
 )
 def test_what_a_spreadsheet_would_round_or_not_open_is_text(column: str, value: Any, shown: Any) -> None:
-    assert cells(opened(replace(ROW, **{column: value})).worksheets[0], 2)[column].value == shown
+    assert cells(opened(ROW._replace(**{column: value})).worksheets[0], 2)[column].value == shown
 
 
 def test_a_text_too_long_for_a_cell_says_that_it_was_cut() -> None:
     fits, long = "😀" * 16_383, "😀" * 16_384
-    (sheet,) = opened(replace(ROW, durability_gap=fits), replace(ROW, durability_gap=long)).worksheets
+    (sheet,) = opened(ROW._replace(durability_gap=fits), ROW._replace(durability_gap=long)).worksheets
     assert cells(sheet, 2)["durability_gap"].value == fits
     cut = cells(sheet, 3)["durability_gap"].value
     assert cut.endswith("😀 … (cut: the CSV has all of it)")
