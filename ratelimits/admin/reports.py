@@ -123,7 +123,8 @@ class ReportAdmin(ReportDownloads, ReadOnlyAdmin):
         rows = [
             (
                 str(text).format(
-                    mark="✓" if each.holds else "✗",
+                    # Those of archived usage are dropped.
+                    mark=("✓" if each.holds else "✗") if each.witnessed or not each.ledger else "–",
                     meter=each.meter,
                     ledger=f"{each.ledger:,}",
                     said=f"{each.witnessed:,}",

@@ -22,7 +22,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
-from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ShardState
+from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ProcessTotal, ShardState
 from ratelimits.models.reports import PeriodUsage
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical
@@ -50,6 +50,7 @@ class Pruned:
 def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
     """Move the batches that hold nothing but usage of periods that began before a moment (s since 1970) to files.
 
+    What processes said they were granted before it is dropped: the reports state what came of it.
     Raises ArchiveError while such a period is not finalised. Interrupted anywhere, it can be run again.
     """
     rows = PeriodUsage.objects.using(using).filter(period__lt=before)
@@ -66,6 +67,7 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
         found = old.aggregate(first=Min("first_position"))["first"]
         if found is not None:
             yield _prune_shard(using, shard, list(old), directory)
+    ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=before)._raw_delete(using)
 
 
 def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> Pruned:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from ratelimits.models import ArchivedRange, Batch, Line, Report, ReportLine
+from ratelimits.management.commands import ratelimits_archive
+from ratelimits.models import ArchivedRange, Batch, Line, ProcessTotal, Report, ReportLine
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
+from ratelimits.usage import totals
 from ratelimits.usage.packet import canonical, checksum
+from ratelimits.witness import Place
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_close import adjust
-from tests.usage.traffic import flow
+from tests.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -161,3 +165,24 @@ def test_nothing_is_pruned_before_it_is_finalised(reports: list[Report], tmp_pat
         call_command("ratelimits_archive", tmp_path, before="2026-11")
     assert Batch.objects.count() > 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_months_are_kept_by_their_number(
+    reports: list[Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(ratelimits_archive, "now", lambda: datetime(2026, 12, 31, tzinfo=UTC))
+    call_command("ratelimits_archive", tmp_path, keep=3, stdout=out)
+    assert out.getvalue() == "", "September is kept"
+    call_command("ratelimits_archive", tmp_path, keep=1, stdout=out)
+    assert "lines" in out.getvalue()
+    assert not Line.objects.exists()
+    with pytest.raises(CommandError, match="at least one month"):
+        call_command("ratelimits_archive", tmp_path, keep=0)
+
+
+def test_what_processes_said_of_archived_usage_is_dropped(reports: list[Report], tmp_path: Path) -> None:
+    for moment in ("2026-10-15", "2026-11-15"):
+        totals.write("p1", {Place("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
+    call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
+    assert ProcessTotal.objects.get().bin == at("2026-11-15") // 10**6
