@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections, models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
 #: A line's primary key is its batch's times this, plus its number in the batch: unique without an index of its own.
@@ -130,6 +132,20 @@ class Batch(models.Model):
         return rows.filter(pk__gte=first, pk__lt=end).order_by("pk")
 
 
+class TimeIndex(models.Index):
+    """An index of a column that grows with the table: BRIN on PostgreSQL, which costs an insert next to nothing."""
+
+    def create_sql(
+        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
+    ) -> Statement:
+        brin = schema_editor.connection.vendor == "postgresql"
+        statement = super().create_sql(model, schema_editor, using=" USING brin" if brin else using, **kwargs)
+        parts: dict[str, Any] = statement.parts
+        if brin:
+            parts["extra"] = f" WITH (autosummarize=on){parts['extra']}"
+        return statement
+
+
 class Line(models.Model):
     """Usage of one key, meter and rule version in one bin, as one batch counted it."""
 
@@ -158,7 +174,7 @@ class Line(models.Model):
         verbose_name_plural = _("ledger lines")
         indexes = [
             models.Index(fields=["period", "account"], name="ratelimits_line_period"),
-            models.Index(fields=["bin"], name="ratelimits_line_bin"),
+            TimeIndex(fields=["bin"], name="ratelimits_line_time"),
         ]
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ from ratelimits.usage.packet import Packet, chained, values
 
 _COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
 _CHUNK = 2000
+_PART = 500
 
 
 class Outcome(Enum):
@@ -189,9 +190,11 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
     columns = ", ".join(map(connection.ops.quote_name, _COLUMNS))
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
-            rows = [b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first)]
+            rows = (b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first))
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                copy.write(b"".join(rows))
+                # The server takes a part in while the next is made.
+                while part := b"".join(islice(rows, _PART)):
+                    copy.write(part)
             return
         statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
         tuples: Iterator[tuple[int | str, ...]] = (

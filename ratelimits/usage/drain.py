@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
-from django.db import transaction
+from django.db import connections, transaction
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 #: Batches of one shard that one pass takes: they are listed, fenced and applied together.
 BATCHES_PER_PASS = 64
 _SCAN = 2500
+#: Shards that one drainer brings into the database at the same time, where that can lock a row.
+_LANES = 2
 #: Batches that are read before the database has taken the ones before them.
 _AHEAD = 2
 
@@ -110,8 +112,7 @@ def drain() -> Drained:
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
-        with closing(_read_ahead(here, busy[start:] + busy[:start])) as batches:
-            more = _drain_shards(here, using, batches, done)
+        more = _drain_lanes(here, using, busy[start:] + busy[:start], done)
         _move_idle(using, [each for each in found if not each.count])
         if not more:
             return done
@@ -185,6 +186,32 @@ def _read_ahead(here: Server, busy: list[Waiting]) -> Generator[_Read]:
                 yield read
         finally:
             reader.shutdown(cancel_futures=True)
+
+
+def _drain_lanes(here: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
+    """Drain shards side by side where the database can write side by side; whether more waits."""
+    count = min(_LANES if connections[using].features.has_select_for_update else 1, len(busy))
+    if count < 2:
+        return _drain_lane(here, using, busy, done)
+    lanes = [Drained(fsync=done.fsync) for _number in range(count)]
+
+    def drain_lane(number: int) -> bool:
+        try:
+            return _drain_lane(here, using, busy[number::count], lanes[number])
+        finally:
+            connections[using].close()  # this thread's own
+
+    with ThreadPoolExecutor(count, thread_name_prefix="ratelimits-lane") as pool:
+        more = list(pool.map(drain_lane, range(count)))
+    for lane in lanes:
+        done.outcomes += lane.outcomes
+        done.lines += lane.lines
+    return any(more)
+
+
+def _drain_lane(here: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
+    with closing(_read_ahead(here, busy)) as batches:
+        return _drain_shards(here, using, batches, done)
 
 
 def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drained) -> bool:
