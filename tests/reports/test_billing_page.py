@@ -1,0 +1,114 @@
+"""docs/billing.md is done here from its top to its bottom, word for word."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+
+from ratelimits.conf import DEFAULTS
+from ratelimits.models import ConfigVersion, GapKind
+from ratelimits.usage import totals
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.witness import Place
+from tests.reports.invoices import account, spend
+from tests.rows import rule
+from tests.servers import TestServers
+from tests.usage.test_gaps import keys, put_back
+from tests.usage.traffic import at, flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "billing.md").read_text()
+#: Heading, language and text of each snippet, in their order.
+SNIPPETS = [
+    (heading, language, text)
+    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.fixture
+def _october() -> None:
+    """What the page takes for granted: 7 requests of an account whose plan includes 5."""
+    monthly = rule("monthly", bills=True, key_kind="key")
+    spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
+    place = Place("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
+    totals.write("p1", {place: (1, 7)})
+    flow()
+
+
+@pytest.fixture
+def fork(redis_client: redis.Redis) -> Callable[[], None]:
+    """A batch comes again with two more requests in it than the ledger has."""
+
+    def come_again() -> None:
+        for _ in range(3):
+            use("other", configuration=ConfigVersion.read("default")[0])
+        seal()
+        (key,) = keys(redis_client, "b:*")
+        fields: Any = redis_client.hgetall(key)
+        flow()
+        put_back(redis_client, key, fields, cum=10, count=5)
+        drain()
+
+    return come_again
+
+
+@pytest.mark.usefixtures("_october")
+def test_the_page_is_true_from_top_to_bottom(
+    fork: Callable[[], None], servers: TestServers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = servers.url_of_database(str(connection.settings_dict["NAME"]))
+    environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    names: dict[str, Any] = {}
+    for heading, language, text in SNIPPETS:
+        if heading == "Quarantine":
+            fork()
+        if language == "python":
+            exec(compile(text, f"docs/billing.md: {heading}", "exec"), names)
+            said = capsys.readouterr().out.splitlines()
+            expected = re.findall(r"print\(.*\)  # (.*)", text)
+            assert [line for line in expected if line not in said] == [], said
+        else:
+            for command in text.splitlines():
+                python, script, *arguments = shlex.split(command)
+                assert (python, script) == ("python", "manage.py")
+                ran = subprocess.run(
+                    [sys.executable, str(ROOT / "manage.py"), *arguments],
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
+    assert (tmp_path / "october.xlsx").stat().st_size > 0
+    assert list((tmp_path / "archive").iterdir())
+
+
+def test_no_snippet_is_left_out() -> None:
+    assert len(SNIPPETS) == len(re.findall(r"^```", PAGE, re.MULTILINE)) // 2 > 0
+
+
+def test_every_kind_of_gap_is_explained() -> None:
+    section = PAGE.partition("## Durability gaps")[2].partition("\n## ")[0]
+    explained = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert sorted(explained) == sorted([*GapKind.values, "witness"])
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    named = set(re.findall(r"`([A-Z]+_[A-Z_]+)`", PAGE))
+    assert named
+    assert named - DEFAULTS.keys() == set()
