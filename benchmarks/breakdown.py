@@ -70,7 +70,7 @@ def layers(url: str) -> list[Case]:
     from benchmarks.pipelines import run_of
     from ratelimits import quota, waiting
     from ratelimits.engine.call import Command, nonce
-    from ratelimits.engine.decide import ask, run
+    from ratelimits.engine.decide import ask
     from ratelimits.engine.wire import resp
 
     here, raw = ours.engine_server(), floors.RawSocket(url)
@@ -95,10 +95,10 @@ def layers(url: str) -> list[Case]:
         (
             "script",
             "the deciding script instead, on the raw socket",
-            lambda: raw.ask(command.to(run_id, nonce().encode())),
+            lambda: raw.ask(command.to(run_id, nonce())),
         ),
-        ("wire", "wire.call: redis-py's connection and parser", lambda: here.wire.call(command, nonce().encode())),
-        ("engine", "engine: ask and run, the Decision", lambda: run(here, ask(here, command.call, command)).allowed),
+        ("wire", "wire.call: redis-py's connection and parser", lambda: here.wire.call(command, nonce())),
+        ("engine", "engine.ask: the Decision", lambda: ask(here, command.call, command).allowed),
         ("check", "quota.check: rules, route, policy, the Answer", check),
         ("wait", "check_and_wait: the places of those who wait", check_and_wait),
         ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
@@ -134,7 +134,10 @@ def steps() -> list[Case]:
         ("Identity(…)", lambda: Identity("user:42", None, "account:7", "ip:203.0.113.9")),
         ("a dict look-up by the place of a request: hash and compare an Identity", lambda: known.get(equal)),
         ("answer.headers()", answer.headers),
-        ("of which headers.standing()", lambda: headers.standing(rule.name, decision.remaining, decision.reset_after)),
+        (
+            "of which headers.standing()",
+            lambda: headers.standing(headers.quoted(rule.name), decision.remaining, decision.reset_after),
+        ),
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),
         ("server()", server),

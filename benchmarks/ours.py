@@ -11,7 +11,7 @@ from benchmarks.timing import Case
 from ratelimits import engine, quota, rules
 from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.call import Call, Command
-from ratelimits.engine.decide import ask, run
+from ratelimits.engine.decide import ask
 from ratelimits.engine.denied import DenyCache
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
@@ -130,7 +130,7 @@ def engine_server() -> Server:
 def deciding(here: Server, call: Call) -> Callable[[], object]:
     """The call, prepared once and asked each time, as quota.check does."""
     command = Command(here.keyspace, call)
-    return lambda: run(here, ask(here, call, command)).allowed
+    return lambda: ask(here, call, command).allowed
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:

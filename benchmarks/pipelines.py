@@ -96,7 +96,7 @@ def for_users(here: Server, run: str, call_of: Callable[[str], Call], ids: Itera
         shard = shard_of(f"account:{name}", here.keyspace.shards)
         template = templates.get(shard)
         if template is None:
-            packed = Command(here.keyspace, call_of(name)).to(run, nonce().encode())
+            packed = Command(here.keyspace, call_of(name)).to(run, nonce())
             template = templates[shard] = packed, name.encode()
         yield template[0].replace(template[1], name.encode())
 

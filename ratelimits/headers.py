@@ -29,21 +29,22 @@ def policy(name: str, algorithm: Algorithm) -> Policy:
     return Policy(name, quota, None if micros is None else max(ceil(micros / MICROSECONDS), 1))
 
 
-def _text(value: str) -> str:
+def quoted(value: str) -> str:
+    """Text as a String of RFC 9651."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def policies(all_policies: Sequence[Policy]) -> str:
     """The RateLimit-Policy field."""
     return ", ".join(
-        f"{_text(one.name)};q={one.quota}" + (f";w={one.window}" if one.window is not None else "")
+        f"{quoted(one.name)};q={one.quota}" + (f";w={one.window}" if one.window is not None else "")
         for one in all_policies
     )
 
 
 def standing(name: str, remaining: int, reset: float) -> str:
-    """The RateLimit field: permits left of the policy that binds, and seconds until more."""
-    return f"{_text(name)};r={remaining};t={ceil(reset)}"
+    """The RateLimit field: the policy that binds, `quoted`, the permits left of it, and seconds until more."""
+    return f"{name};r={remaining};t={ceil(reset)}"
 
 
 def retry_after(seconds: float) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import Model
 from django.http import HttpRequest
+from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Who a request is, as key strings such as "user:42"; None for what it is not."""
 
     user: str | None = None
@@ -58,11 +58,9 @@ def api_key_of(auth: Any) -> str | None:
 
 
 def _proxies() -> int | None:
-    if conf.NUM_PROXIES is not None:
-        return conf.NUM_PROXIES
-    from rest_framework.settings import api_settings
-
-    configured: int | None = api_settings.NUM_PROXIES
+    configured: int | None = conf.NUM_PROXIES
+    if configured is None:
+        configured = api_settings.NUM_PROXIES
     return configured
 
 
@@ -72,11 +70,11 @@ def address_of(request: HttpRequest) -> str | None:
     X-Forwarded-For is believed for as many entries, from its end, as there are trusted proxies (NUM_PROXIES, as in
     DRF); with none configured it is not believed at all, since whoever asks can write it.
     """
-    remote: str | None = request.META.get("REMOTE_ADDR")
+    meta = request.META
+    remote: str | None = meta.get("REMOTE_ADDR")
     proxies = _proxies()
-    forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
     address = None
-    if proxies and forwarded:
+    if proxies and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         chain = forwarded.split(",")
         address = network(chain[-min(proxies, len(chain))].strip())
     # Whatever is no address is not believed: without one, no limit by address would hold.
@@ -86,6 +84,7 @@ def address_of(request: HttpRequest) -> str | None:
 _PREFIX = ~((1 << 64) - 1)
 
 
+@lru_cache(maxsize=8192)
 def network(text: str) -> str | None:
     """An address, with or without a port, as a key; None for text that is none (a unix socket's peer, say)."""
     host, colon, port = text.partition(":")
@@ -115,14 +114,12 @@ async def aidentify(request: HttpRequest) -> Identity:
 def identify(request: Any) -> Identity:
     """Who a request is; works for Django's requests and DRF's."""
     user = getattr(request, "user", None)
-    known = user is not None and user.is_authenticated and user.pk is not None
-    if conf.ACCOUNT is not None:
-        account = conf.ACCOUNT(request)
-    else:
-        account = str(user.pk) if known and user is not None else None
+    number = user.pk if user is not None and user.is_authenticated else None
+    account = number if conf.ACCOUNT is None else conf.ACCOUNT(request)
     return Identity(
-        user=f"user:{user.pk}" if known and user is not None else None,
+        user=f"user:{number}" if number is not None else None,
         api_key=api_key_of(getattr(request, "auth", None)),
-        account=f"account:{account}" if account else None,
-        address=address_of(request),
+        account=f"account:{account}" if account not in (None, "") else None,
+        # DRF's request hands on to this one by a slow way.
+        address=address_of(getattr(request, "_request", request)),
     )

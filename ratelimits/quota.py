@@ -18,7 +18,7 @@ from ratelimits import headers, rules, witness
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Meter, Mode, Stale, Unanswered, Unavailable, Usage
 from ratelimits.engine.call import Call, Command
-from ratelimits.engine.decide import arun, ask, run
+from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter
 from ratelimits.engine.limits import MICROSECONDS
@@ -51,10 +51,10 @@ class Prepared:
     meters: tuple[Meter, ...]
     waits: bool
     policies: str
+    quoted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Whether a request may proceed.
 
     decision     the engine's; None when it could not be asked and the failure policy answered
@@ -79,16 +79,17 @@ class Answer:
 
     def headers(self) -> dict[str, str]:
         """The HTTP fields that tell the client where it stands."""
-        rule, decision, prepared = self.binding, self.decision, self.prepared
+        allowed, decision, prepared, retry_after, *_ = self
         fields: dict[str, str] = {}
-        if rule is not None and decision is not None and prepared is not None:
-            reset = decision.reset_after if self.allowed or self.retry_after is None else self.retry_after
+        place = decision.binding if decision is not None else None
+        if place is not None and decision is not None and prepared is not None:
+            reset = decision.reset_after if allowed or retry_after is None else retry_after
             fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(rule.name, decision.remaining, reset)
+            fields["RateLimit"] = headers.standing(prepared.quoted[place], decision.remaining, reset)
             if conf.X_RATELIMIT_HEADERS:
                 fields |= headers.legacy(decision.limit or 0, decision.remaining, reset)
-        if not self.allowed and self.retry_after is not None:
-            fields["Retry-After"] = headers.retry_after(self.retry_after)
+        if not allowed and retry_after is not None:
+            fields["Retry-After"] = headers.retry_after(retry_after)
         return fields
 
 
@@ -129,7 +130,8 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     )
     shown = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
     waits = any(rule.max_wait > 0 for rule in applied)
-    return Prepared(applied, program(terms), fields, billed, waits, headers.policies(shown))
+    quoted = tuple(headers.quoted(rule.name) for rule in applied)
+    return Prepared(applied, program(terms), fields, billed, waits, headers.policies(shown), quoted)
 
 
 class Route(NamedTuple):
@@ -144,6 +146,8 @@ class Routes:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
+        #: Whether any route may let a request wait; not known yet, it may.
+        self.waits = snapshot is None or snapshot.waits
         self.known: dict[tuple[object, ...], Route] = {}
 
     def learn(self, place: tuple[object, ...], question: Question, selection: Selection) -> Route:
@@ -168,6 +172,11 @@ class Question(NamedTuple):
 
 MOST_ROUTES = 8192
 _routes = Routes()
+
+
+def may_wait() -> bool:
+    """Whether a rule of those that this process knows lets requests wait."""
+    return _routes.waits
 
 
 def _routes_by(snapshot: Snapshot) -> Routes:
@@ -214,9 +223,7 @@ def check(
 
     With `at_once` a request that would have to wait is refused, uncharged. Never raises for a server that is away.
     """
-    valid(costs)
-    question = Question(identity, scope, method, costs, at_once)
-    place = (identity, scope, method, at_once, *costs.items())
+    place = _place(identity, scope, method, costs, at_once)
     denied = denials.look(place)
     if denied is not None:
         return _again(denied)
@@ -227,18 +234,19 @@ def check(
             routes = _routes_by(snapshot)
             route = routes.known.get(place)
             if route is None:
+                question = Question(identity, scope, method, costs, at_once)
                 route = routes.learn(place, question, snapshot.select(scope, method, identity))
             prepared, command = route
             if not breaker.closed:
                 break
             try:
-                decision = run(server(), ask(server(), command.call, command))
+                decision = ask(server(), command.call, command)
             except Stale as stale:
                 breaker.succeeded()
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared, place, question)
+            return _answer(decision, prepared, place, identity, costs)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
@@ -253,9 +261,7 @@ async def acheck(
     at_once: bool = False,
 ) -> Answer:
     """`check`, awaited."""
-    valid(costs)
-    question = Question(identity, scope, method, costs, at_once)
-    place = (identity, scope, method, at_once, *costs.items())
+    place = _place(identity, scope, method, costs, at_once)
     denied = denials.look(place)
     if denied is not None:
         return _again(denied)
@@ -266,27 +272,38 @@ async def acheck(
             routes = _routes_by(snapshot)
             route = routes.known.get(place)
             if route is None:
+                question = Question(identity, scope, method, costs, at_once)
                 route = routes.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
             prepared, command = route
             if not breaker.closed:
                 break
             try:
-                decision = await arun(server(), ask(server(), command.call, command))
+                decision = await aask(server(), command.call, command)
             except Stale as stale:
                 breaker.succeeded()
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
-            return _answer(decision, prepared, place, question)
+            return _answer(decision, prepared, place, identity, costs)
     except (RulesUnavailable, Unavailable, ResponseError) as error:
         _note(error, identity, costs)
     return _without(prepared, identity, costs)
 
 
-def _answer(decision: Decision, prepared: Prepared, place: tuple[object, ...], question: Question) -> Answer:
+def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> tuple[object, ...]:
+    """What requests that are alike have in common; ValueError for costs that make no sense."""
+    if costs is ONE_REQUEST:
+        return identity, scope, method, at_once
+    return identity, scope, method, at_once, *valid(costs).items()
+
+
+def _answer(
+    decision: Decision, prepared: Prepared, place: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
+) -> Answer:
     if decision.allowed:
-        witness.admitted(question.identity.owner, question.costs)
-        return Answer(True, decision, prepared, 0.0, decision.wait)
+        # A view may go on to change its mapping.
+        witness.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
+        return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
     seconds = conf.DENY_CACHE_SECONDS
     if seconds > 0:
         sender.start()

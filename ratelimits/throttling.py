@@ -14,7 +14,7 @@ from rest_framework.throttling import BaseThrottle
 
 from ratelimits.decorators import costs_of
 from ratelimits.identity import identify
-from ratelimits.quota import Answer
+from ratelimits.quota import ONE_REQUEST, Answer
 from ratelimits.waiting import check_and_wait
 
 if TYPE_CHECKING:
@@ -42,16 +42,18 @@ class QuotaThrottle(BaseThrottle):
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Whether the request may proceed, charged; writes the RateLimit fields onto the view's response headers."""
+        # Django's request: the middleware looks there for the answer, and DRF's hands on to it by a slow way.
+        plain: Any = getattr(request, "_request", request)
         cost = getattr(view, "throttle_cost", None)
-        if callable(cost) and getattr(cost, "__self__", None) is view:
+        if cost is None:
+            costs = ONE_REQUEST
+        elif callable(cost) and getattr(cost, "__self__", None) is view:
             costs = costs_of(cost, request)
         else:
             costs = costs_of(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"
-        answer = check_and_wait(identify(request), scope, request.method or "", costs)
+        answer = check_and_wait(identify(request), scope, plain.method or "", costs)
         self._answer = answer
-        # On Django's request, where the middleware sees it; DRF's reads through to that.
-        plain: Any = getattr(request, "_request", request)
         plain.quota = answer
         headers = getattr(view, "headers", None)
         if headers is not None:

@@ -42,9 +42,11 @@ def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[s
 
     Beyond MAX_WAITING requests that wait in this process, one that would have to is refused, uncharged.
     """
-    entered = waiters.enter()
+    # Where nothing waits no place is needed; an edit under way may still make this one wait.
+    crowded = quota.may_wait()
+    entered = crowded and waiters.enter()
     try:
-        answer = quota.check(identity, scope, method, costs, at_once=not entered)
+        answer = quota.check(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait:
             time.sleep(answer.wait)
         return answer
@@ -55,9 +57,10 @@ def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[s
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
     """`check_and_wait`, awaited: other requests of the event loop go on meanwhile."""
-    entered = waiters.enter()
+    crowded = quota.may_wait()
+    entered = crowded and waiters.enter()
     try:
-        answer = await quota.acheck(identity, scope, method, costs, at_once=not entered)
+        answer = await quota.acheck(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait:
             await asyncio.sleep(answer.wait)
         return answer

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,7 @@ from typing import Literal
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS
+from ratelimits.engine.limits import MICROSECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,10 @@ class Place:
 
 _lock = threading.Lock()
 _totals: Totals = {}
-#: What was admitted, by account, meter and bin: requests and units. Every request counts here, so it is kept plain.
+#: What was admitted, by account, meter and bin: requests and units; and what is to be added to that.
 _admitted: dict[tuple[str, str, int], list[int]] = {}
+_granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
+_MOST_GRANTED = 10_000
 _forgotten = 0
 _process = ""
 _pid = 0
@@ -59,7 +63,7 @@ def process() -> str:
     """A name that this process alone has; another one after a fork, which starts with totals of its own."""
     global _process, _pid
     if _pid != os.getpid():
-        _pid, _process = os.getpid(), nonce()
+        _pid, _process = os.getpid(), nonce().decode()
     return _process
 
 
@@ -68,6 +72,7 @@ def _begin() -> None:
     _lock, _thread, _forgotten = threading.Lock(), None, 0
     _totals.clear()
     _admitted.clear()
+    _granted.clear()
 
 
 # In a child before it has threads: another one of its parent's may have held the lock just then.
@@ -87,19 +92,27 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
         _start()
 
 
-def admitted(account: str, costs: Mapping[str, int]) -> None:
-    """A request that the server admitted and counted."""
-    start = max(int(time.time()) // BIN_SECONDS * BIN_SECONDS, _forgotten)
-    with _lock:
-        for meter, cost in costs.items():
-            total = _admitted.get((account, meter, start))
-            if total is None:
-                _admitted[account, meter, start] = [1, cost]
-            else:
-                total[0] += 1
-                total[1] += cost
+def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
+    """A request that the server admitted and counted, at `now` by its clock, in µs; `account` such as "account:7"."""
+    # Every request passes here: what it takes is an appended item, which threads can do without a lock.
+    _granted.append((account, costs, now))
+    if len(_granted) >= _MOST_GRANTED:
+        _add_up()
     if _thread is None:
         _start()
+
+
+def _add_up() -> None:
+    """Bring what was granted into the totals."""
+    with _lock:
+        for _ in range(len(_granted)):
+            account, costs, now = _granted.popleft()
+            start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
+            owner = account[len("account:") :] if account is not None else ""
+            for meter, cost in costs.items():
+                total = _admitted.setdefault((owner, meter, start), [0, 0])
+                total[0] += 1
+                total[1] += cost
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
@@ -115,6 +128,7 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
 def totals() -> Totals:
     """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
     process()
+    _add_up()
     with _lock:
         granted: Totals = {
             Place("admitted", account, "", meter, start): (requests, units)

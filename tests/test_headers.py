@@ -38,7 +38,7 @@ def test_the_policies_are_a_list_of_items_with_parameters() -> None:
 
 @pytest.mark.parametrize(("name", "item"), [('a"b', '"a\\"b"'), ("a\\b", '"a\\\\b"'), ("plain", '"plain"')])
 def test_a_name_is_a_quoted_string(name: str, item: str) -> None:
-    assert headers.standing(name, 5, 1.0) == f"{item};r=5;t=1"
+    assert headers.standing(headers.quoted(name), 5, 1.0) == f"{item};r=5;t=1"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_name_is_a_quoted_string(name: str, item: str) -> None:
 def test_times_are_whole_seconds_rounded_up_and_retry_after_is_never_earlier(
     seconds: float, t: int, retry: int
 ) -> None:
-    assert headers.standing("burst", 0, seconds) == f'"burst";r=0;t={t}'
+    assert headers.standing(headers.quoted("burst"), 0, seconds) == f'"burst";r=0;t={t}'
     assert headers.retry_after(seconds) == str(retry)
     assert retry >= t
 

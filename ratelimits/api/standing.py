@@ -15,7 +15,7 @@ from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
-from ratelimits.engine.decide import ask, run
+from ratelimits.engine.decide import ask
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity, identify
 from ratelimits.quota import RELOADS, Answer, Prepared, prepare
@@ -68,7 +68,7 @@ def _ask(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision
         costs = (1,) * len(meters)
         call = Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=True)
         try:
-            return prepared, run(server(), ask(server(), call))
+            return prepared, ask(server(), call)
         except Stale as stale:
             rules.reload(stale.version)
     raise RulesUnavailable("the rules changed again and again while they were asked for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ratelimits.engine.call import ANY, Meter, Receipt, Usage
+from ratelimits.engine.connection import NotSent, Unanswered, Unavailable
 from ratelimits.engine.decide import (
     AlreadySettled,
     Decision,
@@ -24,7 +25,6 @@ from ratelimits.engine.decide import (
     settle,
 )
 from ratelimits.engine.limits import Algorithm, Limit, Mode, algorithm_from_json
-from ratelimits.engine.wire import NotSent, Unanswered, Unavailable
 
 __all__ = [
     "ANY",

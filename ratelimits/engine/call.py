@@ -111,22 +111,22 @@ class Call:
     receipt_ttl: float = 86_400
 
 
-_prefix = ""
+_prefix = b""
 _numbers = itertools.count()
 
 
 def _reseed() -> None:
     global _prefix, _numbers
-    _prefix, _numbers = secrets.token_hex(6), itertools.count()
+    _prefix, _numbers = secrets.token_hex(6).encode(), itertools.count()
 
 
 _reseed()
 os.register_at_fork(after_in_child=_reseed)
 
 
-def nonce() -> str:
-    """Text that no other call of any process has."""
-    return f"{_prefix}{next(_numbers):x}"
+def nonce() -> bytes:
+    """A name that no other call of any process has, in hexadecimal."""
+    return b"%b%x" % (_prefix, next(_numbers))
 
 
 def shard(keyspace: Keyspace, key: str, account: str) -> int:

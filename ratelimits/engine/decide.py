@@ -1,14 +1,14 @@
 """Limits to decision: one script call, all or nothing.
 
-What is no I/O is written once, as generators that yield a command and are sent its reply; `run` and `arun` drive them,
-from sync and from async code. The functions by their plain names wait for the server, their a… twins are awaited.
+What is no I/O is written once: what makes a call, and `told`, which reads its reply. The functions by their plain names
+wait for the server, their a… twins are awaited.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce, place
@@ -16,8 +16,8 @@ from ratelimits.engine.limits import MICROSECONDS, Limit
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.server import Server, server
 
-_Result = TypeVar("_Result")
-Steps = Generator[tuple[Command, bytes], Any, _Result]
+#: Unpack replies, by their length: 9 whole numbers of 64 bits, and 3 for each limit.
+_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 9 + 3 * 121, 3))}
 
 
 class Stale(Exception):
@@ -135,45 +135,49 @@ class Decision:
 
 def read(reply: bytes) -> tuple[int, ...]:
     """The script's answer: whole numbers of 64 bits."""
-    return struct.unpack(f"<{len(reply) // 8}q", reply)
+    return _UNPACK[len(reply)](reply)
 
 
-def ask(here: Server, call: Call, command: Command | None = None) -> Steps[Decision]:
-    """The steps of one call, by the command prepared for it if there is one. Raises Stale, AlreadySettled."""
-    name = nonce().encode()
-    command = command or Command(here.keyspace, call)
-    reply = read((yield command, name))
-    if reply[0] == -2 and call.now is None:
-        # This machine's clock is in another period than the server's.
-        clock.put_right(reply[1])
-        reply = read((yield command, name))
+def told(call: Call, answer: bytes, name: bytes) -> Decision | None:
+    """What the answer to a call decides; None: this machine's clock was wrong and is put right, call again.
+
+    Raises Stale, AlreadySettled.
+    """
+    reply = read(answer)
     if reply[0] == 1:
         return Decision(call, reply, name)
     if reply[0] == 2:
         raise AlreadySettled("this receipt was refunded or settled before, or is older than RECEIPT_TTL")
-    raise Stale(reply[1]) if reply[0] == 0 else Stale(0, reply[1])
+    if reply[0] == 0:
+        raise Stale(reply[1])
+    if call.now is not None:
+        raise Stale(0, reply[1])
+    clock.put_right(reply[1])
+    return None
 
 
-def run(here: Server, steps: Steps[_Result]) -> _Result:
-    """Drive steps to their result, over the wire."""
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(here.wire.call(*step))
-    except StopIteration as stop:
-        result: _Result = stop.value
-        return result
+def ask(here: Server, call: Call, command: Command | None = None) -> Decision:
+    """Decide, by the command prepared for the call if there is one. Raises as `told` and `Wire.call` do."""
+    command = command or Command(here.keyspace, call)
+    name = nonce()
+    decision = told(call, here.wire.call(command, name), name)
+    if decision is None:
+        decision = told(call, here.wire.call(command, name), name)
+    if decision is None:
+        raise Stale(0, clock.now())
+    return decision
 
 
-async def arun(here: Server, steps: Steps[_Result]) -> _Result:
-    """Drive steps to their result, over the wire of the running event loop."""
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(await here.wire.acall(*step))
-    except StopIteration as stop:
-        result: _Result = stop.value
-        return result
+async def aask(here: Server, call: Call, command: Command | None = None) -> Decision:
+    """`ask`, awaited."""
+    command = command or Command(here.keyspace, call)
+    name = nonce()
+    decision = told(call, await here.wire.acall(command, name), name)
+    if decision is None:
+        decision = told(call, await here.wire.acall(command, name), name)
+    if decision is None:
+        raise Stale(0, clock.now())
+    return decision
 
 
 def call_for(
@@ -256,10 +260,10 @@ def decide(
     `timeout` is the longest wait in seconds that is accepted where the algorithm lets wait. `account` owns the keys
     that are a user's, an API key's or its own; `usage` says where the request is counted. `lease` names what
     `concurrency` hands out (default: the receipt's nonce). `now` (µs since 1970 UTC) stands in for the server's clock.
-    Raises engine.wire.Unavailable when the server cannot be asked.
+    Raises engine.Unavailable when the server cannot be asked.
     """
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return run(server(), ask(server(), call))
+    return ask(server(), call)
 
 
 async def adecide(
@@ -273,18 +277,18 @@ async def adecide(
 ) -> Decision:
     """`decide`, awaited."""
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return await arun(server(), ask(server(), call))
+    return await aask(server(), call)
 
 
 def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """What `decide` would answer, changing nothing."""
-    return run(server(), ask(server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)))
+    return ask(server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
 
 
 async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """`peek`, awaited."""
     call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
-    return await arun(server(), ask(server(), call))
+    return await aask(server(), call)
 
 
 def reserve(
@@ -319,39 +323,39 @@ def _nothing(receipt: Receipt) -> tuple[int, ...]:
 
 def refund(receipt: Receipt) -> Decision:
     """Give back all that a receipt took, once; raises AlreadySettled the second time."""
-    return run(server(), ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)))
+    return ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
     """`refund`, awaited."""
-    return await arun(server(), ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)))
+    return await aask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """Charge what was truly used, once, even over the limit: `costs` in the order they were charged in."""
-    return run(server(), ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL)))
+    return ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """`settle`, awaited."""
-    return await arun(server(), ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL)))
+    return await aask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 def release(receipt: Receipt) -> Decision:
     """End the leases of a receipt; one that has ended or was released before is left alone."""
-    return run(server(), ask(server(), release_call(receipt)))
+    return ask(server(), release_call(receipt))
 
 
 async def arelease(receipt: Receipt) -> Decision:
     """`release`, awaited."""
-    return await arun(server(), ask(server(), release_call(receipt)))
+    return await aask(server(), release_call(receipt))
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """Forget the states of these limits: as never seen. What was counted as usage stays counted."""
-    return run(server(), ask(server(), call_for(limits, account=account, op=Op.RESET)))
+    return ask(server(), call_for(limits, account=account, op=Op.RESET))
 
 
 async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """`reset`, awaited."""
-    return await arun(server(), ask(server(), call_for(limits, account=account, op=Op.RESET)))
+    return await aask(server(), call_for(limits, account=account, op=Op.RESET))

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.engine import scripts, wire
 from ratelimits.engine.call import Usage, home, nonce
+from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.decide import Decision
 from ratelimits.engine.keys import quoted
 from ratelimits.engine.limits import Concurrency
@@ -158,8 +159,8 @@ def send(here: Server, counted: list[Counted]) -> None:
         command.add(one)
     for command in commands.values():
         try:
-            here.wire.call(command, nonce().encode())
-        except (wire.Unavailable, ResponseError) as error:
+            here.wire.call(command, nonce())
+        except (Unavailable, ResponseError) as error:
             logger.error("Refusals that this process answered could not be counted as denied: %s", error)
 
 

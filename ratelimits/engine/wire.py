@@ -20,52 +20,15 @@ import redis
 import redis.asyncio
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from redis.asyncio.connection import BlockingConnectionPool as AsyncConnectionPool
-from redis.asyncio.connection import Connection as AsyncConnection
-from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
-from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.connection import (
-    BlockingConnectionPool,
-    Connection,
-    ConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool
 
+from ratelimits.engine.connection import NotSent, Own, Unanswered, ask
 from ratelimits.engine.scripts import Script
+from ratelimits.engine.strict import strict, twin
 
 #: After this many idle seconds a connection is looked at before it is used: the server may have closed it.
 IDLE = 1.0
-#: Connections of one event loop; a call that finds them all taken waits for one, TIMEOUT at most.
-ASYNC_CONNECTIONS = 50
-
-_ASYNC_CLASSES: dict[type[Any], type[Any]] = {
-    Connection: AsyncConnection,
-    SSLConnection: AsyncSSLConnection,
-    UnixDomainSocketConnection: AsyncUnixDomainSocketConnection,
-}
-
-
-# redis-py's pools refuse the 101st connection by default; how many threads there are is not theirs to say.
-_MANY = 2**31
-_OF_THE_POOL = ("maint_notifications", "orig_", "event_dispatcher")
-
-
-class Unavailable(Exception):
-    """The server could not be asked."""
-
-
-class NotSent(Unavailable):
-    """No connection: the call did not take place."""
-
-
-class Unanswered(Unavailable):
-    """The call was sent and its reply was lost: whether it took place is unknown."""
 
 
 def bulks(*parts: bytes) -> bytes:
@@ -98,12 +61,21 @@ _INFO = resp(b"INFO", b"everything")
 
 
 class _Pinned(threading.local):
-    """One thread's connection, the process that opened it, the server's run, and when it was last used."""
+    """What each thread has, and the process that it opened it in."""
 
-    connection: Any = None
-    pid: int = 0
-    run: str = ""
-    used: float = 0.0
+    own: Own | None = None
+    process: object = None
+
+
+_process = object()
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Wire:
@@ -119,7 +91,7 @@ class Wire:
         source = backend.client.get_client(write=True)
         if not isinstance(source, redis.Redis):
             raise ImproperlyConfigured(f"the client {type(source).__name__} of cache {alias!r} is not supported")
-        self._pool = _strict(source.connection_pool, timeout)
+        self._pool = strict(source.connection_pool, timeout)
         self._pinned = _Pinned() if type(source.connection_pool) in (ConnectionPool, BlockingConnectionPool) else None
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._loops: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
@@ -133,16 +105,22 @@ class Wire:
         A script that the server does not know is loaded, and the command sent again: it did not take place before.
         Raises NotSent, Unanswered, or redis.exceptions.ResponseError for what the server refuses.
         """
+        if self._pinned is not None:
+            own = self._mine(self._pinned)
+            try:
+                return own.ask(command.to(own.run, name))
+            except NoScriptError:
+                own.ask(resp(b"SCRIPT", b"LOAD", command.script.text))
+                return own.ask(command.to(own.run, name))
         connection, run = self._take()
         try:
             try:
-                return _ask(connection, command.to(run, name))
+                return ask(connection, command.to(run, name))
             except NoScriptError:
-                _ask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
-                return _ask(connection, command.to(run, name))
+                ask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
+                return ask(connection, command.to(run, name))
         finally:
-            if self._pinned is None:
-                self._pool.release(connection)
+            self._pool.release(connection)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
         """Send many commands at once and return their replies, in order. For a replay, where nothing else decides.
@@ -174,34 +152,37 @@ class Wire:
                 self._pool.release(connection)
 
     def _take(self) -> tuple[Any, str]:
-        pinned = self._pinned
-        if pinned is None:
+        if self._pinned is not None:
+            own = self._mine(self._pinned)
+            return own.connection, own.run
+        try:
+            connection = self._pool.get_connection()
+        except (RedisError, OSError) as error:
+            raise NotSent(str(error)) from error
+        run = self._runs.get(connection)
+        if run is None:
             try:
-                connection = self._pool.get_connection()
-            except (RedisError, OSError) as error:
-                raise NotSent(str(error)) from error
-            run = self._runs.get(connection)
-            if run is None:
-                try:
-                    run = self._greet(connection)
-                except NotSent:
-                    self._pool.release(connection)
-                    raise
-                self._learn(connection, run)
-            return connection, run
-        connection = pinned.connection
-        now = time.monotonic()
-        if connection is None or pinned.pid != os.getpid():
+                run = self._greet(connection)
+            except NotSent:
+                self._pool.release(connection)
+                raise
+            self._learn(connection, run)
+        return connection, run
+
+    def _mine(self, pinned: _Pinned) -> Own:
+        """This thread's connection, ready to be used."""
+        own, now = pinned.own, time.monotonic()
+        if own is None or pinned.process is not _process:
             # A child of a fork must not speak on its parent's socket; dropping the object leaves the parent's open.
             # Not one that the pool counts: threads come and go, and the pool would never hear that this one went.
-            connection = pinned.connection = self._pool.connection_class(**self._pool.connection_kwargs)
-            pinned.pid = os.getpid()
-        elif now - pinned.used > IDLE and connection.is_connected and _closed(connection):
-            connection.disconnect()
-        pinned.used = now
-        if not connection.is_connected:
-            pinned.run = self._greet(connection)
-        return connection, pinned.run
+            own = pinned.own = Own(self._pool.connection_class, self._pool.connection_kwargs)
+            pinned.process = _process
+        elif now - own.used > IDLE and own.connection.is_connected and _closed(own.connection):
+            own.connection.disconnect()
+        own.used = now
+        if not own.connection.is_connected:
+            own.run = self._greet(own.connection)
+        return own
 
     def _greet(self, connection: Any) -> str:
         try:
@@ -224,7 +205,7 @@ class Wire:
         for other in list(self._loops):
             if other.is_closed():
                 self._loops.pop(other, None)
-        pool = _twin(self._pool, self._timeout)
+        pool = twin(self._pool, self._timeout)
         end = self._end(loop, pool)
         self._loops[loop] = pool, end
         await anext(end)
@@ -268,17 +249,6 @@ def _closed(connection: Any) -> bool:
         return True
 
 
-def _ask(connection: Any, packed: bytes) -> Any:
-    try:
-        connection.send_packed_command([packed], check_health=False)
-        return connection.read_response()
-    except ResponseError:
-        raise
-    except (RedisError, OSError) as error:
-        connection.disconnect()
-        raise Unanswered(str(error)) from error
-
-
 async def _aask(connection: Any, packed: bytes) -> Any:
     try:
         await connection.send_packed_command([packed], check_health=False)
@@ -298,43 +268,3 @@ async def _agreet(connection: Any) -> str:
     except (RedisError, OSError) as error:
         await connection.disconnect()
         raise NotSent(str(error)) from error
-
-
-def _limits(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """The configured connection's arguments, with short timeouts, raw replies and nothing that retries."""
-    # What a pool adds for the server's maintenance notices (RESP 3 only) belongs to that pool.
-    strict = {
-        **{name: value for name, value in kwargs.items() if not name.startswith(_OF_THE_POOL)},
-        "decode_responses": False,
-        "protocol": 2,
-        "health_check_interval": 0,
-        "retry_on_timeout": False,
-        "retry_on_error": [],
-    }
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        strict[name] = min(kwargs.get(name) or timeout, timeout)
-    return strict
-
-
-def _strict(pool: Any, timeout: float) -> Any:
-    kwargs = _limits(pool.connection_kwargs, timeout)
-    kwargs["retry"] = Retry(NoBackoff(), 0)
-    if isinstance(pool, SentinelConnectionPool):
-        kwargs.pop("connection_pool", None)
-        sentinel: Any = SentinelConnectionPool
-        return sentinel(
-            pool.service_name, pool.sentinel_manager, is_master=pool.is_master, max_connections=_MANY, **kwargs
-        )
-    return ConnectionPool(connection_class=pool.connection_class, max_connections=_MANY, **kwargs)
-
-
-def _twin(pool: Any, timeout: float) -> Any:
-    kwargs = dict(pool.connection_kwargs)
-    kwargs.pop("parser_class", None)
-    kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
-    known = _ASYNC_CLASSES.get(pool.connection_class)
-    if known is None:
-        raise ImproperlyConfigured(
-            f"{pool.connection_class.__name__} has no async twin: use the sync functions in a thread"
-        )
-    return AsyncConnectionPool(connection_class=known, max_connections=ASYNC_CONNECTIONS, timeout=timeout, **kwargs)

@@ -108,6 +108,7 @@ class Snapshot:
         "made_at",
         "rows",
         "version",
+        "waits",
     )
 
     def __init__(self, rows: Rows, now: int, load: Callable[[frozenset[int]], Snapshot]) -> None:
@@ -125,6 +126,8 @@ class Snapshot:
             self._plans.setdefault(row.plan, {})[row.name] = row
         self._scopes = {row.scope for row in rows.rules.values()}
         self._methods = {method for row in rows.rules.values() for method in row.methods}
+        #: Whether a rule may let a request wait.
+        self.waits = any(row.max_wait > 0 for row in rows.rules.values())
 
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """The rules that apply to such a request by this identity.

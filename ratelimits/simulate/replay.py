@@ -19,12 +19,13 @@ from redis.exceptions import RedisError
 
 from ratelimits.embedded import Server as EmbeddedServer
 from ratelimits.engine.call import Op
+from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.limits import MICROSECONDS
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Answer, Asking, Question, forget, replay
 from ratelimits.engine.server import Server
-from ratelimits.engine.wire import Unavailable, Wire
+from ratelimits.engine.wire import Wire
 from ratelimits.simulate.lines import Line, Rules
 
 #: Questions that travel in one round trip.

@@ -13,7 +13,6 @@ from redis.exceptions import ResponseError
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
 from ratelimits.engine.call import Call
 from ratelimits.engine.decide import ask as steps
-from ratelimits.engine.decide import run
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.limits import ALGORITHMS, Mode
 from ratelimits.engine.program import Term, program
@@ -35,7 +34,7 @@ def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more
     )
     counters = usage(*(Meter(name, 7, 3) for name in costs), account=account)
     call = Call(program(terms), ("user:1",), tuple(costs.values()), account, counters, now=NOW, **more)
-    return run(server(), steps(server(), call))
+    return steps(server(), call)
 
 
 class TestCounters:
@@ -112,7 +111,7 @@ class TestCounters:
 
     def test_a_request_under_no_limit_is_counted(self, redis_client: redis.Redis) -> None:
         call = Call(program(()), (), (1,), "acme", usage(), now=NOW)
-        answer = run(server(), steps(server(), call))
+        answer = steps(server(), call)
         assert (answer.allowed, answer.limit, answer.binding, answer.standings) == (True, None, None, ())
         assert counted(redis_client) == {f"a|{WHERE}|requests|0|0|acme|user:1|1": 1}
 

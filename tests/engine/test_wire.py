@@ -22,9 +22,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.embedded import Server as RunningServer
 from ratelimits.embedded import free_port
+from ratelimits.engine import strict
 from ratelimits.engine import wire as wire_module
+from ratelimits.engine.connection import NotSent, Unanswered
 from ratelimits.engine.scripts import Script, read
-from ratelimits.engine.wire import NotSent, Unanswered, Wire, resp
+from ratelimits.engine.wire import Wire, resp
 from tests.engine.proxy import Proxy
 from tests.servers import TestServers, server_binary
 
@@ -409,7 +411,7 @@ class TestAsync:
         before = clients(redis_client)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
-        assert clients(redis_client) <= before + wire_module.ASYNC_CONNECTIONS
+        assert clients(redis_client) <= before + strict.ASYNC_CONNECTIONS
 
     async def test_the_loop_goes_on_while_the_server_thinks(self, wire: Wire, redis_client: redis.Redis) -> None:
         await wire.acall(WHO, b"")

@@ -95,13 +95,13 @@ def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pyte
     start = int(time.time()) // 900 * 900
     now = start - 3 * 900
     monkeypatch.setattr(time, "time", lambda: now)
-    witness.admitted("acme", {"requests": 1})
+    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
     now = start
-    witness.admitted("acme", {"requests": 1})
+    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
     witness.write()
     assert [place.bin for place in witness.totals()] == [start]
     now = start - 3 * 900
-    witness.admitted("acme", {"requests": 1})
+    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
     witness.write()
     # The bin that was forgotten is not begun again: its total would replace the one that was written.
     assert sum(ProcessTotal.objects.values_list("requests", flat=True)) == 3

@@ -1,0 +1,95 @@
+"""One connection of redis-py's, and what is asked on it: one command, one reply, nothing that is sent twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+from redis.connection import DefaultParser
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+
+
+class Unavailable(Exception):
+    """The server could not be asked."""
+
+
+class NotSent(Unavailable):
+    """No connection: the call did not take place."""
+
+
+class Unanswered(Unavailable):
+    """The call was sent and its reply was lost: whether it took place is unknown."""
+
+
+_MORE = object()
+_READ = 4096
+
+
+class Straight(DefaultParser):  # type: ignore[misc, valid-type]
+    """redis-py's parser; with it one reply to one command can be read without the layers around it."""
+
+    def on_connect(self, connection: Any, **kwargs: Any) -> None:
+        super().on_connect(connection, **kwargs)
+        # Where every parser reads from.
+        self.socket = connection._sock
+        self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=_MORE)
+
+
+class Own:
+    """A connection that a call has to itself, the server's run, and when it was last used (seconds)."""
+
+    __slots__ = ("connection", "run", "straight", "used")
+
+    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self.straight: Straight | None = None
+        # Not where somebody has configured another parser.
+        parser = kwargs.get("parser_class", DefaultParser)
+        self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
+        self.run = ""
+        self.used = 0.0
+
+    def _parser(self, socket_read_size: int) -> Straight:
+        self.straight = Straight(socket_read_size)
+        return self.straight
+
+    def ask(self, packed: bytes) -> Any:
+        """The reply to a command. Raises Unanswered, or what the server refuses with."""
+        straight = self.straight
+        if straight is None:
+            return ask(self.connection, packed)
+        try:
+            socket, reader = straight.socket, straight.reader
+            socket.sendall(packed)
+            reply: Any = _MORE
+            while reply is _MORE:
+                data = socket.recv(_READ)
+                if not data:
+                    raise RedisConnectionError("the server closed the connection")
+                reader.feed(data)
+                reply = reader.gets()
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+        except ResponseError:
+            raise
+        except (RedisError, OSError) as error:
+            self.connection.disconnect()
+            raise Unanswered(str(error)) from error
+        except BaseException:
+            # Whatever interrupts a call, its reply must not be read by the next one.
+            self.connection.disconnect()
+            raise
+
+
+def ask(connection: Any, packed: bytes) -> Any:
+    """The reply to a command on any connection of redis-py's. Raises Unanswered, or what the server refuses with."""
+    try:
+        connection.send_packed_command([packed], check_health=False)
+        return connection.read_response()
+    except ResponseError:
+        raise
+    except (RedisError, OSError) as error:
+        connection.disconnect()
+        raise Unanswered(str(error)) from error
