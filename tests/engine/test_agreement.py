@@ -18,7 +18,6 @@ from tests.traces import cases, guava, properties, published
 from tests.traces.agreement import first_difference, shortest, trace
 from tests.traces.machine import machine
 from tests.traces.strategies import ALGORITHMS, rules, steady_lines
-from tests.traces.traps import TRAPS, Trap
 
 brief = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -38,11 +37,6 @@ def open_replay(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
 @pytest.mark.parametrize("case", [*guava.EVENTS, *guava.TABLES, *published.TABLES], ids=lambda case: case.name)
 def test_what_other_projects_publish(case: cases.Events | cases.Table, open_replay: Any) -> None:
     case.play(open_replay)
-
-
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
-def test_trap(trap: Trap, open_replay: Any) -> None:
-    trap.play(open_replay)
 
 
 def test_guava_never_bursts_for_more_than_a_second(open_replay: Any) -> None:

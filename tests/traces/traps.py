@@ -72,11 +72,6 @@ def rule_of(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {"algorithm": name.split()[0], **fields}
 
 
-def spent(at: Any, capacity: int) -> Steps:
-    """`capacity` requests pass at a moment, and not one more."""
-    return tries(*((at, 1, n < capacity) for n in range(capacity + 1)))
-
-
 TRAPS: list[Trap] = [
     Trap(
         "a moment of sixteen digits keeps its last",
@@ -236,6 +231,18 @@ TRAPS: list[Trap] = [
     ),
 ]
 
+TRAPS.append(
+    Trap(
+        "a refusal remembers that the clock was put right",
+        AHEAD,
+        bucket(2, "1", "1000"),
+        (
+            step(10**6, ALLOWED, cost=2),
+            step(10**5, {"allowed": False, "retry_after": 1000, "reset_after": 2000}),
+            step(10**5 + 2000, {"allowed": True, "remaining": 0}, cost=2),
+        ),
+    )
+)
 for _name, _fields in every_algorithm(3, "1000").items():
     _rule = rule_of(_name, _fields)
     _late = Decimal("63072000")  # 1972-01-01: a window of every length begins
@@ -244,7 +251,11 @@ for _name, _fields in every_algorithm(3, "1000").items():
             f"{_name}: a clock that steps back mints nothing",
             BACK,
             _rule,
-            (*spent(_late + 10, 3), *tries(*((_late - 10 + 20 * (n % 2), 1, False) for n in range(6)))),
+            # Counted twice, the 50 seconds that it steps back would let one more pass at 990.
+            tries(
+                *((_late + at, 1, True) for at in (30, -20, 30)),
+                *((_late + at, 1, False) for at in (30, -20, 30, 990)),
+            ),
         ),
         Trap(
             f"{_name}: a clock that jumped ahead and was put right locks nobody out",

@@ -1,0 +1,26 @@
+"""Traces on the real scripts and the server's own clock of expiry: nothing is virtual but `now`."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from ratelimits.engine import ANY, Limit, algorithm_from_json, decide
+from tests.engine.asking import NOW
+
+TOLD = ("allowed", "wait", "remaining", "retry_after", "reset_after")
+
+
+class ExpiringReplay:
+    """Answers tries and acquires under one rule, from a moment on at which a second begins; a state may expire."""
+
+    def __init__(self, rule: Any) -> None:
+        self.algorithm = algorithm_from_json(rule)
+
+    def step(self, line: dict[str, Any]) -> dict[str, Any]:
+        now = NOW + int(Decimal(line["at"]) * 1_000_000)
+        one = Limit("user:1", self.algorithm, cost=line.get("cost", 1))
+        decision = decide([one], now=now, timeout=ANY if line.get("op") == "acquire" else 0)
+        return {
+            name: getattr(decision, name) for name in ("allowed", "wait", "remaining", "retry_after", "reset_after")
+        }
