@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import (
@@ -14,40 +12,20 @@ from django.http import (
     HttpResponse,
     HttpResponseBase,
     HttpResponseRedirect,
-    StreamingHttpResponse,
 )
 from django.urls import URLPattern, path, reverse
-from django.utils.http import content_disposition_header
 from django.utils.timezone import now
 
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
-from ratelimits.reports.rows import Row, report_id
+from ratelimits.reports.exports.download import Download
+from ratelimits.reports.rows import report_id
 from ratelimits.reports.statements import rows, statement, statements
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]
 else:
     _Base = object
-
-
-class Download(StreamingHttpResponse):
-    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first."""
-
-    def __init__(self, form: Format, found: Iterable[Row], stem: str) -> None:
-        name = content_disposition_header(True, f"{stem}{form.suffix}")
-        super().__init__(
-            form.stream(found), content_type=form.content_type, headers={"Content-Disposition": name or "attachment"}
-        )
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks: Iterator[bytes] = iter(self)
-
-        def following() -> bytes | None:
-            return next(chunks, None)
-
-        while (chunk := await sync_to_async(following)()) is not None:
-            yield chunk
 
 
 class ReportDownloads(_Base):

@@ -9,7 +9,8 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.views import APIView
 
-from ratelimits.api.serializers import UsagePage, UsageQuery
+from ratelimits.api.serializers import ReportQuery, UsagePage, UsageQuery
+from ratelimits.reports.exports import FORMATS
 
 
 class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
@@ -29,6 +30,32 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     200: UsagePage,
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
                     403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's usage, or no account."),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),
+                },
+            )
+            def get(self, *args: object, **kwargs: object) -> object:
+                return super().get(*args, **kwargs)
+
+        Described.__doc__ = target.__doc__
+        return Described
+
+
+class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
+    """The query, the files and the refusals of `/usage/report/`."""
+
+    target_class = "ratelimits.api.views.ReportView"
+
+    def view_replacement(self) -> type[APIView]:
+        target = cast("type[APIView]", self.target_class)
+
+        class Described(target):  # type: ignore[valid-type, misc]
+            @extend_schema(
+                operation_id="usage_report",
+                parameters=[ReportQuery],
+                responses={
+                    **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in FORMATS.values()},
+                    400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
+                    403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's report, or no account."),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),
                 },
             )

@@ -12,6 +12,8 @@ from rest_framework import serializers
 
 from ratelimits.api.windows import SPANS, Place
 from ratelimits.engine import calendar
+from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.periods import month_window
 
 LONGEST_TEXT = 255
 #: Parameters of DRF's own.
@@ -25,7 +27,42 @@ class LocalDateTimeField(serializers.DateTimeField):
         return value
 
 
-class UsageQuery(serializers.Serializer[dict[str, Any]]):
+class Query(serializers.Serializer[dict[str, Any]]):
+    """The parameters of a question."""
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a parameter that is not known: a misspelt filter would show more than was asked for."""
+        known = self.fields.keys() | _FOREIGN
+        unknown = sorted(set(self.initial_data) - known)
+        if unknown:
+            hint = _("There is no such parameter; known are %(names)s.") % {"names": ", ".join(sorted(self.fields))}
+            raise serializers.ValidationError(dict.fromkeys(unknown, hint))
+        return attrs
+
+
+class ReportQuery(Query):
+    period = serializers.CharField(max_length=7, help_text="A month such as 2026-10.")
+    file = serializers.ChoiceField(choices=sorted(FORMATS), default="csv", help_text="What kind of file.")
+    account = serializers.CharField(
+        required=False, max_length=LONGEST_TEXT, help_text="Staff may name any; others their own."
+    )
+
+    def validate_period(self, month: str) -> str:
+        """Refuse what is no month."""
+        try:
+            month_window(month)
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from error
+        return month
+
+    def validate_file(self, name: str) -> Format:
+        """The format; refuse what cannot be written here."""
+        if FORMATS[name].missing:
+            raise serializers.ValidationError(FORMATS[name].missing)
+        return FORMATS[name]
+
+
+class UsageQuery(Query):
     window = serializers.ChoiceField(choices=list(SPANS), default="day", help_text="What usage is added up by.")
     account = serializers.CharField(
         required=False, max_length=LONGEST_TEXT, help_text="Staff may name any; others their own."
@@ -72,15 +109,6 @@ class UsageQuery(serializers.Serializer[dict[str, Any]]):
         if not whole or not all(isinstance(one, str) and len(one) <= LONGEST_TEXT and "\0" not in one for one in texts):
             raise serializers.ValidationError(_("This is no cursor: take the one in `next`."))
         return place
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Refuse a parameter that is not known: a misspelt filter would show more than was asked for."""
-        known = self.fields.keys() | _FOREIGN
-        unknown = sorted(set(self.initial_data) - known)
-        if unknown:
-            hint = _("There is no such parameter; known are %(names)s.") % {"names": ", ".join(sorted(self.fields))}
-            raise serializers.ValidationError(dict.fromkeys(unknown, hint))
-        return attrs
 
 
 def cursor(place: Place) -> str:

@@ -1,4 +1,4 @@
-"""`path("", include("ratelimits.api.urls"))` adds /usage/ to a project."""
+"""`path("", include("ratelimits.api.urls"))` adds /usage/ and /usage/report/ to a project."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from importlib.util import find_spec
 
 from django.urls import path
 
-from ratelimits.api.views import UsageView
+from ratelimits.api.views import ReportView, UsageView
 
 if find_spec("drf_spectacular") is not None:
     from ratelimits.api import schema  # noqa: F401  (its extension is found once it is imported)
 
 app_name = "ratelimits"
-urlpatterns = [path("usage/", UsageView.as_view(), name="usage")]
+urlpatterns = [
+    path("usage/", UsageView.as_view(), name="usage"),
+    path("usage/report/", ReportView.as_view(), name="report"),
+]

@@ -1,4 +1,4 @@
-"""`/usage/`: what an account has used and has left; a customer's own, and for staff everyone's."""
+"""`/usage/`: what an account has used and has left, and its reports; a customer's own, and for staff everyone's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Min, Sum
+from django.http import HttpResponseBase
 from django.utils.translation import gettext as _
 from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.permissions import IsAuthenticated
@@ -16,7 +17,7 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
 from ratelimits.api import windows
-from ratelimits.api.serializers import UsageQuery, cursor, longest, too_long
+from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, longest, too_long
 from ratelimits.api.standing import UNAVAILABLE, UnbilledThrottle, standings
 from ratelimits.api.windows import DAY, Question
 from ratelimits.conf import conf
@@ -25,7 +26,9 @@ from ratelimits.engine.keys import bounded, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
+from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND, period_at
+from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.terms import Terms, TermsBook
 
 
@@ -41,7 +44,7 @@ class UsageView(APIView):
     throttle_scope = "usage"
 
     def get(self, request: Request) -> Response:
-        asked, now = _asked(request), time.time_ns() // 1000
+        asked, now = _asked(request, UsageQuery), time.time_ns() // 1000
         who = _whose(request, asked)
         terms = TermsBook(conf.DATABASE).of([who.owner])[who.owner] if who.owner else Terms()
         question = _question(asked, bounded(who.owner) if who.owner else None, terms, now)
@@ -62,13 +65,32 @@ class UsageView(APIView):
         )
 
 
-def _asked(request: Request) -> dict[str, Any]:
+class ReportView(APIView):
+    """The report of a month as a file.
+
+    It has the billing periods that start in the month: finalised ones in their newest version, open ones provisionally.
+    A customer gets its own account's, staff that of all accounts, or of the one that `account` names.
+    """
+
+    permission_classes = [IsAuthenticated]
+    throttle_classes = [UnbilledThrottle]
+    throttle_scope = "usage"
+
+    def get(self, request: Request) -> HttpResponseBase:
+        asked = _asked(request, ReportQuery)
+        who, month = _whose(request, asked), asked["period"]
+        account = bounded(who.owner) if who.owner else None
+        found = rows(statements(month, account=account))
+        return Download(asked["file"], found, f"usage-{month}")
+
+
+def _asked(request: Request, form: type[Query]) -> dict[str, Any]:
     given = request.query_params
     repeated = [name for name in given if len(given.getlist(name)) > 1]
     if repeated:
         raise ValidationError(dict.fromkeys(repeated, _("This is there more than once.")))
     # A plain dict: of a form, DRF would take an empty field for one that is not there.
-    query = UsageQuery(data=given.dict())
+    query = form(data=given.dict())
     query.is_valid(raise_exception=True)
     asked: dict[str, Any] = query.validated_data
     return asked

@@ -1,0 +1,31 @@
+"""A report as an HTTP response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from asgiref.sync import sync_to_async
+from django.http import StreamingHttpResponse
+from django.utils.http import content_disposition_header
+
+from ratelimits.reports.exports import Format
+from ratelimits.reports.rows import Row
+
+
+class Download(StreamingHttpResponse):
+    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first."""
+
+    def __init__(self, form: Format, found: Iterable[Row], stem: str) -> None:
+        name = content_disposition_header(True, f"{stem}{form.suffix}")
+        super().__init__(
+            form.stream(found), content_type=form.content_type, headers={"Content-Disposition": name or "attachment"}
+        )
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks: Iterator[bytes] = iter(self)
+
+        def following() -> bytes | None:
+            return next(chunks, None)
+
+        while (chunk := await sync_to_async(following)()) is not None:
+            yield chunk
