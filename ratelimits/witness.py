@@ -188,5 +188,6 @@ def _try() -> None:
 
 @atexit.register
 def _last() -> None:
-    if _thread is not None and _pid == os.getpid():
+    # A forked child has none of its parent's threads: whose thread it is, its totals they are.
+    if _thread is not None:
         _try()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -10,9 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from ratelimits import witness
+from ratelimits.models import ProcessTotal
 from ratelimits.witness import Place
+from tests.servers import TestServers
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +120,21 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
     finally:
         done.set()
         thread.join()
+
+
+COUNTS_AND_ENDS = """
+import django
+from django.conf import settings
+settings.RATELIMITS["WITNESS_INTERVAL"] = 3600
+django.setup()
+from ratelimits import witness
+witness.unmetered("acme", "api_key:1", {"requests": 1})
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_ends_before_its_first_writing_writes_then(servers: TestServers) -> None:
+    database = servers.url_of_database(str(connection.settings_dict["NAME"]))
+    environment = {**os.environ, "DATABASE_URL": database}
+    subprocess.run([sys.executable, "-c", COUNTS_AND_ENDS], env=environment, check=True)
+    assert list(ProcessTotal.objects.values_list("kind", "key", "requests")) == [("unmetered", "api_key:1", 1)]

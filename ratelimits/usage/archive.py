@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -79,6 +79,10 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     lines = 0
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
+        now = Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).order_by("position")
+        if list(now.values_list("pk", flat=True)) != [batch.pk for batch in batches]:
+            path.unlink()
+            raise ArchiveError(f"batches of shard {shard:02d} were joined while they were written: prune again")
         for incarnation, group in groupby(batches, key=lambda batch: batch.incarnation):
             part = list(group)
             ArchivedRange.objects.using(using).create(
@@ -165,23 +169,26 @@ def files(directory: Path) -> list[Path]:
 
 def restore(using: str, path: Path) -> int:
     """Bring the batches of a file back into the ledger; how many there were."""
-    batches = list(read(path))
+    shards = {batch.shard for batch, _lines in read(path)}  # to its end: it is whole
     with transaction.atomic(using=using, durable=True):
         archived = ArchivedRange.objects.using(using).filter(archive=path.name)
         if not archived.exists():
             raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
-        for shard in {batch.shard for batch, _lines in batches}:
+        for shard in sorted(shards):
             ShardState.lock(using, shard)
-        _insert(using, batches)
+        count = _insert(using, read(path))
         archived.delete()
-    return len(batches)
+    return count
 
 
-def _insert(using: str, batches: list[tuple[Batch, list[bytes]]]) -> None:
+def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
+    count = 0
     for batch, lines in batches:
         batch.pk = None
         batch.save(using=using, force_insert=True)
         write_lines(using, batch, lines)
+        count += 1
+    return count
 
 
 @contextmanager
@@ -201,7 +208,7 @@ def opened(paths: list[Path]) -> Iterator[str]:
                     editor.create_model(model)
             for path in paths:
                 with transaction.atomic(using=alias):
-                    _insert(alias, list(read(path)))
+                    _insert(alias, read(path))
             yield alias
         finally:
             connections[alias].close()

@@ -23,15 +23,35 @@ def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool 
         yield from _verify_shard(using, shard, archive)
 
 
+class _Replaced(Exception):
+    """A batch was joined with others, or archived, while it was looked at."""
+
+
 def _verify_shard(using: str, shard: int, archive: bool) -> Iterator[str]:
+    told: set[str] = set()
+    while True:
+        try:
+            for finding in _verify_batches(using, shard, archive):
+                if finding not in told:
+                    told.add(finding)
+                    yield finding
+        except _Replaced:
+            continue
+        return
+
+
+def _verify_batches(using: str, shard: int, archive: bool) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
     for batch in batches.iterator(chunk_size=100):
-        yield from _verify_lines(batch)
+        found = list(_verify_lines(batch))
         if before is not None:
-            yield from _verify_link(before, batch)
+            found += _verify_link(before, batch)
         elif not archive:
-            yield from _verify_start(using, batch)
+            found += _verify_start(using, batch)
+        if found and not Batch.objects.using(using).filter(pk=batch.pk).exists():
+            raise _Replaced
+        yield from found
         before = batch
 
 

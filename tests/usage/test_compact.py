@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from django.db.models import F
 from django.test import override_settings
 
 from ratelimits.models import Batch, ChainMark, Line, QuarantinedBatch, ShardState
-from ratelimits.usage import archive
+from ratelimits.usage import archive, verify
 from ratelimits.usage import compact as compacting
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.compact import Compacted, compact
@@ -133,3 +134,37 @@ def test_compacted_batches_go_through_an_archive(tmp_path: Path) -> None:
     archive._write(tmp_path / "file", [batch])
     ((read, lines),) = archive.read(tmp_path / "file")
     assert (bytes(read.parts), read.content, len(lines)) == (bytes(batch.parts), batch.content, batch.line_count)
+
+
+def test_compaction_while_the_ledger_is_verified_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    three_batches()
+    pass_time()
+    verify_lines, compacted = verify._verify_lines, []
+
+    def compact_first(batch: Batch) -> Iterator[str]:
+        compacted.extend(compact())
+        return verify_lines(batch)
+
+    monkeypatch.setattr(verify, "_verify_lines", compact_first)
+    assert list(verify_ledger("default")) == []
+    assert [done.batches for done in compacted] == [3]
+
+
+def test_batches_that_were_joined_while_they_were_archived_stay_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_batches()
+    pass_time()
+    batches = list(Batch.objects.order_by("position"))
+    read = archive.read
+
+    def compact_first(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
+        list(compact())
+        return read(path)
+
+    monkeypatch.setattr(archive, "read", compact_first)
+    with pytest.raises(archive.ArchiveError, match="prune again"):
+        archive._prune_shard("default", batches[0].shard, batches, tmp_path)
+    assert units() == {"api_key:1": 322, "api_key:20": 1, "api_key:300": 1}
+    assert list(verify_ledger("default")) == []
+    assert archive.files(tmp_path) == []
