@@ -1,14 +1,16 @@
 """What docs/algorithms.md shows: the same bursty half minute under a rule of each algorithm.
 
-    python -m tests.simulator.pictures
+    python -m tests.simulator.pictures [FILE.svg]
 
-prints the pictures, on an embedded server.
+prints the pictures, on an embedded server, or draws them into a file.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from ratelimits.engine.wire import Wire
@@ -34,6 +36,13 @@ RULES: dict[str, dict[str, Any]] = {
     "smooth_warming_up": {"rate": 5, "period": 1, "warm_up": 4, "cold_factor": 3},
     "concurrency": {"capacity": 10, "lease_ttl": 2},
 }
+LEFT, RIGHT, ROW, BAR, MOST = 200, 800, 48, 10, 20
+STYLE = (
+    "text{font:13px ui-monospace,monospace;fill:#1f2328}.tick{font-size:11px;text-anchor:middle;fill:#656d76}"
+    ".asked{fill:#d0d7de}.admitted{fill:#0969da}.axis{stroke:#d0d7de}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.tick{fill:#8d96a0}.asked{fill:#30363d}"
+    ".admitted{fill:#4493f8}.axis{stroke:#30363d}}"
+)
 PATIENT = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
 
 
@@ -44,10 +53,8 @@ def asked() -> Iterator[Decimal]:
             yield Decimal(start) + number * Decimal(every)
 
 
-def pictures(wire: Wire) -> Iterator[str]:
-    """A line for what was asked, and one for what each algorithm lets proceed in each half second."""
-    width = max(map(len, RULES))
-    yield f"{'asked':{width}} {spark(slots(asked()), 20)} {len(list(asked()))}"
+def admitted(wire: Wire) -> Iterator[tuple[str, list[int], int]]:
+    """For each rule how much proceeds in each half second, and how much of all that was asked."""
     with opening(wire) as open_replay:
         for name, fields in RULES.items():
             algorithm = name.split(",")[0]
@@ -55,8 +62,40 @@ def pictures(wire: Wire) -> Iterator[str]:
             replay = open_replay({"algorithm": algorithm, **fields})
             lines = [{"at": at, "timeout": timeout} for at in asked()]
             answers = [answer for answer in replay.run(lines) if answer["allowed"]]
-            counts = slots(answer["at"] + Decimal(repr(answer["wait"])) for answer in answers)
-            yield f"{name:{width}} {spark(counts, 10)} {len(answers)}"
+            yield name, slots(answer["at"] + Decimal(repr(answer["wait"])) for answer in answers), len(answers)
+
+
+def pictures(wire: Wire) -> Iterator[str]:
+    """A line for what was asked, and one for what each algorithm lets proceed in each half second."""
+    width = max(map(len, RULES))
+    yield f"{'asked':{width}} {spark(slots(asked()), 20)} {len(list(asked()))}"
+    for name, counts, total in admitted(wire):
+        yield f"{name:{width}} {spark(counts, 10)} {total}"
+
+
+def chart(wire: Wire) -> Iterator[str]:
+    """The same as SVG: a row for each rule, what is asked behind what proceeds; a bar's full height is MOST."""
+    height = ROW * len(RULES) + 24
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {RIGHT + 60} {height}" role="img">'
+    yield f"<title>What is asked in {SLOTS // 2} seconds, and what proceeds under each algorithm</title>"
+    yield f"<style>{STYLE}</style>"
+    for row, (name, counts, total) in enumerate(admitted(wire)):
+        floor = ROW * (row + 1) - 4
+        yield f'<text x="0" y="{floor - 6}">{name}</text><text x="{RIGHT + 8}" y="{floor - 6}">{total}</text>'
+        yield f'<path class="asked" d="{bars(slots(asked()), floor)}"/>'
+        yield f'<path class="admitted" d="{bars(counts, floor)}"/>'
+        yield f'<path class="axis" d="M{LEFT} {floor}H{RIGHT}"/>'
+    for second in range(0, SLOTS // 2 + 1, 5):
+        yield f'<text class="tick" x="{LEFT + 2 * second * BAR}" y="{height - 6}">{second} s</text>'
+    yield "</svg>"
+
+
+def bars(counts: list[int], floor: int) -> str:
+    return "".join(
+        f"M{LEFT + number * BAR} {floor}v{-round(count * (ROW - 8) / MOST, 2):g}h{BAR - 2}V{floor}z"
+        for number, count in enumerate(counts)
+        if count
+    )
 
 
 def slots(moments: Iterator[Decimal]) -> list[int]:
@@ -72,4 +111,7 @@ if __name__ == "__main__":
 
     settings.configure()
     with sandbox() as wire:
-        print("\n".join(pictures(wire)))
+        if sys.argv[1:]:
+            Path(sys.argv[1]).write_text("\n".join(chart(wire)) + "\n")
+        else:
+            print("\n".join(pictures(wire)))

