@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import django
 import pytest
@@ -24,6 +24,8 @@ django.setup()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
+    parser.addoption("--crashes", type=int, help="how many crashes, or power cuts, a test of them makes")
+    parser.addoption("--crash-seed", type=int, help="what the crashes are drawn from; default: the same ones again")
 
 
 def pytest_unconfigure() -> None:
@@ -84,3 +86,17 @@ def _empty_server(redis_url: str) -> None:
 def long_run(pytestconfig: pytest.Config) -> bool:
     """Whether suites with a size run in full (`--long`) or as their fixed-seed sample."""
     return bool(pytestconfig.option.long)
+
+
+@pytest.fixture
+def crashes(pytestconfig: pytest.Config, long_run: bool) -> Callable[[int, int], int]:
+    """How many crashes to make of these numbers, as a sample and in full; `--crashes` names another."""
+    asked: int | None = pytestconfig.option.crashes
+    return lambda sample, full: asked or (full if long_run else sample)
+
+
+@pytest.fixture
+def crash_seed(pytestconfig: pytest.Config) -> int:
+    """What random crashes are drawn from."""
+    asked: int | None = pytestconfig.option.crash_seed
+    return 20261 if asked is None else asked

@@ -1,7 +1,8 @@
 """The demo project's Celery app with a plan of crashes: `celery -A tests.usage.celery_app worker --beat`.
 
 The file that CRASH_PLAN names has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
-the point of the first line takes the line out and kills itself, or the whole worker, with SIGKILL.
+the point of the first line takes the line out and kills itself, or the whole worker, with SIGKILL. Beside it, ".again"
+gets a line with the name of each task that was delivered again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import signal
 from pathlib import Path
 
+from celery import Task
+from celery.signals import task_prerun
 from django.conf import settings
 
 from project.celery import app
@@ -20,6 +23,8 @@ settings.RATELIMITS.update(SEAL_INTERVAL=0.2, DRAIN_INTERVAL=0.2, COMPACT_INTERV
 # A child that was killed has its task delivered again.
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
+# What a worker took that was killed whole is delivered again after so many seconds; what takes longer is done twice.
+app.conf.broker_transport_options = {"visibility_timeout": 2}
 
 
 @app.on_after_finalize.connect
@@ -30,6 +35,13 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
 
 
 _PLAN = Path(os.environ["CRASH_PLAN"])
+
+
+@task_prerun.connect
+def _note_redelivery(task: Task, **kwargs: object) -> None:
+    if task.request.delivery_info.get("redelivered"):
+        with _PLAN.with_suffix(".again").open("a") as noted:
+            noted.write(f"{task.name}\n")
 
 
 def _reached(point: str) -> None:

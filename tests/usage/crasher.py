@@ -1,7 +1,8 @@
 """Drainers that die: a process whose children seal and drain without end, and are killed between any two steps.
 
 `python -m tests.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a child
-kills itself with SIGKILL, or has its database connection cut in the middle of a transaction.
+kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. And a line "met" for each
+batch that a child found in the hands of another one, or brought to the ledger by it meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
     from ratelimits.usage import compact, crash
+    from ratelimits.usage.apply import Outcome
     from ratelimits.usage.drain import drain
     from ratelimits.usage.fence import NotFencedError
     from ratelimits.usage.seal import seal
@@ -59,7 +61,8 @@ def _child(number: int, rng: random.Random) -> None:
     while True:
         try:
             seal()
-            drain()
+            outcomes = drain().outcomes
+            os.write(1, b"met\n" * (outcomes[Outcome.BUSY] + outcomes[Outcome.KNOWN]))
             tally()
             list(compact.compact())
         except (RedisError, NotFencedError):

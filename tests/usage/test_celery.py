@@ -7,17 +7,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from ratelimits.conf import conf
-from ratelimits.models import DurabilityGap, QuarantinedBatch
+from ratelimits.models import DurabilityGap
 from ratelimits.tasks import beat_schedule
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
 from tests.usage.load import Load
+from tests.usage.test_crashes import check_ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,17 +43,17 @@ def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[by
 
 
 def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
-    worker_environment: dict[str, str], tmp_path: Path, long_run: bool
+    worker_environment: dict[str, str], tmp_path: Path, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
-    points = list(crash.POINTS) * (4 if long_run else 1)
-    random.Random(20263).shuffle(points)
-    crashes = [f"{'worker' if number % 2 else 'child'} {point}" for number, point in enumerate(points)]
+    points = list(crash.POINTS) * -(-crashes(20, 80) // len(crash.POINTS))
+    random.Random(crash_seed).shuffle(points)
+    planned = [f"{'worker' if number % 2 else 'child'} {point}" for number, point in enumerate(points)]
     plan = tmp_path / "plan"
-    plan.write_text("\n".join(crashes))
-    deadline = time.monotonic() + SECONDS_PER_CRASH * len(crashes)
+    plan.write_text("\n".join(planned))
+    deadline = time.monotonic() + SECONDS_PER_CRASH * len(planned)
     worker = start_worker(worker_environment, plan)
     try:
-        with Load(20263, threads=2) as load:
+        with Load(crash_seed, threads=2) as load:
             while plan.read_text() and time.monotonic() < deadline:
                 if worker.poll() is not None:
                     worker = start_worker(worker_environment, plan)
@@ -60,12 +64,15 @@ def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
     assert plan.read_text() == "", (tmp_path / "celery.log").read_text()[-30000:]
     seal()
     drain()
-    print(f"\n{len(crashes)} crashes of a Celery worker or its child; {load}")
-    for point, times in sorted(Counter(crashes).items()):
+    tally()
+    again = Counter(plan.with_suffix(".again").read_text().split())
+    print(f"\nseed {crash_seed}, {connection.vendor}: {len(planned)} crashes of a Celery worker or its child; {load}")
+    print(f"  delivered again: {dict(again)}")
+    for point, times in sorted(Counter(planned).items()):
         print(f"  {point}: {times}")
-    load.check()
+    check_ledger(load)
+    assert again["ratelimits.seal"] + again["ratelimits.drain"]
     assert not DurabilityGap.objects.exists()
-    assert not QuarantinedBatch.objects.exists()
 
 
 def test_the_beat_schedule_runs_every_task_at_its_interval_and_drops_what_was_not_begun() -> None:

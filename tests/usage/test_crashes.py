@@ -8,42 +8,44 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from django.db import connection
+from django.db.models import Sum
 
 from ratelimits.embedded import Server
-from ratelimits.models import DurabilityGap, QuarantinedBatch
+from ratelimits.models import DurabilityGap, Line, PeriodUsage, QuarantinedBatch
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+from ratelimits.usage.verify import verify_ledger
 from tests.usage.load import Load
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+#: A crash of this kind, on average, each second beside those of drainers.
+SERVER_KILLS, CONNECTIONS_CUT = 0.5, 0.5
+
 
 @contextmanager
-def crashing_drainers(environment: dict[str, str], seed: int) -> Iterator[Counter[str]]:
-    """Three racing drainers that die again and again; the counter fills with the crashes."""
+def process_group(module: str, *arguments: str, environment: dict[str, str]) -> Iterator[Callable[[], list[str]]]:
+    """A process whose children die; what it has written so far, line by line. Killed with all of them at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.usage.crasher", str(seed), "3"],
+        [sys.executable, "-m", module, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    crashes: Counter[str] = Counter()
+    lines: list[str] = []
 
-    def count() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            crashes[line.strip()] += 1
-
-    reader = threading.Thread(target=count)
+    reader = threading.Thread(target=_each_line, args=(process, lines))
     reader.start()
     try:
-        yield crashes
+        yield lambda: lines
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -52,39 +54,112 @@ def crashing_drainers(environment: dict[str, str], seed: int) -> Iterator[Counte
         process.stdout.close()
 
 
-def drain_all() -> None:
-    seal()
-    drain()
+def _each_line(process: subprocess.Popen[str], lines: list[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))  # noqa: PERF401  (one by one, as they come)
 
 
-def run(environment: dict[str, str], server: Server, *, seed: int, crashes: int, kill_server: float) -> None:
-    rng = random.Random(seed)
-    servers_killed = 0
-    with Load(seed) as load, crashing_drainers(environment, seed) as counted:
-        while counted.total() + servers_killed < crashes:
-            time.sleep(0.02)
-            if rng.random() < kill_server:
-                server.kill()
-                server.start()
-                servers_killed += 1
-    drain_all()
-    print(f"\nseed {seed}: {counted.total()} crashes of drainers, {servers_killed} of the server; {load}")
-    for point in crash.POINTS:
-        print(f"  {point:26} killed {counted[f'kill {point}']:4}, database cut {counted[f'cut {point}']:4}")
+def count_requests(lines: list[str], load: Load) -> None:
+    """Add what workers asked for, were answered and never were to what the load counts."""
+    asked: dict[str, tuple[str, int]] = {}
+    for line in lines:
+        what, child, *rest = line.split()
+        if what == "?":
+            asked[child] = rest[0], int(rest[1])
+            continue
+        if child in asked:
+            key, cost = asked.pop(child)
+            counts = {"+": load.acknowledged, "-": load.denied, "lost": load.unanswered, "killed": load.unanswered}
+            if what in counts:
+                counts[what][key] += cost
+    for key, cost in asked.values():
+        load.unanswered[key] += cost
+
+
+def cut_a_connection() -> int:
+    """Have the database end a connection of another process, whatever that is doing; 0 where there is none to end."""
+    if connection.vendor != "postgresql":
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " ORDER BY random() LIMIT 1) AS other"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def check_ledger(load: Load) -> None:
+    """The invariant for every key, the chain, the sums, and the totals beside the lines."""
     load.check()
-    if not servers_killed:
-        assert not DurabilityGap.objects.exists()
+    assert list(verify_ledger("default")) == []
+    place = ("account", "period", "meter", "rule")
+    sums = {"requests": Sum("admitted_requests"), "units": Sum("admitted_units"), "denials": Sum("denied_requests")}
+    lines, totals = (
+        set(model.objects.values_list(*place).order_by().annotate(**sums))  # type: ignore[attr-defined]
+        for model in (Line, PeriodUsage)
+    )
+    assert lines == totals
     assert not QuarantinedBatch.objects.exists()
 
 
-def test_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing(
-    worker_environment: dict[str, str], always_server: Server, long_run: bool
+def run(environment: dict[str, str], server: Server, *, seed: int, crashes: int, kill_server: bool) -> None:
+    rng = random.Random(seed)
+    others: Counter[str] = Counter()
+    with (
+        Load(seed) as load,
+        process_group("tests.usage.worker", str(seed), "3", environment=environment) as workers,
+        process_group("tests.usage.crasher", str(seed), "3", environment=environment) as drainers,
+    ):
+        counted: Counter[str] = Counter()
+        while counted.total() - counted["met"] + others.total() < crashes:
+            time.sleep(0.02)
+            if kill_server and rng.random() < SERVER_KILLS * 0.02:
+                server.kill()
+                server.start()
+                others["server"] += 1
+            if rng.random() < CONNECTIONS_CUT * 0.02:
+                others["connection"] += cut_a_connection()
+            others["worker"] = sum(line.startswith("killed") for line in list(workers()))
+            counted = Counter(drainers())
+    counted, asked = Counter(drainers()), workers()
+    others["worker"] = sum(line.startswith("killed") for line in asked)
+    count_requests(asked, load)
+    seal()
+    drain()
+    tally()
+    met = counted.pop("met", 0)
+    print(
+        f"\nseed {seed}, {connection.vendor}: {counted.total() + others.total()} crashes: {counted.total()} of drainers"
+        f"\n  {others['worker']} of workers, {others['server']} of the server, {others['connection']} connections cut"
+        f" from outside; drainers met in {met} batches;\n  {load}"
+    )
+    for point in crash.POINTS:
+        print(f"  {point:26} killed {counted[f'kill {point}']:4}, database cut {counted[f'cut {point}']:4}")
+    check_ledger(load)
+    if crashes >= 200:
+        assert {line.split()[1] for line in counted} == set(crash.POINTS)
+        assert met
+        assert others["worker"]
+    if not kill_server:
+        assert not DurabilityGap.objects.exists()
+
+
+def test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing(
+    worker_environment: dict[str, str],
+    always_server: Server,
+    crashes: Callable[[int, int], int],
+    crash_seed: int,
 ) -> None:
-    run(worker_environment, always_server, seed=20261, crashes=300 if long_run else 60, kill_server=0)
+    run(worker_environment, always_server, seed=crash_seed, crashes=crashes(60, 300), kill_server=False)
 
 
 def test_a_server_that_is_killed_too_loses_nothing_that_was_acknowledged(
-    worker_environment: dict[str, str], always_server: Server, long_run: bool
+    worker_environment: dict[str, str],
+    always_server: Server,
+    crashes: Callable[[int, int], int],
+    crash_seed: int,
 ) -> None:
-    run(worker_environment, always_server, seed=20262, crashes=300 if long_run else 40, kill_server=0.01)
+    run(worker_environment, always_server, seed=crash_seed + 1, crashes=crashes(40, 300), kill_server=True)
     assert set(DurabilityGap.objects.values_list("kind", flat=True)) <= {"restart"}
