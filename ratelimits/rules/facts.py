@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
-from ratelimits.rules.rows import NEVER, AccountRow, KeyRows, MembershipRow, OverrideRow
+from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
 #: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits
 #: know since when they hold. Not for longer, since such keys share no Selection with others.
@@ -20,32 +21,47 @@ class KeyFacts(NamedTuple):
     moved: int
 
 
-def facts_at(rows: KeyRows, now: int) -> tuple[dict[str, KeyFacts], int]:
-    """What holds at `now` for each key of a shard of which anything is said, and until when."""
-    until = NEVER
-    plans: dict[str, int] = {}
-    accounts: dict[str, AccountRow] = {}
-    overrides: dict[str, list[OverrideRow]] = {}
-    moved = dict(rows.scars)
+class Facts:
+    """What holds at `now`, until `until`, for the keys of a shard; found out when it is asked for."""
 
-    def holds(row: OverrideRow | MembershipRow) -> bool:
-        nonlocal until
-        edges = [edge for edge in (row.valid_from, row.valid_until) if 0 < edge < NEVER]
-        until = min([until, *(edge for edge in edges if edge > now)])
-        moved[row.key] = max([moved.get(row.key, 0), row.since, *(edge for edge in edges if edge <= now)])
-        return row.valid_from <= now < row.valid_until
+    __slots__ = ("_known", "_now", "_rows", "until")
 
-    for membership in rows.memberships.values():
-        if holds(membership):
-            plans[membership.key] = membership.plan
-    for override in sorted(rows.overrides.values(), key=lambda row: -row.version):
-        if holds(override) and all(other.rule != override.rule for other in overrides.get(override.key, ())):
-            overrides.setdefault(override.key, []).append(override)
-    for account in rows.accounts.values():
-        accounts[account.key] = account
-        moved[account.key] = max(moved.get(account.key, 0), account.since)
-    moved = {key: since for key, since in moved.items() if since > now - RECENT}
-    return {
-        key: KeyFacts(plans.get(key, 0), accounts.get(key), tuple(overrides.get(key, ())), moved.get(key, 0))
-        for key in plans.keys() | accounts.keys() | overrides.keys() | moved.keys()
-    }, until
+    def __init__(self, rows: KeyRows, now: int) -> None:
+        self._rows = rows
+        self._now = now
+        self._known: dict[str, KeyFacts] = {}
+        later = bisect_right(rows.edges, now)
+        self.until = rows.edges[later] if later < len(rows.edges) else NEVER
+
+    def get(self, key: str) -> KeyFacts | None:
+        """What holds for a key; None if nothing is said of it."""
+        found = self._known.get(key)
+        if found is None:
+            found = self._find(key)
+            if found is not None:
+                self._known[key] = found
+        return found
+
+    def _find(self, key: str) -> KeyFacts | None:
+        rows, now = self._rows, self._now
+        of_key = rows.overrides.get(key, ()), rows.memberships.get(key, ()), rows.accounts.get(key, ())
+        if not any(of_key) and key not in rows.scars:
+            return None
+        overrides, memberships, accounts = of_key
+        moved = [rows.scars.get(key, 0), *(account.since for account in accounts)]
+        times = [(one.since, one.valid_from, one.valid_until) for one in overrides]
+        times += [(one.since, one.valid_from, one.valid_until) for one in memberships]
+        for since, *edges in times:
+            moved += since, *(edge for edge in edges if 0 < edge <= now)
+        held: dict[str, OverrideRow] = {}
+        for override in overrides:
+            if override.valid_from <= now < override.valid_until:
+                held.setdefault(override.rule, override)
+        plans = [one.plan for one in memberships if one.valid_from <= now < one.valid_until]
+        newest = max(moved)
+        return KeyFacts(
+            plans[0] if plans else 0,
+            accounts[0] if accounts else None,
+            tuple(held.values()),
+            newest if newest > now - RECENT else 0,
+        )

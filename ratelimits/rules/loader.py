@@ -18,7 +18,7 @@ from django.db import connections
 
 from ratelimits.conf import conf
 from ratelimits.models.versions import ConfigVersion
-from ratelimits.rules import rows
+from ratelimits.rules import keyed, rows
 from ratelimits.rules.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Loader:
             for _attempt in range(3):
                 found = rows.read(conf.DATABASE, held.rows if held is not None else None)
                 wanted = [shard for shard in shards if found.shards[shard] is None]
-                read_now = rows.read_shards(conf.DATABASE, wanted)
+                read_now = keyed.read(conf.DATABASE, wanted)
                 if ConfigVersion.read(conf.DATABASE)[0] == found.version:
                     break
             for shard, keys in read_now.items():

@@ -20,8 +20,9 @@ from ratelimits.engine import calendar
 from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
 from ratelimits.models.keys import COVERS
 from ratelimits.models.versions import KEY_SHARDS
-from ratelimits.rules.facts import KeyFacts, facts_at
-from ratelimits.rules.rows import NEVER, OverrideRow, Rows, RuleRow
+from ratelimits.rules.facts import Facts
+from ratelimits.rules.keyed import NEVER, OverrideRow
+from ratelimits.rules.rows import Rows, RuleRow
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -118,7 +119,7 @@ class Snapshot:
         self.good_until = NEVER
         self._load = load
         self._lock = threading.Lock()
-        self._facts: list[dict[str, KeyFacts] | None] = [None] * KEY_SHARDS
+        self._facts: list[Facts | None] = [None] * KEY_SHARDS
         self._selections: dict[tuple[str, str, _Asked], Selection] = {}
         self._billing: dict[tuple[str, str | None], Billing] = {}
         self._plans: dict[int, dict[str, RuleRow]] = {}
@@ -223,8 +224,8 @@ class Snapshot:
         for shard in shards:
             rows = self.rows.shards[shard]
             if self._facts[shard] is None and rows is not None:
-                facts, until = facts_at(rows, self.made_at)
-                self._lower(until)
+                facts = Facts(rows, self.made_at)
+                self._lower(facts.until)
                 self._facts[shard] = facts
         return self
 

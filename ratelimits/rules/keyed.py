@@ -1,0 +1,191 @@
+"""What the database says of single keys: overrides, memberships and accounts, read by shards, each whole.
+
+A process holds all of it for the shards that it has met, so it is kept small: rows by key, and equal values once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from django.db.models import Max
+
+from ratelimits.engine.calendar import instant
+from ratelimits.models.accounts import Account, PlanMembership
+from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.versions import Tombstone
+
+#: A moment that never comes, in µs.
+NEVER = 2**62
+_CHUNK = 2000
+
+
+class OverrideRow(NamedTuple):
+    """An override of one key; moments in µs since 1970 UTC."""
+
+    pk: int
+    key: str
+    rule: str
+    numbers: tuple[tuple[str, Any], ...]
+    mode: str
+    valid_from: int
+    valid_until: int
+    version: int
+    since: int
+
+
+class MembershipRow(NamedTuple):
+    """A key's plan."""
+
+    pk: int
+    plan: int
+    valid_from: int
+    valid_until: int
+    version: int
+    since: int
+
+
+class AccountRow(NamedTuple):
+    """An account; `plan` 0 is none."""
+
+    pk: int
+    plan: int
+    timezone: str
+    anchor: str | None
+    version: int
+    since: int
+
+
+Row = TypeVar("Row", bound=OverrideRow | MembershipRow | AccountRow)
+_T = TypeVar("_T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """What is said of the keys of one shard: of each key the rows, newest first.
+
+    `scars`: when something about a key last went away. `edges`: the moments at which a row begins or ceases to hold, in
+    order.
+    """
+
+    overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
+    memberships: Mapping[str, tuple[MembershipRow, ...]] = field(default_factory=dict)
+    accounts: Mapping[str, tuple[AccountRow, ...]] = field(default_factory=dict)
+    scars: Mapping[str, int] = field(default_factory=dict)
+    edges: tuple[int, ...] = ()
+
+
+def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
+    """What is said of the keys of these shards; with `above`, only what changed after that version."""
+    wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
+    known: dict[Hashable, Hashable] = {}
+
+    def once(value: _T) -> _T:
+        return known.setdefault(value, value)  # type: ignore[return-value]
+
+    moments = "valid_from", "valid_until", "version", "since"
+    overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}
+    columns = "shard", "key", "pk", "rule", *KeyOverride.NUMBERS, "mode", *moments
+    rows = KeyOverride.objects.using(using).filter(**wanted).order_by("version", "pk").values_list(*columns)
+    for shard, key, pk, rule, capacity, rate, period, mode, begins, ends, version, since in rows.iterator(_CHUNK):
+        override = OverrideRow(
+            pk, key, once(rule), _numbers(once, capacity, rate, period), once(mode),
+            _micros(begins, 0), _micros(ends, NEVER), once(version), once(since),
+        )  # fmt: skip
+        _put(overrides, shard, key, override)
+    memberships: dict[int, dict[str, tuple[MembershipRow, ...]]] = {}
+    joined = PlanMembership.objects.using(using).filter(**wanted).order_by("version", "pk")
+    for shard, key, pk, plan, begins, ends, version, since in joined.values_list(
+        "shard", "key", "pk", "plan", *moments
+    ).iterator(_CHUNK):
+        membership = MembershipRow(pk, once(plan), _micros(begins, 0), _micros(ends, NEVER), once(version), once(since))
+        _put(memberships, shard, key, membership)
+    accounts: dict[int, dict[str, tuple[AccountRow, ...]]] = {}
+    payers = Account.objects.using(using).filter(**wanted).order_by("version", "pk")
+    for shard, identifier, pk, plan, timezone, anchor, version, since in payers.values_list(
+        "shard", "identifier", "pk", "plan", "timezone", "billing_anchor", "version", "since"
+    ).iterator(_CHUNK):
+        account = AccountRow(pk, once(plan or 0), once(timezone), once(anchor or None), once(version), once(since))
+        _put(accounts, shard, f"account:{identifier}", account)
+    scars: dict[int, dict[str, int]] = {}
+    if above is None:
+        graves = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
+        for shard, key, since in graves.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since")):
+            scars.setdefault(shard, {})[key] = since
+    met = set(shards) if above is None else overrides.keys() | memberships.keys() | accounts.keys()
+    return {
+        shard: _rows(
+            overrides.get(shard, {}), memberships.get(shard, {}), accounts.get(shard, {}), scars.get(shard, {})
+        )
+        for shard in met
+    }
+
+
+def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], graves: Iterable[Tombstone]) -> None:
+    """Put what changed into the shards that are held: first what went away, then what is there."""
+    buried: dict[int, list[Tombstone]] = {}
+    for grave in graves:
+        if grave.shard is not None:
+            buried.setdefault(grave.shard, []).append(grave)
+    for shard, held in enumerate(shards):
+        new, gone = changes.get(shard), buried.get(shard, [])
+        if held is None or (new is None and not gone):
+            continue
+        new = new or KeyRows()
+        scars = dict(held.scars)
+        for grave in gone:
+            scars[grave.key] = grave.since
+
+        def of(kind: str, gone: list[Tombstone] = gone) -> set[int]:
+            return {grave.row for grave in gone if grave.kind == kind}
+
+        shards[shard] = _rows(
+            _merged(held.overrides, new.overrides, of("keyoverride")),
+            _merged(held.memberships, new.memberships, of("planmembership")),
+            _merged(held.accounts, new.accounts, of("account")),
+            scars,
+        )
+
+
+def _merged(
+    held: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], gone: set[int]
+) -> dict[str, tuple[Row, ...]]:
+    gone |= {row.pk for rows in new.values() for row in rows}
+    out = {}
+    for key, rows in held.items():
+        left = rows if gone.isdisjoint(row.pk for row in rows) else tuple(row for row in rows if row.pk not in gone)
+        if left:
+            out[key] = left
+    for key, rows in new.items():
+        # What is new is of a newer version than all that is held.
+        out[key] = rows + out.get(key, ())
+    return out
+
+
+def _rows(
+    overrides: Mapping[str, tuple[OverrideRow, ...]],
+    memberships: Mapping[str, tuple[MembershipRow, ...]],
+    accounts: Mapping[str, tuple[AccountRow, ...]],
+    scars: Mapping[str, int],
+) -> KeyRows:
+    times = {(row.valid_from, row.valid_until) for rows in overrides.values() for row in rows}
+    times |= {(row.valid_from, row.valid_until) for rows in memberships.values() for row in rows}
+    edges = {edge for ends in times for edge in ends if 0 < edge < NEVER}
+    return KeyRows(overrides, memberships, accounts, scars, tuple(sorted(edges)))
+
+
+def _put(found: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:
+    of_shard: dict[str, tuple[Row, ...]] = found.setdefault(shard, {})
+    # Rows come in the order of their versions: the newest goes in front.
+    of_shard[key] = (row, *of_shard.get(key, ()))
+
+
+def _numbers(once: Callable[[Any], Any], *values: Any) -> tuple[tuple[str, Any], ...]:
+    named = zip(KeyOverride.NUMBERS, values, strict=True)
+    return once(tuple((name, value) for name, value in named if value is not None))  # type: ignore[no-any-return]
+
+
+def _micros(moment: datetime | None, otherwise: int) -> int:
+    return otherwise if moment is None else instant(moment)
