@@ -132,13 +132,14 @@ def quarantine(
 ) -> Outcome:
     """Keep a batch aside, whole, and freeze the shard's watermark. Under the shard's lock."""
     content: Any = [line.decode() for line in packet.lines] if packet else fields
-    QuarantinedBatch.objects.using(using).get_or_create(
+    kept, _new = QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
         name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
         content=packet.content if packet else checksum_of(fields),
         defaults={"reason": reason[:300], "fields": content},
     )
-    state.frozen = True
+    # One that comes again after somebody resolved it leaves nothing to resolve.
+    state.frozen = state.frozen or kept.resolved_at is None
     if packet is not None:
         _advance(state, packet)
     return Outcome.QUARANTINED
