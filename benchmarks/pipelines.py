@@ -13,7 +13,7 @@ import hiredis
 import redis
 
 from ratelimits.engine.call import Call, Command, nonce
-from ratelimits.engine.decide import read
+from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
 

@@ -21,7 +21,7 @@ from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter
-from ratelimits.engine.limits import MICROSECONDS
+from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity

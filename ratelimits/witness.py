@@ -21,7 +21,7 @@ from typing import Literal
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.engine.limits import MICROSECONDS
+from ratelimits.engine.numbers import MICROSECONDS
 
 logger = logging.getLogger(__name__)
 

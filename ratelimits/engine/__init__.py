@@ -5,10 +5,6 @@ from __future__ import annotations
 from ratelimits.engine.call import ANY, Meter, Receipt, Usage
 from ratelimits.engine.connection import NotSent, Unanswered, Unavailable
 from ratelimits.engine.decide import (
-    AlreadySettled,
-    Decision,
-    Stale,
-    Standing,
     adecide,
     apeek,
     arefund,
@@ -24,6 +20,7 @@ from ratelimits.engine.decide import (
     reset,
     settle,
 )
+from ratelimits.engine.decision import AlreadySettled, Decision, Stale, Standing
 from ratelimits.engine.limits import Algorithm, Limit, Mode, algorithm_from_json
 
 __all__ = [

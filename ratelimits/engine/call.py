@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ratelimits.engine import wire
 from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
-from ratelimits.engine.limits import MICROSECONDS
+from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program
 
 #: As a timeout: wait as long as it takes.

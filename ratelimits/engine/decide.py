@@ -6,136 +6,14 @@ wait for the server, their a… twins are awaited.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ratelimits.conf import conf
-from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce, place
-from ratelimits.engine.limits import MICROSECONDS, Limit
-from ratelimits.engine.program import Program, Term, program
+from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce
+from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
+from ratelimits.engine.limits import Limit
+from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, server
-
-#: Unpack replies, by their length: 9 whole numbers of 64 bits, and 3 for each limit.
-_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 9 + 3 * 121, 3))}
-
-
-class Stale(Exception):
-    """The caller's rules, or their calendars, are older than what is in force: nothing was decided.
-
-    `version` is the newer configuration (0: the calendars it is), `now` the server's time in µs since 1970 UTC.
-    """
-
-    def __init__(self, version: int, now: int = 0) -> None:
-        super().__init__(f"the configuration in force is version {version}: load it and decide again")
-        self.version = version
-        self.now = now
-
-
-class AlreadySettled(ValueError):
-    """The receipt was refunded or settled before, or is older than RECEIPT_TTL; nothing was done."""
-
-
-class Standing(NamedTuple):
-    """Where one limit of a decision stands: whether it admits, permits left, seconds until it is as if never used."""
-
-    allowed: bool
-    remaining: int
-    reset_after: float
-
-
-class Decision:
-    """The answer to a request; times in seconds.
-
-    allowed      admitted now, or, for algorithms that let wait, granted to proceed after `wait`
-    limit        the capacity of the limit that binds (for smooth_* its rate); None without enforced limits
-    remaining    permits that could be taken right now
-    retry_after  seconds until the same request would be admitted if nothing else happens; None when it never can be
-    reset_after  seconds until the state is as if never used
-    wait         seconds that the caller must hold back before proceeding
-    receipt      of an admitted request: what it took, to be refunded, settled or released
-    """
-
-    __slots__ = ("_nonce", "call", "reply")
-
-    def __init__(self, call: Call, reply: Sequence[int], nonce: bytes = b"") -> None:
-        self.call = call
-        self.reply = reply
-        self._nonce = nonce
-
-    def __repr__(self) -> str:
-        shown = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait")
-        return f"Decision({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
-
-    @property
-    def program(self) -> Program:
-        """The limits that were decided, in the order of `standings`."""
-        return self.call.program
-
-    @property
-    def receipt(self) -> Receipt | None:
-        call, reply = self.call, self.reply
-        if reply[1] != 1 or call.op is not Op.TRY:
-            return None
-        # By the clock of the very call that counted it, so the same as in its counters.
-        counted = place(call.usage, reply[8]) if call.usage is not None else (0, 0)
-        return Receipt(
-            self._nonce.decode(),
-            call.program,
-            call.keys,
-            call.costs,
-            call.account,
-            call.usage,
-            reply[7],
-            *counted[:2],
-            call.lease,
-        )
-
-    @property
-    def allowed(self) -> bool:
-        return self.reply[1] == 1
-
-    @property
-    def binding(self) -> int | None:
-        """Number of the limit that binds: the one that refuses longest, or else has least left."""
-        return self.reply[2] - 1 if self.reply[2] else None
-
-    @property
-    def limit(self) -> int | float | None:
-        place = self.binding
-        return None if place is None else self.program.terms[place].algorithm.shown
-
-    @property
-    def remaining(self) -> int:
-        return self.reply[3]
-
-    @property
-    def retry_after(self) -> float | None:
-        return None if self.reply[4] < 0 else self.reply[4] / MICROSECONDS
-
-    @property
-    def reset_after(self) -> float:
-        return self.reply[5] / MICROSECONDS
-
-    @property
-    def wait(self) -> float:
-        return self.reply[6] / MICROSECONDS
-
-    @property
-    def at(self) -> int:
-        """The moment that it was made as at, by the server's clock: µs since 1970 UTC."""
-        return self.reply[7]
-
-    @property
-    def standings(self) -> tuple[Standing, ...]:
-        """Each limit by itself, in the order given."""
-        rest = self.reply[9:]
-        return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
-
-
-def read(reply: bytes) -> tuple[int, ...]:
-    """The script's answer: whole numbers of 64 bits."""
-    return _UNPACK[len(reply)](reply)
 
 
 def told(call: Call, answer: bytes, name: bytes) -> Decision | None:

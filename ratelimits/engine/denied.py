@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 from ratelimits.engine import scripts, wire
 from ratelimits.engine.call import Usage, home, nonce
 from ratelimits.engine.connection import Unavailable
-from ratelimits.engine.decide import Decision
+from ratelimits.engine.decision import Decision
 from ratelimits.engine.keys import quoted
 from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.server import Server

@@ -7,7 +7,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from ratelimits.engine.limits import MICROSECONDS, Algorithm
+from ratelimits.engine.limits import Algorithm
+from ratelimits.engine.numbers import MICROSECONDS
 
 #: Failures in a row after which the server is left alone, and for how many seconds.
 FAILURES, PAUSE = 3, 1.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ratelimits.engine.call import ANY, Call, Command, Op, states
-from ratelimits.engine.decide import Stale
+from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
 from ratelimits.engine.scripts import Script

@@ -9,14 +9,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ratelimits.engine.call import Op
-from ratelimits.engine.limits import (
-    HORIZON,
-    MICROSECONDS,
-    Algorithm,
-    SmoothBursty,
-    SmoothWarmingUp,
-    algorithm_from_json,
-)
+from ratelimits.engine.limits import Algorithm, SmoothBursty, SmoothWarmingUp, algorithm_from_json
+from ratelimits.engine.numbers import HORIZON, MICROSECONDS
 
 #: Most permits that one line may name.
 MOST_COST = 2**40

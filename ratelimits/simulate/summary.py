@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ratelimits.engine.call import Op
-from ratelimits.engine.limits import MICROSECONDS
+from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.simulate.lines import Line
 from ratelimits.simulate.replay import Outcome
 

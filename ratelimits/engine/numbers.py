@@ -1,0 +1,61 @@
+"""Numbers as people write them, checked: exact decimals, whole numbers, lengths of time.
+
+Whatever makes no sense raises ValueError with a sentence that says what to write instead.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+MICROSECONDS = 1_000_000
+#: Longest time, in µs, that a state may run ahead: doubles hold integers exactly to 2**53, and "now" is there too.
+HORIZON = 2**52
+#: Most permits a capacity may hold.
+MOST = 10**12
+
+
+def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
+    """A decimal as written, with at most six places and not below (or, with `above`, above) `least`."""
+    try:
+        number = value if isinstance(value, Decimal) else Decimal(str(value))
+    except InvalidOperation as error:
+        raise ValueError(f"{name} must be a number, not {value!r}") from error
+    if isinstance(value, bool) or not number.is_finite():
+        raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")
+    if number < least or (above and number == least):
+        raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {number}")
+    if number > MOST:
+        raise ValueError(f"{name} must be at most {MOST}, not {number}")
+    if number != round(number, 6):
+        raise ValueError(f"{name} has more than six decimal places: write {round(number, 6).normalize():f}")
+    return number
+
+
+def whole(name: str, value: object, least: int = 0, most: int = MOST) -> int:
+    """A whole number from `least` to `most`."""
+    number = exact(name, value)
+    if number % 1:
+        raise ValueError(f"{name} must be a whole number, not {value}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {number}")
+    return int(number)
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """One of the words that a field takes."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return str(value)
+
+
+def micros(seconds: Decimal) -> int:
+    """Whole microseconds of a time in seconds."""
+    return int(seconds * MICROSECONDS)
+
+
+def length(name: str, value: object) -> Decimal:
+    """A time in seconds, above 0 and short enough to be counted exactly."""
+    seconds = exact(name, value, above=True)
+    if micros(seconds) > HORIZON:
+        raise ValueError(f"{name} is longer than 142 years: write a shorter one")
+    return seconds

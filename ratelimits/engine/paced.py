@@ -1,0 +1,218 @@
+"""Algorithms of a pace: `rate` permits per `period` seconds, a permit taking period/rate, kept as a fraction of µs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, lcm
+
+from ratelimits.engine.numbers import HORIZON, MOST, exact, length, micros, whole
+from ratelimits.engine.parameters import Bounded, Parameters, Params
+
+
+def _interval(rate: Decimal, period: Decimal) -> Fraction:
+    return Fraction(micros(period)) / Fraction(rate)
+
+
+def _countable(interval: Fraction, permits: int) -> None:
+    """ValueError unless so many permits at this pace are counted exactly."""
+    if interval * permits > HORIZON:
+        raise ValueError(
+            "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
+        )
+    if interval.denominator > HORIZON:
+        raise ValueError("rate is too fine to be counted exactly: write it with fewer digits")
+
+
+def _split(interval: Fraction) -> tuple[int, int, int]:
+    return *divmod(interval.numerator, interval.denominator), interval.denominator
+
+
+@dataclass(frozen=True, slots=True)
+class _Level(Bounded):
+    rate: Decimal
+    period: Decimal
+
+    script = "level"
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._check_pace()
+
+    def _check_pace(self) -> None:
+        self._set("rate", exact("rate", self.rate, above=True))
+        self._set("period", length("period", self.period))
+        _countable(self.interval, self.capacity + 1)
+
+    @property
+    def interval(self) -> Fraction:
+        """Microseconds that one permit takes, exactly."""
+        return _interval(self.rate, self.period)
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, ceil(self.interval * self.capacity)
+
+    def _params(self, room: int, extra: int) -> Params:
+        limit = self.interval * room
+        full, part = divmod(
+            limit.numerator * (self.interval.denominator // limit.denominator), self.interval.denominator
+        )
+        return *_split(self.interval), full, part, self.capacity, extra
+
+    def params(self, now: int) -> Params:
+        return self._params(self.capacity, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBucket(_Level):
+    """`capacity` tokens, refilled at rate/period, `initial` of them there at the start; refuses when too few."""
+
+    id = "token_bucket"
+    code = 1
+    initial: int | str = "full"
+
+    def _check(self) -> None:
+        _Level._check(self)
+        if self.initial not in ("full", "empty"):
+            try:
+                self._set("initial", whole("initial", self.initial, 0, self.capacity))
+            except ValueError as error:
+                raise ValueError(f"initial must be full, empty or a whole number of tokens: {error}") from error
+
+    def params(self, now: int) -> Params:
+        tokens = {"full": self.capacity, "empty": 0}.get(str(self.initial))
+        return self._params(self.capacity, self.capacity - (int(self.initial) if tokens is None else tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Gcra(_Level):
+    """The same limit kept as a theoretical arrival time: ITU-T I.371's Generic Cell Rate Algorithm, as in redis-cell.
+
+    `capacity` is redis-cell's max_burst + 1.
+    """
+
+    id = "gcra"
+    code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LeakyBucket(_Level):
+    """As a meter: the level drains at rate/period; what would overflow `capacity` is refused."""
+
+    id = "leaky_bucket"
+    code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LeakyBucketQueue(_Level):
+    """As a queue: answers when to proceed, period/rate apart, `capacity` waiting, `delay_after` unspaced.
+
+    That is nginx's limit_req with burst=capacity and delay=delay_after.
+    """
+
+    id = "leaky_bucket_queue"
+    code = 4
+    delay_after: int = 0
+
+    def _check(self) -> None:
+        # A queue of none is a limit too: one proceeds, nobody waits.
+        self._set("capacity", whole("capacity", self.capacity, 0))
+        self._check_pace()
+        self._set("delay_after", whole("delay_after", self.delay_after, 0, self.capacity))
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity + 1, ceil(self.interval * (self.capacity + 1))
+
+    def params(self, now: int) -> Params:
+        return self._params(self.capacity + 1, self.delay_after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Smooth(Parameters):
+    rate: Decimal
+    period: Decimal
+
+    script = "smooth"
+
+    def _check_pace(self) -> None:
+        self._set("rate", exact("rate", self.rate, above=True))
+        self._set("period", length("period", self.period))
+        _countable(self.interval, 1)
+
+    @property
+    def interval(self) -> Fraction:
+        """Microseconds that one permit takes, exactly."""
+        return _interval(self.rate, self.period)
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        permits = ceil(self.rate)
+        return permits, ceil(self.interval * permits)
+
+    @property
+    def shown(self) -> int | float:
+        return int(self.rate) if self.rate % 1 == 0 else float(self.rate)
+
+    def _check_stored(self, field: str, time: Fraction) -> None:
+        """What idleness stores, `time` in µs, must be a number of permits and a length that are counted exactly."""
+        if time > HORIZON:
+            raise ValueError(f"{field} is too long: what is saved up would be worth more than 142 years")
+        if time / self.interval > MOST:
+            raise ValueError(f"{field} is too long at this rate: more than {MOST} permits would be saved up")
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothBursty(_Smooth):
+    """Guava's SmoothBursty: borrows from the future, the next caller pays; stores `max_burst_seconds` of idleness."""
+
+    id = "smooth_bursty"
+    code = 9
+    max_burst_seconds: Decimal = Decimal(1)
+
+    def _check(self) -> None:
+        self._check_pace()
+        self._set("max_burst_seconds", exact("max_burst_seconds", self.max_burst_seconds))
+        self._check_stored("max_burst_seconds", Fraction(micros(self.max_burst_seconds)))
+
+    def params(self, now: int) -> Params:
+        return *_split(self.interval), micros(self.max_burst_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothWarmingUp(_Smooth):
+    """Guava's SmoothWarmingUp: after idleness the rate climbs from rate/cold_factor to rate over `warm_up` seconds."""
+
+    id = "smooth_warming_up"
+    code = 10
+    script = "smooth_warming_up"
+    warm_up: Decimal = Decimal(1)
+    cold_factor: Decimal = Decimal(3)
+
+    def _check(self) -> None:
+        self._check_pace()
+        self._set("warm_up", exact("warm_up", self.warm_up, above=True))
+        self._set("cold_factor", exact("cold_factor", self.cold_factor, 1))
+        cold = Fraction(self.cold_factor)
+        self._check_stored("warm_up", micros(self.warm_up) * Fraction(5 + cold, 2 * (1 + cold)))
+        if self.interval * cold > HORIZON:
+            raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
+        if self.params(0)[3] * (self.interval.denominator) > HORIZON:
+            raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
+
+    def params(self, now: int) -> Params:
+        """q, r, n of the interval, then what brings its fractions to the common denominator of all warm-up times."""
+        cold = Fraction(self.cold_factor)
+        gain = Fraction(5 + cold, 2 * (1 + cold))
+        ceiling = micros(self.warm_up) * gain
+        finest = lcm(self.interval.denominator, 2, gain.denominator, ceiling.denominator)
+        return (
+            *_split(self.interval),
+            finest // self.interval.denominator,
+            micros(self.warm_up),
+            micros(self.cold_factor),
+            gain.numerator,
+            gain.denominator,
+        )

@@ -1,0 +1,60 @@
+"""What every algorithm is: frozen parameters, checked when they are made, and the numbers that the script is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ratelimits.engine.numbers import whole
+
+Params = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What all algorithms share. `code` names it on the wire, `script` the Lua file that holds it."""
+
+    id: ClassVar[str]
+    code: ClassVar[int]
+    script: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def shown(self) -> int | float:
+        """The number that a decision reports as `limit`."""
+        raise NotImplementedError
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
+        raise NotImplementedError
+
+    def params(self, now: int) -> Params:
+        """The numbers handed to the script, at most eight; only calendars look at `now` (µs since 1970 UTC)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(Parameters):
+    """A limit of so many permits."""
+
+    capacity: int
+
+    def _check(self) -> None:
+        self._set("capacity", whole("capacity", self.capacity, 1))
+
+    @property
+    def shown(self) -> int:
+        return self.capacity
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, None

@@ -1,0 +1,122 @@
+"""Algorithms that count permits in a window of time: fixed, of the calendar, sliding, and the exact log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ratelimits.engine import calendar
+from ratelimits.engine.numbers import MICROSECONDS, choice, length, micros, whole
+from ratelimits.engine.parameters import Bounded, Params
+
+# A month and a year have no one length.
+_LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWindow(Bounded):
+    """At most `capacity` per window of `period` seconds, aligned to 1970 or opened by the first hit."""
+
+    id = "fixed_window"
+    code = 5
+    script = "window"
+    period: Decimal
+    window_start: str = "epoch"
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._set("period", length("period", self.period))
+        choice("window_start", self.window_start, ("epoch", "first_hit"))
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, micros(self.period)
+
+    def params(self, now: int) -> Params:
+        return micros(self.period), int(self.window_start == "first_hit"), 0, 0, 0, self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarWindow(Bounded):
+    """At most `capacity` per calendar hour, day, week, month or year of a time zone, from an anchor's wall clock."""
+
+    id = "calendar_window"
+    code = 6
+    script = "window"
+    calendar_unit: str
+    timezone: str = "UTC"
+    anchor: str | None = None
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, 10**15)
+        self._set("anchor", self.anchor or None)
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, _LENGTHS.get(self.calendar_unit)
+
+    def params(self, now: int) -> Params:
+        return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow(Bounded):
+    """At most `capacity` per `period`, in buckets that slide one at a time (Sentinel's LeapArray).
+
+    `weighted` counts the bucket that is just leaving by its remaining share; with one sub-window that is the
+    well-known approximation by two counters.
+    """
+
+    id = "sliding_window"
+    code = 7
+    script = "sliding_window"
+    period: Decimal
+    sub_windows: int = 10
+    weighted: bool = False
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._set("period", length("period", self.period))
+        self._set("sub_windows", whole("sub_windows", self.sub_windows, 1, 1000))
+        if not isinstance(self.weighted, bool):
+            raise ValueError(f"weighted must be true or false, not {self.weighted!r}")
+        if micros(self.period) % self.sub_windows:
+            raise ValueError(
+                f"period {self.period} does not divide into {self.sub_windows} sub_windows of whole microseconds"
+            )
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, micros(self.period)
+
+    def params(self, now: int) -> Params:
+        return (
+            micros(self.period) // self.sub_windows,
+            self.sub_windows,
+            int(self.weighted),
+            0,
+            0,
+            self.capacity,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingLog(Bounded):
+    """At most `capacity` in any interval of `period` seconds: exact, at the price of remembering every hit."""
+
+    id = "sliding_log"
+    code = 8
+    script = "sliding_log"
+    period: Decimal
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._set("period", length("period", self.period))
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, micros(self.period)
+
+    def params(self, now: int) -> Params:
+        return micros(self.period), 0, 0, 0, 0, self.capacity
