@@ -60,6 +60,12 @@ def test_the_demo_fails_when_the_ledger_lost_a_line(demo_environment: dict[str, 
     assert "Difference over all keys: 0" not in done.stdout
 
 
+def _as_from_a_terminal() -> None:
+    """A shell's background job ignores Ctrl-C, and so would all that it starts: this one shall hear it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with_parent()
+
+
 @pytest.fixture
 def demo_that_stays_up(demo_environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The demo in a process group of its own, as a terminal would start it, once it has printed its addresses."""
@@ -72,7 +78,7 @@ def demo_that_stays_up(demo_environment: dict[str, str], tmp_path: Path) -> Iter
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=_as_from_a_terminal,
         )
     deadline = time.monotonic() + 90
     while b"Press Ctrl-C" not in output.read_bytes():

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -41,7 +38,6 @@ from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, SmoothWarmin
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import server
 from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
-from tests.engine.decider import CAPACITIES
 
 
 class TestChangedRates:
@@ -439,28 +435,6 @@ class TestSeveral:
         # Behind the second at which all of it may go, in front of mine.
         assert redis_client.get(key)[4:].startswith(before[4:])
         assert [ask(other).standings[0].remaining for other in others] == [8] * len(others)
-
-    def test_no_partial_charge_among_eight_processes(self, long_run: bool) -> None:
-        times = 1250 if long_run else 125
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.engine.decider", str(seed), str(times)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parents[2],
-            )
-            for seed in range(8)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        admitted = sum(int(process.communicate("go\n")[0]) for process in processes)
-        assert min(CAPACITIES.values()) - 2 <= admitted <= min(CAPACITIES.values())
-        numbers: dict[str, Any] = {"rate": 1, "period": 10**6, "lease_ttl": 10**6, "window_start": "first_hit"}
-        for number, (name, capacity) in enumerate(CAPACITIES.items()):
-            one = limit(name, name=name, key=f"user:{number % 2}", capacity=capacity, **numbers)
-            assert (name, capacity - peek([one]).remaining) == (name, admitted)
 
 
 def cost_of_none() -> Limit:

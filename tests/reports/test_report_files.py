@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -110,12 +111,14 @@ class Terminal:
         self.file = os.fdopen(theirs, "w")
 
     def read(self) -> str:
-        self.file.flush()
-        try:
-            return os.read(self._ours, 65_536).decode()
-        finally:
-            self.file.close()
-            os.close(self._ours)
+        """All of it: the terminal hands on what it has when asked, and fails once nobody can write to it any more."""
+        self.file.close()
+        shown = b""
+        with contextlib.suppress(OSError):
+            while some := os.read(self._ours, 65_536):
+                shown += some
+        os.close(self._ours)
+        return shown.decode()
 
 
 @pytest.mark.usefixtures("_finalised")
