@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from celery import Task
+from celery import Celery, Task
 from celery.signals import task_prerun
 from django.conf import settings
 
@@ -32,6 +32,12 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
     from ratelimits.usage import compact
 
     compact.SPAN = 300_000
+
+
+@app.on_after_finalize.connect
+def _keep_drains(sender: Celery, **kwargs: object) -> None:
+    # Longer than what a killed worker took stays invisible: a drain that expired by then would not be delivered again.
+    sender.conf.beat_schedule["ratelimits.drain"]["options"]["expires"] = 60
 
 
 _PLAN = Path(os.environ["CRASH_PLAN"])
