@@ -117,3 +117,8 @@ class Keyspace:
     def layout(self) -> str:
         """String: the number of shards that this namespace was first used with."""
         return f"rl:{SCHEMA}:{self.namespace}:shards"
+
+    @property
+    def fence(self) -> str:
+        """String: written by each drain, so that there is something to fsync behind all that it read."""
+        return f"rl:{SCHEMA}:{self.namespace}:fence"

@@ -106,7 +106,7 @@ def drain() -> Drained:
             continue  # restarted while it was asked
         # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
-        done.fsync = fence(here.wire.client, found[0].run)
+        done.fsync = fence(here, found[0].run)
         crash.reached("drain:fenced")
         _meet(here, using, found, done.fsync)
         busy = [each for each in found if each.batches]

@@ -6,6 +6,10 @@ before any SQL the drain waits until everything it read has been fsynced to the 
 Under `appendfsync always` a reply is only sent after the fsync. Under `everysec` the server is watched: it starts an
 fsync of what it wrote within a second, if none is in progress, and INFO tells whether one is. WAITAOF would be shorter,
 but releases its callers early in Redis 7.4 and in Valkey (redis/redis#13793): up to a second too soon.
+
+One fsync INFO is silent about: since Redis 7 the beginning of a rewrite opens a new file, and the old one is fsynced as
+it is closed. Nothing else may be written then, so no other fsync follows. So the fence writes something of its own: its
+fsync waits in the same queue, behind the closing.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.engine.server import Server
 
 #: Longest wait for an fsync, in seconds: everysec takes up to two when the disk is busy.
 PATIENCE = 10.0
 #: So many seconds after it was seen at rest the server has started an fsync of all that it had written then.
 _REST = 1.3
 _POLL = 0.1
+#: How long the fence's own key is kept after the last drain, in ms.
+_KEPT = 86_400_000
 
 
 class NotFencedError(RuntimeError):
@@ -34,12 +41,13 @@ def run_of(info: dict[str, Any]) -> str:
     return f"{info.get('run_id')}:{info.get('master_replid')}"
 
 
-def fence(client: redis.Redis, run: str, patience: float = PATIENCE) -> str:
+def fence(here: Server, run: str, patience: float = PATIENCE) -> str:
     """Wait until all that the server did so far is on its disk; return its fsync policy ("none" without a fence).
 
-    `run` is the server's run as it was when the batches were read. Raises NotFencedError, and
-    redis.exceptions.RedisError when the server is away.
+    `run` is the server's run as it was when the batches were read. Writes the key `here.keyspace.fence`. Raises
+    NotFencedError, and redis.exceptions.RedisError when the server is away.
     """
+    client = here.wire.client
     if conf.FENCE == "none":
         _same(client.info(), run)
         return "none"
@@ -57,7 +65,7 @@ def fence(client: redis.Redis, run: str, patience: float = PATIENCE) -> str:
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
                 )
-            _rest(connection, run, deadline)
+            _rest(connection, run, here.keyspace.fence, deadline)
         _sound(connection, run)
     return policy
 
@@ -97,19 +105,24 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _rest(connection: redis.Redis, run: str, deadline: float) -> None:
+def _rest(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
     """Wait until an fsync that began after the first look has ended, however much is written meanwhile.
 
     At a look that finds no fsync in progress, none is under way that might have begun too early. Within `_REST` from
-    there the server begins one, if it has anything to fsync, and it begins one only behind all that it has written,
-    its buffer included. Each look is a turn of its loop, at whose end an fsync that is due is begun. So of the looks
-    behind that time, whichever but the first finds none in progress sees that one ended.
+    there the server begins one, since the key was written, and it begins one only behind all that it has written, its
+    buffer included. Each look is a turn of its loop, at whose end an fsync that is due is begun. So of the looks behind
+    that time, whichever but the first finds none in progress sees that one ended. A rewrite that begins meanwhile takes
+    the key along to be closed, so all of it starts anew.
     """
-    since, turned = None, False
+    since, turned, marked, rewrites = None, False, False, None
     while True:
         asked = time.monotonic()
-        idle = not _sound(connection, run).get("aof_pending_bio_fsync")
-        if since is None:
+        info = _sound(connection, run)
+        idle = not info.get("aof_pending_bio_fsync") and not _closes_apart(info)
+        if not marked or info.get("aof_rewrites") != rewrites:
+            since, turned, marked, rewrites = None, False, True, info.get("aof_rewrites")
+            _mark(connection, key)
+        elif since is None:
             since = time.monotonic() if idle else None
         elif asked - since > _REST:
             if turned and idle:
@@ -118,3 +131,14 @@ def _rest(connection: redis.Redis, run: str, deadline: float) -> None:
         if asked > deadline:
             raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
         time.sleep(_POLL)
+
+
+def _closes_apart(info: dict[str, Any]) -> bool:
+    """Whether a file may be closed past the queue of fsyncs: Redis 7.0 does; behind the rewrite nobody needs it."""
+    return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
+
+
+def _mark(connection: redis.Redis, key: str) -> None:
+    # A server that is out of memory takes this, and refuses SET.
+    if not connection.pexpire(key, _KEPT):
+        connection.set(key, "1", px=_KEPT)

@@ -8,10 +8,13 @@ file is cut behind that marker: never before what was fsynced, and hardly behind
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +24,8 @@ from ratelimits.embedded import Server
 
 _PAUSE = 0.001
 _DIGITS = 12
+_PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
+_WALL = 0x40000000
 
 
 class Fsyncs:
@@ -96,6 +101,33 @@ def _fsync_thread(pid: int) -> Path:
     """Where the kernel tells of the server's thread that fsyncs."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return next(task for task in tasks if (task / "comm").read_text().startswith("bio_aof"))
+
+
+@contextmanager
+def stalled_disk(server: Server) -> Iterator[None]:
+    """Nothing is fsynced in the background until the block is left, as with a disk that takes so long for it."""
+    thread = int(_fsync_thread(server.process.pid).name)
+    _ptrace(_PTRACE_SEIZE, thread)
+    _ptrace(_PTRACE_INTERRUPT, thread)
+    os.waitpid(thread, _WALL)
+    try:
+        yield
+    finally:
+        _ptrace(_PTRACE_DETACH, thread)
+
+
+def _ptrace(request: int, thread: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(request, thread, None, None):
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
+def wait_for_fsync(server: Server) -> None:
+    """Until the thread that fsyncs has just done so: the next fsync is a second away."""
+    thread = _fsync_thread(server.process.pid)
+    before = _switches(thread)
+    while _switches(thread) == before:
+        time.sleep(_PAUSE)
 
 
 def _switches(thread: Path) -> str:
