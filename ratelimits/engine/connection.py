@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import hiredis
 from redis.connection import DefaultParser
+from redis.exceptions import BusyLoadingError, InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 
 class Unavailable(Exception):
@@ -21,6 +22,25 @@ class NotSent(Unavailable):
 
 class Unanswered(Unavailable):
     """The call was sent and its reply was lost: whether it took place is unknown."""
+
+
+_REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
+
+
+def refuses_writes(error: ResponseError) -> bool:
+    """Whether a server says that it is a replica by now, or has lost its replicas: it wrote nothing.
+
+    Another server may be the primary already: the connection is to be made anew.
+    """
+    # Redis 6.2 says it inside of what a script failed with.
+    return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
+
+
+def failure(error: BaseException) -> Unavailable:
+    """What has become of a call that ended so: unknown, unless the server said that it did not begin with it."""
+    # What a connection under Sentinel makes of a ReadOnlyError. Not by what it was raised from: that may be a caller's.
+    refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
+    return NotSent(str(error)) if refused else Unanswered(str(error))
 
 
 _MORE = object()
@@ -72,11 +92,14 @@ class Own:
             if isinstance(reply, Exception):
                 raise reply
             return reply
-        except ResponseError:
-            raise
+        except ResponseError as error:
+            if not refuses_writes(error):
+                raise
+            self.connection.disconnect()
+            raise NotSent(str(error)) from error
         except (RedisError, OSError) as error:
             self.connection.disconnect()
-            raise Unanswered(str(error)) from error
+            raise failure(error) from error
         except BaseException:
             # Whatever interrupts a call, its reply must not be read by the next one.
             self.connection.disconnect()
@@ -88,8 +111,11 @@ def ask(connection: Any, packed: bytes) -> Any:
     try:
         connection.send_packed_command([packed], check_health=False)
         return connection.read_response()
-    except ResponseError:
-        raise
+    except ResponseError as error:
+        if not refuses_writes(error):
+            raise
+        connection.disconnect()
+        raise NotSent(str(error)) from error
     except (RedisError, OSError) as error:
         connection.disconnect()
-        raise Unanswered(str(error)) from error
+        raise failure(error) from error

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import redis
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import BlockingConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
+from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelManagedConnection
+from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 #: Connections of one event loop; a call that finds them all taken waits for one, TIMEOUT at most.
 ASYNC_CONNECTIONS = 50
@@ -21,6 +27,8 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
     Connection: AsyncConnection,
     SSLConnection: AsyncSSLConnection,
     UnixDomainSocketConnection: AsyncUnixDomainSocketConnection,
+    SentinelManagedConnection: AsyncSentinelManagedConnection,
+    SentinelManagedSSLConnection: AsyncSentinelManagedSSLConnection,
 }
 
 
@@ -40,9 +48,11 @@ def _limits(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
         "retry_on_timeout": False,
         "retry_on_error": [],
     }
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        arguments[name] = min(kwargs.get(name) or timeout, timeout)
-    return arguments
+    return arguments | _timeouts(kwargs, timeout)
+
+
+def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
+    return {name: min(kwargs.get(name) or timeout, timeout) for name in ("socket_timeout", "socket_connect_timeout")}
 
 
 def strict(pool: Any, timeout: float) -> Any:
@@ -53,9 +63,39 @@ def strict(pool: Any, timeout: float) -> Any:
         kwargs.pop("connection_pool", None)
         sentinel: Any = SentinelConnectionPool
         return sentinel(
-            pool.service_name, pool.sentinel_manager, is_master=pool.is_master, max_connections=_MANY, **kwargs
+            pool.service_name,
+            _strict_manager(pool.sentinel_manager, timeout),
+            is_master=pool.is_master,
+            check_connection=pool.proxy.check_connection,
+            connection_class=pool.connection_class,
+            max_connections=_MANY,
+            **kwargs,
         )
     return ConnectionPool(connection_class=pool.connection_class, max_connections=_MANY, **kwargs)
+
+
+def _addresses(manager: Any) -> list[tuple[str, int]]:
+    asked = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+    return [(kwargs["host"], kwargs["port"]) for kwargs in asked]
+
+
+def _strict_manager(manager: Any, timeout: float) -> Any:
+    """The same sentinels, asked with short timeouts and once."""
+    own = copy.copy(manager)
+    own.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
+    retry = Retry(NoBackoff(), 0)
+    own.sentinels = [redis.Redis(host, port, retry=retry, **own.sentinel_kwargs) for host, port in _addresses(manager)]
+    return own
+
+
+class _AsyncSentinelPool(AsyncSentinelConnectionPool, AsyncConnectionPool):
+    """A bounded pool to whatever server the sentinels name; it takes their connections along when it ends."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:
+            for sentinel in self.sentinel_manager.sentinels:
+                await sentinel.connection_pool.disconnect()
 
 
 def twin(pool: Any, timeout: float) -> Any:
@@ -68,4 +108,14 @@ def twin(pool: Any, timeout: float) -> Any:
         raise ImproperlyConfigured(
             f"{pool.connection_class.__name__} has no async twin: use the sync functions in a thread"
         )
-    return AsyncConnectionPool(connection_class=known, max_connections=ASYNC_CONNECTIONS, timeout=timeout, **kwargs)
+    kwargs |= {"connection_class": known, "max_connections": ASYNC_CONNECTIONS, "timeout": timeout}
+    if not isinstance(pool, SentinelConnectionPool):
+        return AsyncConnectionPool(**kwargs)
+    kwargs.pop("connection_pool")
+    manager = pool.sentinel_manager
+    sentinel: Any = AsyncSentinel
+    sentinel_pool: Any = _AsyncSentinelPool
+    asked = {**manager.sentinel_kwargs, "retry": AsyncRetry(NoBackoff(), 0)}
+    sentinels = sentinel(_addresses(manager), manager.min_other_sentinels, asked, manager._force_master_ip)
+    checks = pool.proxy.check_connection
+    return sentinel_pool(pool.service_name, sentinels, is_master=pool.is_master, check_connection=checks, **kwargs)

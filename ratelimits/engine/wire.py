@@ -23,7 +23,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.connection import NotSent, Own, Unanswered, ask
+from ratelimits.engine.connection import NotSent, Own, Unanswered, ask, failure, refuses_writes
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.strict import strict, twin
 
@@ -253,11 +253,14 @@ async def _aask(connection: Any, packed: bytes) -> Any:
     try:
         await connection.send_packed_command([packed], check_health=False)
         return await connection.read_response()
-    except ResponseError:
-        raise
+    except ResponseError as error:
+        if not refuses_writes(error):
+            raise
+        await connection.disconnect()
+        raise NotSent(str(error)) from error
     except (RedisError, OSError) as error:
         await connection.disconnect()
-        raise Unanswered(str(error)) from error
+        raise failure(error) from error
 
 
 async def _agreet(connection: Any) -> str:

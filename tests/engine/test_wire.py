@@ -231,6 +231,22 @@ class TestLoss:
             wire.call(WHO, b"")
         assert wire.call(WHO, b"") > before
 
+    def test_a_server_that_became_a_replica_did_nothing_and_is_connected_to_anew(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        """Behind a name or an address that moves, the way back in leads to the new primary."""
+        wire, command = opened(own_server.url), script_call(COUNT, b"1", b"counter")
+        before = wire.call(WHO, b"")
+        with redis.Redis.from_url(own_server.url) as client:
+            client.replicaof("127.0.0.1", free_port())
+            with pytest.raises(NotSent, match=r"READONLY|read only"):
+                wire.call(command, b"")
+            with pytest.raises(NotSent, match=r"READONLY|read only"):
+                asyncio.run(wire.acall(command, b""))
+            client.replicaof("NO", "ONE")
+        assert wire.call(WHO, b"") > before
+        assert wire.call(command, b"") == 1
+
     @pytest.mark.parametrize("command", ["append", "rpush"])
     def test_what_is_no_decision_is_not_sent_again_either(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis, command: str
@@ -340,6 +356,17 @@ class Pool(redis.ConnectionPool):
     """A pool of a kind that nobody knows."""
 
 
+class Client(redis.Redis):
+    """A client of a kind that nobody knows, which must not be asked: its commands may be anything."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError(args)
+
+
+class Connection(redis.Connection):
+    """A connection of a kind that nobody knows."""
+
+
 class TestConfiguration:
     def test_an_alias_of_another_kind_is_refused_with_what_to_write(self) -> None:
         from django.core.cache.backends.locmem import LocMemCache
@@ -373,6 +400,32 @@ class TestConfiguration:
             wire.call(say(b"INCR", b"counter"), b"")
         assert time.monotonic() - started < 4 * TIMEOUT
         assert proxy.count(b"INCR") == 1
+
+    def test_a_client_of_ones_own_names_the_server_and_each_thread_keeps_its_own_connection(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, REDIS_CLIENT_CLASS="tests.engine.test_wire.Client")
+        assert [wire.call(WHO, b"") for _ in range(3)] == [wire.call(WHO, b"")] * 3
+        assert (proxy.connections, wire.client.ping()) == (1, True)
+
+    def test_threads_take_turns_with_the_connections_of_a_pool_of_ones_own(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool")
+        first, seen = wire.call(WHO, b""), []
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: seen.append(wire.call(WHO, b"")))
+            thread.start()
+            thread.join()
+        assert (seen, proxy.connections) == ([first] * 3, 1)
+
+    def test_connections_of_ones_own_serve_the_sync_functions_and_the_async_ones_say_so(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, CONNECTION_POOL_KWARGS={"connection_class": Connection})
+        assert wire.call(say(b"ECHO", b"hello"), b"") == b"hello"
+        with pytest.raises(ImproperlyConfigured, match=r"^Connection has no async twin: use the sync functions"):
+            asyncio.run(wire.acall(say(b"ECHO", b"hello"), b""))
 
     def test_a_pool_keeps_no_connection_whose_server_was_away(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
         wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool")

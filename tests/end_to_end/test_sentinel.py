@@ -1,0 +1,152 @@
+"""Deciding, sealing and draining by way of Sentinel, before and after the servers change places."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from django_redis.pool import ConnectionFactory
+
+from ratelimits import engine
+from ratelimits.engine import NotSent, Unanswered
+from ratelimits.engine.server import server
+from ratelimits.models import Batch, DurabilityGap, Line
+from ratelimits.models.ledger import GapKind
+from tests.engine.asking import KEYS, home, limit, usage
+from tests.sentinel import PATIENCE, Watched
+from tests.servers import TestServers, server_binary
+from tests.usage.traffic import flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def watched(servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
+    """A primary and its replica; the engine asks a sentinel for the way meanwhile."""
+    running = Watched(tmp_path, server_binary(servers.redis_kind))
+    try:
+        with running.settings():
+            yield running
+            server().wire.client.close()
+    finally:
+        # django-redis keeps pools by their URL, whatever sentinels they asked.
+        for url in [url for url in ConnectionFactory._pools if url.startswith("redis://quota/")]:
+            ConnectionFactory._pools.pop(url).disconnect()
+        running.stop()
+
+
+def incarnation(port: int) -> bytes | None:
+    with redis.Redis(port=port) as client:
+        return client.hget(KEYS.meta(home("acme")), "incarnation")
+
+
+def evalsha_calls(port: int) -> int:
+    with redis.Redis(port=port) as client:
+        return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: Watched) -> None:
+    old = watched.primary()
+    first = limit("fixed_window", period=1_000_000, capacity=1000)
+    assert engine.decide([first], account="acme").remaining == 999
+    assert asyncio.run(engine.adecide([first], account="acme")).remaining == 998
+    assert engine.refund(engine.decide([first], account="acme").receipt).remaining == 998
+    acknowledged, unanswered = 0, 0
+    for _ in range(20):
+        acknowledged += use(now=None).allowed
+    assert flow().batches == 1
+    for _ in range(20):
+        acknowledged += use(now=None).allowed
+    before = incarnation(old.port)
+    watched.replicated()
+
+    watched.failover()
+    new = watched.primary()
+    failures, deadline = [], time.monotonic() + PATIENCE
+    while acknowledged < 60:
+        assert time.monotonic() < deadline
+        try:
+            acknowledged += use(now=None).allowed
+        except NotSent as error:
+            failures.append(error)
+        except Unanswered as error:
+            failures.append(error)
+            unanswered += 1
+    assert len(failures) <= 1
+    assert asyncio.run(engine.apeek([first], account="acme")).remaining == 998
+    assert incarnation(new.port) not in (None, before)
+    # What the old primary decided, it decided once: 3 windows, a refund, and 40 requests.
+    assert evalsha_calls(old.port) <= 44 + 2 * 5 + len(failures)
+
+    flow()
+    ledger = sum(Line.objects.values_list("admitted_requests", flat=True))
+    assert acknowledged <= ledger <= acknowledged + unanswered
+    assert len(set(Batch.objects.values_list("incarnation", flat=True))) == 2
+    assert DurabilityGap.objects.filter(kind=GapKind.RESTART, shard=home("acme")).exists()
+
+
+def test_a_primary_without_its_replica_is_left_where_it_is_told_to_refuse(watched: Watched) -> None:
+    old = watched.primary()
+    with redis.Redis(port=old.port) as client:
+        client.config_set("min-replicas-to-write", 1)
+    some = limit("fixed_window", period=1_000_000, capacity=1000)
+    engine.decide([some], account="acme")
+    asyncio.run(engine.adecide([some], account="acme"))
+    watched.replicated()
+    watched.failover(follows=False)
+    with pytest.raises(NotSent, match="NOREPLICAS"):
+        engine.decide([some], account="acme")
+    assert engine.decide([some], account="acme").remaining == 997
+    with redis.Redis(port=old.port) as client:
+        assert client.info("replication")["role"] == "master"
+
+
+def test_a_primary_that_became_a_replica_was_sent_nothing_and_the_way_is_asked_for_anew(watched: Watched) -> None:
+    some = limit("fixed_window", period=1_000_000, capacity=1000)
+
+    async def twice() -> None:
+        await engine.adecide([some], account="acme")
+        await asyncio.to_thread(demote)
+        with pytest.raises(NotSent):
+            await engine.adecide([some], account="acme")
+        await asyncio.to_thread(promote)
+        assert (await engine.adecide([some], account="acme")).remaining == 996
+
+    def demote() -> None:
+        watched.replicated()
+        with redis.Redis(port=watched.servers[0].port) as client:
+            client.replicaof("127.0.0.1", watched.servers[1].port)
+
+    def promote() -> None:
+        with redis.Redis(port=watched.servers[0].port) as client:
+            client.replicaof("NO", "ONE")
+
+    engine.decide([some], account="acme")
+    demote()
+    with pytest.raises(NotSent):
+        engine.decide([some], account="acme")
+    promote()
+    assert engine.decide([some], account="acme").remaining == 998
+    asyncio.run(twice())
+
+
+def test_without_a_sentinel_nothing_is_sent_and_nobody_waits_long(watched: Watched) -> None:
+    engine.decide([limit()], account="acme", usage=usage())
+    watched.process.kill()
+    watched.process.wait()
+    assert engine.decide([limit()], account="acme").allowed
+    for each in watched.servers:
+        each.kill()
+    # The connection is found closed before it is used.
+    with pytest.raises(NotSent):
+        engine.decide([limit()], account="acme")
+    started = time.monotonic()
+    with pytest.raises(NotSent):
+        engine.decide([limit()], account="acme")
+    with pytest.raises(NotSent):
+        asyncio.run(engine.adecide([limit()], account="acme"))
+    assert time.monotonic() - started < 2

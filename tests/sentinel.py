@@ -1,0 +1,131 @@
+"""A primary, its replica and a sentinel that watches them: real servers of one test."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.test import override_settings
+from redis.exceptions import RedisError, ResponseError
+
+from ratelimits.embedded import Server, die_with_parent, free_port
+
+NAME = "quota"
+PATIENCE = 20.0
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition, without errors of servers that are changing places; its value."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if value := holds():
+                return value
+        except RedisError:
+            pass
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
+
+
+class Watched:
+    """The three servers."""
+
+    def __init__(self, directory: Path, binary: Path) -> None:
+        options = {"appendfsync": "always", "repl-diskless-sync-delay": "0"}
+        self.servers = [Server(directory / "primary", aof=True, binary=binary, options=options)]
+        try:
+            self.servers.append(Server(directory / "replica", aof=True, binary=binary, options=options))
+            with redis.Redis(port=self.servers[1].port) as client:
+                client.replicaof("127.0.0.1", self.servers[0].port)
+            self.port = free_port()
+            (directory / "sentinel.conf").write_text(
+                f"port {self.port}\nbind 127.0.0.1\nlogfile sentinel.log\n"
+                f"sentinel monitor {NAME} 127.0.0.1 {self.servers[0].port} 1\n"
+                f"sentinel down-after-milliseconds {NAME} 60000\n"
+            )
+            self.replicated()
+            self.process = subprocess.Popen(
+                [str(binary), "sentinel.conf", "--sentinel"],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except BaseException:
+            self.stop()
+            raise
+        self.sentinel = redis.Redis(port=self.port, decode_responses=True)
+        until(self.sentinel.ping, "the sentinel answers")
+        # Where it can be told to: how often it asks the servers who they are, which is every ten seconds.
+        with suppress(ResponseError):
+            self.sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100")
+        until(self._knows_the_replica, "the sentinel knows the replica")
+
+    def _knows_the_replica(self) -> bool:
+        replicas = self.sentinel.sentinel_slaves(NAME)
+        return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
+
+    def primary(self) -> Server:
+        """Whom the sentinel names as redis-py asks it: a little later than GET-MASTER-ADDR-BY-NAME."""
+        port = int(self.sentinel.sentinel_masters()[NAME]["port"])
+        (found,) = [server for server in self.servers if server.port == port]
+        return found
+
+    def replicated(self) -> None:
+        """Wait until the replica has all that the primary has."""
+
+        def same() -> bool:
+            infos = []
+            for server in self.servers:
+                with redis.Redis(port=server.port) as client:
+                    infos.append(client.info("replication"))
+            linked = [info.get("master_link_status") for info in infos if info["role"] == "slave"]
+            offsets = {int(info["master_repl_offset"]) for info in infos}
+            return linked == ["up"] and len(offsets) == 1
+
+        until(same, "the replica has caught up")
+
+    def failover(self, *, follows: bool = True) -> None:
+        """The two change places; without `follows` the old primary does not know of it yet, for eight seconds."""
+        before = self.primary()
+        until(lambda: self.sentinel.sentinel_failover(NAME), "the sentinel begins a failover")
+        until(lambda: self.primary() is not before, "the sentinel names the new primary")
+        if follows:
+            # What the sentinel does by itself then.
+            with redis.Redis(port=before.port) as client:
+                client.replicaof("127.0.0.1", self.primary().port)
+                client.client_kill_filter(_type="normal", skipme=True)
+
+    def settings(self, **options: Any) -> Any:
+        """The app's cache alias by way of the sentinel."""
+        return override_settings(
+            CACHES={
+                name: {
+                    "BACKEND": "django_redis.cache.RedisCache",
+                    "LOCATION": f"redis://{NAME}/{number}",
+                    "OPTIONS": {
+                        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+                        "SENTINELS": [("127.0.0.1", self.port)],
+                        **options,
+                    },
+                }
+                for number, name in enumerate(("ratelimits", "default"))
+            }
+        )
+
+    def stop(self) -> None:
+        if hasattr(self, "sentinel"):
+            self.sentinel.close()
+        if hasattr(self, "process"):
+            self.process.kill()
+            self.process.wait()
+        for server in self.servers:
+            server.kill()
