@@ -71,6 +71,7 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
             report.Claim(f"times faster than {peer}, one rule", 1, ratio, least=True) for peer, ratio in best.items()
         ]
     for name, text, bound in (
+        ("engine_ahead", "permits taken ahead: a decision, µs", 4.0),
         ("engine_refused", "deny cache: a refusal in the engine, µs", 1.0),
         ("throttle_refused", "deny cache: a refusal in the throttle, µs", 12.0),
     ):

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.timing import Case
 from ratelimits import engine, quota, rules
+from ratelimits.engine.allotment import Allotment
 from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import ask
@@ -31,6 +32,8 @@ _ROWS: dict[str, dict[str, Any]] = {
     "hour": {"algorithm": "fixed_window", "capacity": 10**9, "period": 3600},
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
+#: Requests whose permits are taken ahead at most, and how many are timed together: several such takes.
+ALLOTMENT, AHEAD = 256, 2_000
 CALENDAR = ("hour", "day", "week", "month", "year")
 
 
@@ -74,6 +77,7 @@ def save_rules() -> None:
         row("kinds-account", "month", "kinds", "account", bills=True),
         row("kinds-global", "hour", "kinds", "global"),
         *ten_rules("ten"),
+        row("ahead", "hour", "ahead", allotment=ALLOTMENT),
         row("refused", "month", "refused", capacity=1),
         *[row(f"refused-{name}", name, "refused") for name in ("second", "hour")],
     ]
@@ -177,8 +181,28 @@ def cases(now: int) -> list[Case]:
         ("ten", "10 rules"),
     ):
         out.append(Case(f"check_{scope}", f"quota.check, {about} + metering", "ours", checking(scope)))
-    out += [engine_refusal(), check_refusal()]
+    out += [engine_ahead(here, now), check_ahead(), engine_refusal(), check_refusal()]
     return out
+
+
+def engine_ahead(here: Server, now: int) -> Case:
+    """An allotment alone: spent, and taken anew when it is."""
+    call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
+    allotment = Allotment(here.keyspace, call, ALLOTMENT, 1.0)
+
+    def spend() -> object:
+        held = allotment.spend()
+        if held is None:
+            take = allotment.take()
+            held = allotment.book(take, ask(here, take.command.call, take.command), True)
+        return held
+
+    return Case("engine_ahead", "engine, one rule, permits taken ahead", "ours", spend, inner=AHEAD)
+
+
+def check_ahead() -> Case:
+    """The same at the one door."""
+    return Case("check_ahead", "quota.check, 1 rule, permits taken ahead", "ours", checking("ahead"), inner=AHEAD)
 
 
 def exhaust(identity: Identity = REFUSED) -> None:

@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "FAILURE_POLICY": "allow",  # "allow" or "deny" when Redis is away and no rule says otherwise
     "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
     "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
+    "ALLOTMENT_SECONDS": 1.0,  # longest time in which a process spends the permits that it took ahead
     "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
     "PATHS": [],  # path prefixes of plain Django views that the middleware governs, such as "/files/"
     "BILL_ERRORS": False,  # whether a response of 500 or above is billed; the middleware gives it back otherwise
@@ -67,6 +68,7 @@ class Conf:
     FAILURE_POLICY: str
     RELOAD_INTERVAL: float
     DENY_CACHE_SECONDS: float
+    ALLOTMENT_SECONDS: float
     RECEIPT_TTL: int
     PATHS: list[str]
     BILL_ERRORS: bool

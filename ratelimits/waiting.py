@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ratelimits import quota
+from ratelimits import quota, routes
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.quota import Answer
@@ -43,7 +43,7 @@ def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[s
     Beyond MAX_WAITING requests that wait in this process, one that would have to is refused, uncharged.
     """
     # Where nothing waits no place is needed; an edit under way may still make this one wait.
-    crowded = quota.may_wait()
+    crowded = routes.may_wait()
     entered = crowded and waiters.enter()
     try:
         answer = quota.check(identity, scope, method, costs, at_once=crowded and not entered)
@@ -57,7 +57,7 @@ def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[s
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
     """`check_and_wait`, awaited: other requests of the event loop go on meanwhile."""
-    crowded = quota.may_wait()
+    crowded = routes.may_wait()
     entered = crowded and waiters.enter()
     try:
         answer = await quota.acheck(identity, scope, method, costs, at_once=crowded and not entered)

@@ -12,7 +12,7 @@ import pytest
 import redis
 from django.db import connection
 
-from ratelimits import quota, rules, witness
+from ratelimits import quota, routes, rules, witness
 from ratelimits.embedded import free_port
 from ratelimits.engine.fallback import FAILURES, PAUSE
 from ratelimits.engine.keys import Keyspace, shard_of
@@ -220,11 +220,11 @@ class TestHotPath:
         assert asked == []
 
     def test_what_is_remembered_of_requests_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(quota, "MOST_ROUTES", 10)
+        monkeypatch.setattr(routes, "MOST_ROUTES", 10)
         slow(key_kind="ip")
         for number in range(100):
             assert quota.check(Identity(address=f"ip:203.0.113.{number}")).allowed
-        assert len(quota._routes.known) <= 10
+        assert len(routes._routes.known) <= 10
 
 
 def _twice(acheck: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:

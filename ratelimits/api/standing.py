@@ -18,7 +18,8 @@ from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import ask
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity, identify
-from ratelimits.quota import RELOADS, Answer, Prepared, prepare
+from ratelimits.quota import RELOADS, Answer
+from ratelimits.routes import Prepared, prepare
 from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.throttling import QuotaUnavailable
 

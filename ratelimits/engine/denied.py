@@ -2,7 +2,8 @@
 
 A refusal is repeated until the moment it named, and for DENY_CACHE_SECONDS at most, so that what loosens a limit (an
 edit, a reset, a refund) reaches a key that is being refused within that time. What tightens one changes no refusal.
-Every repetition is counted as denied: the counts are sent on every second, and when the process ends.
+Every repetition of what was counted as denied is counted, too: the counts are sent on every second, and when the
+process ends.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class DenyCache:
     def keep(self, place: Hashable, decision: Decision, seconds: float, about: Any = None) -> None:
         """Repeat this refusal for so many seconds at most, unless it can change at any moment."""
         number = decision.binding
-        if seconds <= 0 or number is None or decision.call.usage is None:
+        if seconds <= 0 or number is None:
             return
         if isinstance(decision.program.terms[number].algorithm, Concurrency):
             return
@@ -102,7 +103,9 @@ class DenyCache:
         """All counts since the last time; refusals that have ended are forgotten."""
         now = self.clock()
         with self._lock:
-            counted = [_counted(denied) for denied in (*self._ended, *self._known.values()) if denied.count]
+            every = (*self._ended, *self._known.values())
+            asked = [(denied, denied.decision.call.usage) for denied in every if denied.count]
+            counted = [_counted(denied, usage) for denied, usage in asked if usage is not None]
             self._ended.clear()
             for place, denied in list(self._known.items()):
                 denied.count = 0
@@ -117,12 +120,11 @@ class DenyCache:
         self._ended.clear()
 
 
-def _counted(denied: Denied) -> Counted:
+def _counted(denied: Denied, usage: Usage) -> Counted:
     call, number = denied.decision.call, denied.decision.binding
-    assert call.usage is not None
     assert number is not None
     term = call.program.terms[number]
-    return Counted(call.usage, call.costs[: len(call.usage.meters)], term.rule, term.version, denied.count)
+    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, denied.count)
 
 
 class _Count:

@@ -95,7 +95,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 #: What the admin form asks beside the algorithm's own fields; it changes no number of a replay.
-_FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait"}
+_FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "allotment"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:

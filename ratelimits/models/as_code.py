@@ -23,6 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "mode": "enforce",
     "bills": False,
     "on_failure": "",
+    "allotment": None,
 }
 _SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 

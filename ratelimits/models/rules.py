@@ -215,6 +215,16 @@ class Rule(Versioned):
         default=OnFailure.PROJECT,
     )
 
+    allotment = models.PositiveIntegerField(
+        _("allotment"),
+        null=True,
+        blank=True,
+        help_text=_(
+            "The most requests whose permits a process takes at once, to spend them without asking Redis. Requests that"
+            " only such rules limit are not counted as usage. Empty: every request is decided by Redis, and counted."
+        ),
+    )
+
     history = HistoricalRecords()
 
     about = ("name", "plan_id")
@@ -251,6 +261,12 @@ class Rule(Versioned):
             models.CheckConstraint(condition=Q(rate=None) | Q(rate__gt=0), name="ratelimits_rule_rate"),
             models.CheckConstraint(condition=Q(period=None) | Q(period__gt=0), name="ratelimits_rule_period"),
             models.CheckConstraint(condition=Q(max_wait=None) | Q(max_wait__gte=0), name="ratelimits_rule_max_wait"),
+            models.CheckConstraint(
+                condition=Q(allotment=None)
+                | Q(allotment__gte=1, bills=False)
+                & (Q(algorithm="calendar_window") | Q(algorithm="fixed_window", window_start__in=["", "epoch"])),
+                name="ratelimits_rule_allotment",
+            ),
             models.CheckConstraint(condition=Q(key_kind__in=KeyKind.values), name="ratelimits_rule_key_kind"),
             models.CheckConstraint(condition=Q(mode__in=["enforce", "shadow", "off"]), name="ratelimits_rule_mode"),
             models.CheckConstraint(

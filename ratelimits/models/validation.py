@@ -34,7 +34,7 @@ _ADVICE = {
 def check_rule(rule: Rule) -> None:
     """ValidationError, with all that is wrong, unless the rule makes sense and gets along with the others."""
     errors = _parameters(rule) or _overrides_of(rule)
-    errors |= _name(rule) | _billing(rule)
+    errors |= _name(rule) | _billing(rule) | _allotment(rule)
     if errors:
         raise ValidationError(errors)
 
@@ -134,6 +134,24 @@ def _billing(rule: Rule) -> Errors:
     if twin is None:
         return {}
     return {"bills": [message % {"twin": twin, "meter": rule.meter, "whose": WHOSE[rule.key_kind]()}]}
+
+
+def _allotment(rule: Rule) -> Errors:
+    """Permits are taken ahead only where they come back at a moment that is known, and where nobody bills them."""
+    if rule.allotment is None:
+        return {}
+    if rule.bills:
+        message = _("Untick “bills”, or leave this empty: what a process spends by itself is not counted as usage.")
+    elif rule.algorithm not in ("fixed_window", "calendar_window") or rule.window_start == "first_hit":
+        message = _(
+            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window: anywhere else"
+            " permits come back while a process holds others, and together they would be more than the limit."
+        )
+    elif rule.allotment < 1:
+        message = _("Write 1 or more, or leave it empty.")
+    else:
+        return {}
+    return {"allotment": [message]}
 
 
 def check_numbers(rule: Rule, changes: Mapping[str, Any]) -> Algorithm:

@@ -43,6 +43,7 @@ class RuleRow:
     bills: bool
     on_failure: str
     max_wait: Decimal
+    allotment: int
     version: int
     since: int
 
@@ -93,6 +94,7 @@ def _rule(rule: Rule) -> RuleRow | None:
         rule.bills,
         rule.on_failure,
         rule.max_wait or Decimal(0),
+        rule.allotment or 0,
         rule.version,
         rule.since,
     )

@@ -44,7 +44,8 @@ class AppliedRule:
     `key` is what is counted, such as "user:42" ("" in a Selection, which is not about one key), and `key_kind` the
     field of Identity that it comes from, or "global". `version` is that of the newest row that shaped the rule (its
     own, an override, a rule that went away above it), `since` when these parameters came into force, in µs since
-    1970 UTC. `max_wait` is in seconds; `plan` is the slug of the rule's plan, "" for a default rule.
+    1970 UTC. `max_wait` is in seconds, `allotment` the most requests whose permits are taken ahead (0: none); `plan` is
+    the slug of the rule's plan, "" for a default rule.
     """
 
     name: str
@@ -56,6 +57,7 @@ class AppliedRule:
     bills: bool
     on_failure: str
     max_wait: Decimal
+    allotment: int
     rule: int
     version: int
     since: int
@@ -273,6 +275,7 @@ class Snapshot:
             bills=row.bills,
             on_failure=row.on_failure or conf.FAILURE_POLICY,
             max_wait=row.max_wait,
+            allotment=row.allotment,
             rule=row.pk,
             version=max(row.version, *(version for version, _since in gone), *(o.version for o in overrides), 0),
             since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 
 from ratelimits.engine.limits import ALGORITHMS, TokenBucket
 from ratelimits.models import Plan, Rule
@@ -123,6 +123,28 @@ def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
     }
     rule("tokens", bills=True, key_kind="account", meter="tokens")
     rule("per-user", bills=True, key_kind="user")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields"),
+    [(name, {}) for name in ALGORITHMS if name not in ("fixed_window", "calendar_window")]
+    + [("fixed_window", {"window_start": "first_hit"})],
+)
+def test_only_windows_that_lie_where_the_clock_says_take_an_allotment(algorithm: str, fields: dict[str, Any]) -> None:
+    row = unsaved(algorithm=algorithm, allotment=10, **fields)
+    assert "choose a fixed window at the clock's full periods or a calendar window" in errors(row)["allotment"]
+    with pytest.raises(IntegrityError, match="ratelimits_rule_allotment"), transaction.atomic():
+        row.save()
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "calendar_window"])
+def test_windows_that_lie_where_the_clock_says_take_an_allotment(algorithm: str) -> None:
+    assert rule(algorithm=algorithm, allotment=10).allotment == 10
+
+
+def test_what_is_billed_takes_no_allotment() -> None:
+    assert "Untick “bills”" in errors(unsaved(algorithm="fixed_window", allotment=10, bills=True))["allotment"]
+    assert "Write 1 or more" in errors(unsaved(algorithm="fixed_window", allotment=0))["allotment"]
 
 
 def test_a_plan_takes_over_billing_only_under_the_same_name() -> None:

@@ -1,0 +1,150 @@
+"""Permits taken ahead: a process takes those of n requests in one call, and spends them without asking again.
+
+Only windows that lie where the clock says lend themselves to it: their permits come back all at once, at a moment that
+the reply tells, and an allotment ends before it. Anywhere else permits come back while others are held here, and the
+two together would be more than the limit. What is not spent by then was taken from the limit all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakSet
+
+from ratelimits.engine.call import Call, Command
+from ratelimits.engine.decision import Decision
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow
+
+#: Seconds that an allotment ends before its window does: this machine's clock and the server's do not run alike.
+MARGIN = 0.001
+#: Of what a limit has left, a process takes at most one part of so many: others want some too.
+SHARE = 8
+
+
+def lends_itself(algorithm: Algorithm) -> bool:
+    """Whether permits of such a limit can be taken ahead: its windows lie where the clock says."""
+    return isinstance(algorithm, CalendarWindow) or (
+        isinstance(algorithm, FixedWindow) and algorithm.window_start == "epoch"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The permits of `size` requests, to be asked for by `command`; `asked` is when, by the allotment's clock."""
+
+    size: int
+    command: Command
+    asked: float = 0.0
+
+
+class Taken(Decision):
+    """A decision on several requests at once: what one of them took cannot be given back by itself."""
+
+    __slots__ = ()
+
+    @property
+    def receipt(self) -> None:
+        return None
+
+
+class _Batch:
+    """What one call took: so many requests' permits are left of `size`, to be spent until then."""
+
+    __slots__ = ("about", "left", "size", "until")
+
+    def __init__(self, size: int, until: float, about: Any) -> None:
+        self.size = size
+        self.left = size - 1
+        self.until = until
+        self.about = about
+
+
+class Allotment:
+    """The permits that this process holds for requests that are alike, each one's being those of `call`.
+
+    Taken at once are those of 1, 2, 4, … requests, `most` at most: twice as many as the last time when all those were
+    spent, and no more than were spent when they were not. They end after `seconds`. `clock` is in seconds and goes only
+    forward.
+    """
+
+    def __init__(
+        self, keyspace: Keyspace, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._keyspace = keyspace
+        self._call = call
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._size = 1
+        self._room = most
+        self._commands: dict[int, Command] = {}
+        self.clear()
+        _all.add(self)
+
+    def clear(self) -> None:
+        """Hold nothing: what is held was taken by another process, whose copy this one is."""
+        self._lock = threading.Lock()
+        self._held: deque[_Batch] = deque()
+
+    def spend(self) -> Any:
+        """Spend one request's permits: what they were booked with, or None when none are held."""
+        held = self._held
+        while held:
+            with self._lock:
+                if not held:
+                    break
+                batch = held[0]
+                if batch.left and self._clock() < batch.until:
+                    batch.left -= 1
+                    return batch.about
+                held.popleft()
+                self._size = batch.size - batch.left if batch.left else 2 * batch.size
+        return None
+
+    def take(self) -> Take:
+        """What to ask the server for, this request's permits among them."""
+        size = _power(min(self._size, self._room, self._most))
+        command = self._commands.get(size)
+        if command is None:
+            call = replace(self._call, costs=tuple(size * cost for cost in self._call.costs))
+            command = self._commands[size] = Command(self._keyspace, call)
+        return Take(size, command, self._clock())
+
+    def book(self, take: Take, decision: Decision, about: Any) -> bool:
+        """Hold what was admitted, and spend this request's part of it; False: it was too much, take again.
+
+        `about` is what `spend` answers for the others.
+        """
+        with self._lock:
+            if not decision.allowed:
+                self._size = 1
+                return take.size == 1
+            cost = max(self._call.costs, default=1) or 1
+            self._room = decision.remaining // (SHARE * cost)
+            # A window ends that long after the server decided, so by then or later.
+            window = min(standing.reset_after for standing in decision.standings)
+            until = take.asked + min(self._seconds, window - MARGIN)
+            self._held.append(_Batch(take.size, until, about))
+        return True
+
+
+def _power(size: int) -> int:
+    """The greatest power of two that is not greater; 1 at least."""
+    return 1 << max(size, 1).bit_length() - 1
+
+
+_all: WeakSet[Allotment] = WeakSet()
+
+
+def _forked() -> None:
+    for allotment in _all:
+        allotment.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

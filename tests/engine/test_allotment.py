@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimits.engine.allotment import MARGIN, Allotment, Take, Taken, lends_itself
+from ratelimits.engine.call import Call, Command
+from ratelimits.engine.decide import ask, call_for
+from ratelimits.engine.limits import ALGORITHMS
+from ratelimits.engine.server import server
+from tests.engine.asking import NOW, SECOND, limit
+from tests.faces import Clock
+
+
+def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user:1") -> Call:
+    return call_for([limit("fixed_window", key=key, capacity=capacity, period=period, cost=cost)], now=NOW)
+
+
+class Process:
+    """One process' allotment; `requests` are made at a moment of both clocks, the server's and its own."""
+
+    def __init__(self, asked: Call, most: int = 64, seconds: float = 1.0, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.takes: list[Take] = []
+        self._began = self.clock.now
+        self.allotment = Allotment(server().keyspace, asked, most, seconds, self.clock)
+
+    def now(self) -> int:
+        """The server's time, in µs since 1970 UTC."""
+        return NOW + round((self.clock.now - self._began) * SECOND)
+
+    def request(self) -> bool:
+        """Whether one request is admitted."""
+        while True:
+            held = self.allotment.spend()
+            if held is not None:
+                return True
+            take = self.allotment.take()
+            self.takes.append(take)
+            asked = replace(take.command.call, now=self.now())
+            decision = ask(server(), asked, Command(server().keyspace, asked))
+            if self.allotment.book(take, decision, "held"):
+                return decision.allowed
+
+    @property
+    def sizes(self) -> list[int]:
+        return [take.size for take in self.takes]
+
+
+def test_what_is_asked_for_doubles_while_it_is_spent() -> None:
+    process = Process(call(), most=16)
+    assert all(process.request() for _ in range(63))
+    assert process.sizes == [1, 2, 4, 8, 16, 16, 16]
+
+
+def test_no_more_is_asked_for_than_was_spent_the_last_time() -> None:
+    process = Process(call(), most=64)
+    assert all(process.request() for _ in range(31 + 5))
+    assert process.sizes == [1, 2, 4, 8, 16, 32]
+    process.clock.now += 1.1
+    assert process.request()
+    assert process.sizes[-1] == 4  # of 32 five were spent
+
+
+def test_most_need_not_be_a_power_of_two() -> None:
+    process = Process(call(), most=10)
+    assert all(process.request() for _ in range(40))
+    assert max(process.sizes) == 8
+
+
+def test_the_last_permits_are_asked_for_one_by_one() -> None:
+    process = Process(call(capacity=20), most=64)
+    assert [process.request() for _ in range(22)] == [True] * 20 + [False] * 2
+    assert max(process.sizes) == 2  # an eighth of what is left, so that others get some
+
+
+def test_what_others_took_meanwhile_is_not_refused_to_the_one_request() -> None:
+    mine, theirs = Process(call(capacity=100)), Process(call(capacity=100))
+    for _ in range(7):
+        assert mine.request()
+    admitted = sum(theirs.request() for _ in range(200))
+    admitted += 7 + sum(mine.request() for _ in range(200))
+    assert admitted == 100
+
+
+def test_a_request_that_costs_more_takes_more() -> None:
+    process = Process(call(capacity=1000, cost=10), most=64)
+    assert sum(process.request() for _ in range(150)) == 100
+
+
+def test_it_ends_after_its_seconds() -> None:
+    process = Process(call(), seconds=0.5)
+    for _ in range(4):
+        assert process.request()
+    process.clock.now += 0.49
+    asked = len(process.takes)
+    assert [process.request() for _ in range(3)] == [True] * 3
+    assert len(process.takes) == asked
+    process.clock.now += 0.02
+    process.request()
+    assert len(process.takes) == asked + 1
+
+
+def test_it_ends_before_its_window_does() -> None:
+    process = Process(call(period=60), seconds=3600)
+    left = 60 - NOW % (60 * SECOND) / SECOND
+    for _ in range(5):
+        assert process.request()
+    process.clock.now += left - 2 * MARGIN
+    asked = len(process.takes)
+    assert process.request()
+    assert len(process.takes) == asked
+    process.clock.now += 1.5 * MARGIN
+    process.request()
+    assert len(process.takes) == asked + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    capacity=st.integers(1, 60),
+    most=st.integers(1, 70),
+    steps=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([0, 0.001, 0.3, 1.5]), st.integers(1, 30)), max_size=25
+    ),
+)
+def test_processes_together_never_spend_more_than_a_window_holds(
+    capacity: int, most: int, steps: list[tuple[int, float, int]]
+) -> None:
+    period, clock = 2, Clock()
+    asked = call(capacity, period, key=f"user:{os.urandom(8).hex()}")
+    processes = [Process(asked, most, 10, clock) for _ in range(4)]
+    spent: dict[int, int] = {}
+    for number, seconds, requests in steps:
+        clock.now += seconds
+        process = processes[number]
+        for _ in range(requests):
+            window = process.now() // (period * SECOND)
+            spent[window] = spent.get(window, 0) + process.request()
+    assert max(spent.values(), default=0) <= capacity
+
+
+def test_what_one_of_several_took_cannot_be_given_back() -> None:
+    asked = call()
+    decision = ask(server(), asked)
+    assert decision.receipt is not None
+    assert Taken(decision.call, decision.reply).receipt is None
+
+
+def test_a_child_of_a_fork_holds_nothing() -> None:
+    process = Process(call())
+    for _ in range(4):
+        assert process.request()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, b"held" if process.allotment.spend() else b"none")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(ours, 4) == b"none"
+    assert process.allotment.spend() == "held"
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_only_windows_that_lie_where_the_clock_says_lend_themselves_to_it(algorithm: str) -> None:
+    assert lends_itself(limit(algorithm).algorithm) == (algorithm in ("fixed_window", "calendar_window"))
+    if algorithm == "fixed_window":
+        assert not lends_itself(limit(algorithm, window_start="first_hit").algorithm)
+
+
+def test_sizes_are_powers_of_two() -> None:
+    process = Process(call(capacity=10**6), most=1000)
+    for _ in range(3000):
+        process.request()
+    assert all(later in (size, 2 * size) for size, later in pairwise(process.sizes))

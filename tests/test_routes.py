@@ -1,0 +1,146 @@
+"""Requests that are alike, and the permits that a process takes ahead for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from ratelimits import quota, receipts, witness
+from ratelimits.identity import Identity
+from ratelimits.models import KeyOverride, Rule
+from ratelimits.quota import Answer
+from tests.end_to_end.test_round_trips import commands_of_clients
+from tests.faces import Clock, away, begin_afresh, counted
+from tests.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WHO = Identity("user:1", "api_key:9", "account:acme", "ip:203.0.113.9")
+#: The epoch's window of it began in 2014 and ends in 2036.
+LONG = 700_000_000
+Check = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return begin_afresh(monkeypatch)
+
+
+@pytest.fixture(params=["check", "acheck"])
+def check(request: pytest.FixtureRequest) -> Check:
+    """`check`, and its twin that is awaited."""
+    if request.param == "check":
+        return quota.check
+    return lambda *args, **more: asyncio.run(quota.acheck(*args, **more))
+
+
+def ahead(name: str = "ahead", **more: Any) -> Rule:
+    """A rule whose permits are taken ahead, and do not come back in a test."""
+    return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "allotment": 50, **more})
+
+
+class TestAllotments:
+    def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(self, check: Check, redis_url: str) -> None:
+        ahead()
+        check(WHO)
+        with commands_of_clients(redis_url) as commands:
+            admitted = 1 + sum(check(WHO).allowed for _ in range(1500))
+        assert admitted == 1000
+        decided = [command for command in commands if command.startswith("EVALSHA")]
+        assert len(decided) < 150
+
+    def test_an_admitted_request_is_told_where_it_stands(self, check: Check) -> None:
+        ahead()
+        answer = check(WHO)
+        assert answer.headers()["RateLimit"].startswith('"ahead";r=999;t=')
+        assert answer.wait == 0.0
+
+    def test_nothing_of_it_is_counted_as_usage(self, check: Check, redis_client: redis.Redis) -> None:
+        ahead(capacity=5)
+        for _ in range(10):
+            check(WHO)
+        quota.sender.flush()
+        assert counted(redis_client) == {}
+        assert witness.totals() == {}
+
+    def test_a_refusal_is_repeated_without_asking(self, check: Check, redis_url: str) -> None:
+        ahead(capacity=1)
+        assert [check(WHO).allowed for _ in range(2)] == [True, False]
+        with commands_of_clients(redis_url) as commands:
+            assert not any(check(WHO).allowed for _ in range(100))
+        assert commands == []
+
+    def test_beside_another_rule_each_request_is_decided_and_counted(
+        self, check: Check, redis_client: redis.Redis
+    ) -> None:
+        ahead()
+        rule("burst", capacity=3, rate="0.000001")
+        assert [check(WHO).allowed for _ in range(4)] == [True] * 3 + [False]
+        assert counted(redis_client)["a requests 0 acme api_key:9 1"] == 3
+
+    @pytest.mark.parametrize("numbers", [{"mode": "shadow"}, {"allotment": None}])
+    def test_what_is_shadowed_or_has_none_is_decided_and_counted(
+        self, check: Check, redis_client: redis.Redis, numbers: dict[str, Any]
+    ) -> None:
+        ahead("first")
+        ahead("second", **numbers)
+        for _ in range(3):
+            assert check(WHO).allowed
+        assert counted(redis_client)["a requests 0 acme api_key:9 1"] == 3
+
+    def test_two_rules_that_lend_themselves_are_taken_together(self, check: Check, redis_url: str) -> None:
+        ahead("day", capacity=20)
+        ahead("all", capacity=10, key_kind="global", allotment=4)
+        assert sum(check(WHO).allowed for _ in range(30)) == 10
+        other = WHO._replace(user="user:2", api_key="api_key:8")
+        assert not check(other).allowed
+
+    def test_an_override_s_numbers_hold(self, check: Check) -> None:
+        ahead()
+        KeyOverride.objects.create(key=WHO.api_key, rule="ahead", capacity=7)
+        assert sum(check(WHO).allowed for _ in range(30)) == 7
+
+    def test_what_a_request_took_cannot_be_given_back(self, check: Check) -> None:
+        class Request:
+            quota = None
+
+        ahead()
+        request: Any = Request()
+        for _ in range(10):
+            request.quota = check(WHO)
+            assert receipts.refund(request) is None
+        assert request.quota.allowed
+
+    def test_costs_are_taken_as_often_as_requests(self, check: Check) -> None:
+        ahead(capacity=100, meter="tokens")
+        assert sum(check(WHO, costs={"requests": 1, "tokens": 7}).allowed for _ in range(40)) == 14
+
+    def test_an_edit_that_this_process_knows_of_ends_what_is_held(self, check: Check) -> None:
+        from ratelimits import rules
+
+        row = ahead()
+        for _ in range(5):
+            assert check(WHO).allowed
+        row.capacity = 5
+        row.save()
+        rules.reload()
+        assert not check(WHO).allowed
+
+    def test_what_is_held_is_spent_while_the_server_is_away(self, check: Check, settings: Any) -> None:
+        ahead(on_failure="deny", allotment=64)
+        answers = [check(WHO) for _ in range(4)]
+        away(settings, 1)
+        answers += [check(WHO) for _ in range(6)]
+        assert [answer.allowed for answer in answers] == [True] * 7 + [False] * 3
+        assert answers[-1].unavailable
+
+    def test_no_time_at_all_takes_nothing_ahead(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 0}
+        ahead()
+        for _ in range(3):
+            assert check(WHO).allowed
+        assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 3}
