@@ -122,7 +122,7 @@ def usage_lines(
     allowance: Allowance,
     unknown: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
-    """A line for each group, and for each key and meter of which nothing but lost replies is known."""
+    """A line for each group with its limit, and for each key and meter of which nothing but lost replies is known."""
     unknown = Counter() if unknown is None else unknown
     number = 0
     for number, group in enumerate(groups, 1):
@@ -173,7 +173,7 @@ def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance
 
 
 def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allowance: Allowance) -> ReportLine:
-    """The line of a group of ledger lines; a correction, if the group is late for the period it was counted in."""
+    """The line of a group with its limit; a correction, if the group is late for the period it was counted in."""
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
     included, overage = allowance.split(group["meter"], billable)
@@ -200,7 +200,7 @@ def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allow
         refunded_quantity=group["refunded_units"],
         admitted_count=group["admitted_requests"],
         denied_count=group["denied_requests"],
-        limit=rule.limit,
+        limit=group["limit"],
         rule=rule.name,
         rule_version=group["version"],
         plan=report.plan,

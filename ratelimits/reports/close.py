@@ -21,6 +21,7 @@ from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, Report
 from ratelimits.reports import signing, witness
 from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, between, grouped, row, usage_lines
 from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
@@ -82,6 +83,7 @@ class _Closing:
         adjustments = Adjustment.objects.using(using).filter(account=account, report=None)
         self.adjustments = list(adjustments.order_by("created_at", "reference"))
         self.rules = RuleBook(using)
+        self.limits = Limits(using, self.rules)
         self.chain = {str(state.shard): state.tallied for state in self.states}
 
     def close(self) -> list[Report]:
@@ -135,7 +137,7 @@ class _Closing:
         groups = chained.from_iterable(self._groups(start, report.since) for start in sorted({period.start} | late))
         lost = unknown.of(self.account, period.start, period.end)
         allowance = Allowance(report.included)
-        lines = usage_lines(report, groups, self.rules, allowance, lost)
+        lines = usage_lines(report, self.limits.of(groups), self.rules, allowance, lost)
         return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
 
     def _next_version(self, start: int, adjustments: list[Adjustment], late: set[int]) -> Report:
@@ -150,7 +152,7 @@ class _Closing:
             report.included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums}
         )
         groups = chained.from_iterable(self._groups(start, report.since) for start in sorted(late))
-        lines = usage_lines(report, groups, self.rules, allowance)
+        lines = usage_lines(report, self.limits.of(groups), self.rules, allowance)
         return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
 
     def _groups(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:

@@ -19,7 +19,8 @@ class Row(NamedTuple):
     """One line of a report. Moments are µs since 1970 UTC, intervals half-open, quantities whole units of the meter.
 
     consumed_quantity is what was admitted; less refunded_quantity it is included_quantity + overage_quantity.
-    `limit` is the capacity (or rate) that the rule had in that version, "" if it is not known.
+    `limit` is the capacity (or rate) that the rule, or its override, had for the key in that version; "" if it is not
+    known, or changed within the line.
     """
 
     report_id: str

@@ -13,6 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, usage_lines
 from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
@@ -100,7 +101,7 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     rules = RuleBook(using)
     last = end + 32 * 86400 * SECOND
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, account)
-    with_terms = _with_terms(grouped(condition, using), TermsBook(using))
+    with_terms = _with_terms(Limits(using, rules).of(grouped(condition, using)), TermsBook(using))
     for _key, chunk in groupby(with_terms, key=lambda found: (found[0]["account"], found[0]["period"])):
         group, terms = next(chunk)
         if starts_in(month, group["period"] * SECOND, terms.timezone):

@@ -24,10 +24,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as reports name it."""
+    """A rule as reports name it; `row` is what it was then (None if nothing is known of it)."""
 
     name: str
-    limit: str
+    row: Any = None
 
 
 def then(model: Any, using: str, at: int, **about: Any) -> Any:
@@ -98,14 +98,11 @@ class RuleBook:
 
     def _of(self, rule: int, version: int) -> RuleText:
         if not rule:
-            return RuleText("", "")
+            return RuleText("")
         row: Any = Rule.objects.using(self._using).filter(pk=rule, version__lte=version).first()
         if row is None:
             history: Any = Rule.history
             rows = history.using(self._using).filter(id=rule).order_by("-version", "-history_id")
-            row = rows.filter(version__lte=version).first() or rows.first()
-        if row is None:
-            return RuleText(f"#{rule}", "")
-        if row.capacity is not None:
-            return RuleText(row.name, str(row.capacity))
-        return RuleText(row.name, "" if row.rate is None else f"{row.rate.normalize():f}")
+            record = rows.filter(version__lte=version).first() or rows.first()
+            row = None if record is None else record.instance
+        return RuleText(f"#{rule}") if row is None else RuleText(row.name, row)

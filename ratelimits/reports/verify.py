@@ -13,6 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, usage_line
+from ratelimits.reports.limits import Limits
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
@@ -81,7 +82,7 @@ def _verify_lines(using: str, report: Report, places: tuple[str, ...]) -> Iterat
     rules = RuleBook(using)
     periods = sorted(report.since, key=int)
     groups = chained.from_iterable(_groups(report, period, report.since[period], places) for period in periods)
-    again = (usage_line(report, 0, group, rules, allowance) for group in groups)
+    again = (usage_line(report, 0, group, rules, allowance) for group in Limits(using, rules).of(groups))
     stored = (line for line in _stored(using, report) if line.charge_category == USAGE and not _unknown_only(line))
     for expected, found in zip_longest(again, stored):
         if found is None:
