@@ -11,20 +11,17 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ratelimits.engine import scripts, wire
 from ratelimits.engine.call import Usage, home, nonce
 from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import Decision
-from ratelimits.engine.keys import quoted
 from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.server import Server
 
@@ -50,17 +47,6 @@ class Denied:
         self.since = since
         self.until = until
         self.count = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Refusals to be counted: so many requests, at these costs by meter, refused by this rule."""
-
-    usage: Usage
-    costs: tuple[int, ...]
-    rule: int
-    version: int
-    requests: int
 
 
 class DenyCache:
@@ -127,36 +113,14 @@ def _counted(denied: Denied, usage: Usage) -> Counted:
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, denied.count)
 
 
-class _Count:
-    """The command that counts refusals of one shard and one account's billing periods."""
-
-    script = scripts.read("batch", "usage", "count")
-
-    def __init__(self, head: str, open_batch: str, usage: Usage) -> None:
-        self._keys = [head.encode(), open_batch.encode()]
-        self._periods = struct.pack("<dddd", *usage.periods)
-        self._threes: list[bytes] = []
-
-    def add(self, counted: Counted) -> None:
-        usage = counted.usage
-        for meter, cost in zip(usage.meters, counted.costs, strict=True):
-            field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
-            self._threes += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
-
-    def to(self, run: str, name: bytes) -> bytes:
-        """The command in RESP."""
-        arguments = [run.encode(), name, self._periods, *self._threes]
-        return wire.resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)
-
-
 def send(here: Server, counted: list[Counted]) -> None:
     """Count refusals in the open batches; those that could not be sent are logged, and lost."""
-    commands: dict[tuple[int, tuple[int, ...]], _Count] = {}
+    commands: dict[tuple[int, tuple[int, ...]], Count] = {}
     for one in counted:
         shard = home(here.keyspace, one.usage)
         command = commands.get((shard, one.usage.periods))
         if command is None:
-            command = _Count(here.keyspace.head(shard), here.keyspace.open(shard), one.usage)
+            command = Count(here.keyspace.head(shard), here.keyspace.open(shard), one.usage)
             commands[shard, one.usage.periods] = command
         command.add(one)
     for command in commands.values():

@@ -1,8 +1,9 @@
--- Counts refusals that a process answered by itself. Behind batch.lua and usage.lua.
+-- Counts refusals that were not decided in this shard: a process or another shard did. Behind batch.lua and usage.lua.
 -- KEYS[1]  head of the shard, "<version> <run>"     KEYS[2]  its open batch
 -- ARGV[1]  run, as the connection learnt it   ARGV[2]  nonce
--- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs)
--- ARGV[4]  then threes: a field's name behind "d|bin|period|", units of a request, number of requests
+-- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs), and the kind that is
+--          counted: "d" denied, "s" refused by a shadow rule alone
+-- ARGV[4]  then threes: a field's name behind "kind|bin|period|", units of a request, number of requests
 -- Returns 1.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
@@ -17,7 +18,7 @@ local period = starts[1]
 for i = 2, 3 do
   if now >= starts[i] then period = starts[i] end
 end
-local where = 'd|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
+local where = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
 local full = false
 for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])

@@ -1,0 +1,51 @@
+"""Counting refusals in the open batch of a shard beside the decisions: those that no decision there counted."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+from ratelimits.engine import scripts, wire
+from ratelimits.engine.call import Usage
+from ratelimits.engine.keys import quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Refusals to be counted: so many requests, at these costs by meter, refused by this rule."""
+
+    usage: Usage
+    costs: tuple[int, ...]
+    rule: int
+    version: int
+    requests: int
+
+
+class Count:
+    """The command that counts in one shard and one account's billing periods, as "d" (denied) or "s" (refused by a
+    shadow rule, but admitted).
+    """
+
+    script = scripts.read("batch", "usage", "count")
+
+    def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
+        self._keys = [head.encode(), open_batch.encode()]
+        self._periods = struct.pack("<dddd", *usage.periods) + kind.encode()
+        self._threes: list[bytes] = []
+
+    @property
+    def key(self) -> bytes:
+        """One of its keys: where it is to be sent."""
+        return self._keys[0]
+
+    def add(self, counted: Counted) -> None:
+        usage = counted.usage
+        for meter, cost in zip(usage.meters, counted.costs, strict=True):
+            field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
+            self._threes += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
+
+    def to(self, run: str, name: bytes) -> bytes:
+        """The command in RESP."""
+        arguments = [run.encode(), name, self._periods, *self._threes]
+        return wire.resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)
