@@ -20,6 +20,8 @@ BIN_SECONDS = 900
 LONGEST = 96
 #: Longest text that becomes part of a usage field as it is, in bytes.
 LONGEST_COUNTED = 512
+#: What quoting leaves as it is.
+_PLAIN = re.compile(rf"[A-Za-z0-9:@._~-]{{0,{LONGEST_COUNTED}}}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -33,22 +35,26 @@ def name_id(name: str) -> int:
     return crc32(name.encode())
 
 
-@lru_cache(maxsize=65536)
 def bounded(text: str, longest: int = LONGEST) -> str:
     """The text itself, or, when it is longer than so many bytes, its kind (what is before a colon) and its digest."""
-    if len(text.encode()) <= longest:
+    # A character takes four bytes at most.
+    if 4 * len(text) <= longest or len(text.encode()) <= longest:
         return text
     kind, colon, _rest = text[:16].partition(":")
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"
 
 
-@lru_cache(maxsize=65536)
 def quoted(text: str) -> str:
     """Text as a part of a usage field's name, where '|' and '#' have a meaning.
 
     Whatever a row of the database can name is there as it is: an account's identifier has up to 64 characters.
     """
+    return text if _PLAIN.fullmatch(text) else _quote(text)
+
+
+@lru_cache(maxsize=8192)
+def _quote(text: str) -> str:
     return quote(bounded(text, LONGEST_COUNTED), safe=":@.-_~")
 
 
