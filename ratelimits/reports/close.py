@@ -55,8 +55,12 @@ def finalise(now: int | None = None, *, account: str | None = None) -> list[Repo
 
 
 def _close_account(using: str, account: str) -> list[Report]:
+    # Before the transaction, whose first statement is to lock: SQLite does not let a reader become a writer.
+    rows = PeriodUsage.objects.using(using).filter(account=account)
+    shards = set(rows.order_by().values_list("shard", flat=True).distinct())
+    shards.add(shard_of(f"account:{account}" if account else "anonymous", conf.SHARDS))
     with transaction.atomic(using=using, durable=True):
-        reports = _Closing(using, account).close()
+        reports = _Closing(using, account, shards).close()
     for report in reports:
         logger.info("report %s was finalised", report)
     return reports
@@ -70,14 +74,11 @@ def start_of(adjustment: Adjustment) -> int:
 class _Closing:
     """One account, its shards locked."""
 
-    def __init__(self, using: str, account: str) -> None:
+    def __init__(self, using: str, account: str, shards: set[int]) -> None:
         self.using, self.account = using, account
-        rows = PeriodUsage.objects.using(using).filter(account=account)
-        shards = set(rows.order_by().values_list("shard", flat=True).distinct())
-        shards.add(shard_of(f"account:{account}" if account else "anonymous", conf.SHARDS))
         locked = [ShardState.lock(using, shard) for shard in sorted(shards)]
         self.states = [state for state in locked if state is not None]
-        self.usage = list(rows)
+        self.usage = list(PeriodUsage.objects.using(using).filter(account=account))
         self.reports = list(Report.objects.using(using).filter(account=account).order_by("pk"))
         self.closed = {report.period_start for report in self.reports}
         adjustments = Adjustment.objects.using(using).filter(account=account, report=None)

@@ -171,11 +171,11 @@ def restore(using: str, path: Path) -> int:
     """Bring the batches of a file back into the ledger; how many there were."""
     shards = {batch.shard for batch, _lines in read(path)}  # to its end: it is whole
     with transaction.atomic(using=using, durable=True):
+        for shard in sorted(shards):
+            ShardState.lock(using, shard)
         archived = ArchivedRange.objects.using(using).filter(archive=path.name)
         if not archived.exists():
             raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
-        for shard in sorted(shards):
-            ShardState.lock(using, shard)
         count = _insert(using, read(path))
         archived.delete()
     return count

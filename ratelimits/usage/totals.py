@@ -88,9 +88,9 @@ def fold(now: int) -> int:
 
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLDED).exclude(process="")
+    first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
-            first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
             if first is not None:
                 ShardState.lock(using, first)  # one at a time
             every = ProcessTotal.objects.using(using).filter(kind="admitted", bin=start)

@@ -1,0 +1,114 @@
+"""A database whose transactions take their lock at the first write only, as SQLite's do by default."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.db.models import F
+
+from ratelimits.models import Batch, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.reports.close import finalise
+from ratelimits.usage import archive, resolve, totals
+from ratelimits.usage import compact as compacting
+from ratelimits.usage.compact import compact
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+from tests.reports.invoices import account, spend
+from tests.usage.test_gaps import keys, put_back
+from tests.usage.traffic import at, flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@contextmanager
+def others_write() -> Iterator[list[str]]:
+    """Behind each statement of a transaction another one writes, unless the first has the lock; behind which ones."""
+    written: list[str] = []
+    connection.ensure_connection()
+    if connection.vendor != "sqlite":
+        yield written
+        return
+
+    def write_after(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        result = execute(sql, params, many, context)
+        if connection.in_atomic_block:
+            try:
+                other.execute(f"PRAGMA user_version = {len(written) + 1}")
+            except sqlite3.OperationalError:
+                pass
+            else:
+                written.append(sql)
+        return result
+
+    mode, connection.transaction_mode = connection.transaction_mode, "DEFERRED"
+    other = sqlite3.connect(str(connection.settings_dict["NAME"]), timeout=0, isolation_level=None)
+    try:
+        with closing(other), connection.execute_wrapper(write_after):
+            yield written
+    finally:
+        connection.transaction_mode = mode
+
+
+@pytest.mark.parametrize("way", [resolve.accept, resolve.discard])
+def test_a_quarantine_is_resolved_while_others_write(way: Callable[..., str], redis_client: redis.Redis) -> None:
+    use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    fields: Any = redis_client.hgetall(key)
+    flow()
+    put_back(redis_client, key, fields, cum=4, count=2)
+    drain()
+    kept = QuarantinedBatch.objects.get()
+    with others_write() as written:
+        way("default", kept.pk, "ada")
+    assert written == []
+
+
+def test_usage_is_drained_added_up_and_joined_while_others_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compacting, "SPAN", 10**17)
+    with others_write() as written:
+        for _ in range(2):
+            use()
+            seal()
+            drain()
+        tally()
+        ShardState.objects.update(watermark=F("watermark") + 2 * compacting.SPAN)
+        assert [done.batches for done in compact()] == [2]
+    assert written == []
+
+
+def test_totals_are_folded_while_others_write() -> None:
+    flow()
+    about = {"kind": "admitted", "account": "acme", "key": "api_key:1", "meter": "requests", "bin": 0, "units": 1}
+    for process in ("one", "two"):
+        ProcessTotal.objects.create(process=process, requests=1, **about)
+    with others_write() as written:
+        assert totals.fold(int(time.time())) == 1
+    assert written == []
+
+
+def test_periods_are_closed_while_others_write() -> None:
+    spend(account(), "2026-10-15")
+    flow()
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    with others_write() as written:
+        assert len(finalise(at("2026-11-02"))) == 1
+    assert written == []
+
+
+def test_batches_are_archived_and_restored_while_others_write(tmp_path: Path) -> None:
+    use()
+    flow()
+    with others_write() as written:
+        pruned = archive._prune_shard("default", Batch.objects.get().shard, list(Batch.objects.all()), tmp_path)
+        assert archive.restore("default", pruned.path) == 1
+    assert written == []
