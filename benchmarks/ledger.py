@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import report, servers
+from benchmarks.exports import export
 
 DATABASES = ("postgres", "sqlite")
 
@@ -115,37 +115,9 @@ def _database_bytes(connection: Any) -> int:
 
 
 def _report(month: str) -> dict[str, Any]:
-    """The report of a month as CSV: seconds, rows, bytes, and the most memory that its process took."""
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "report.csv"
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "django", "ratelimits_report", "--period", month, "--output", str(output)]
-        )
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, _peak_mb(process.pid))
-            time.sleep(0.02)
-        seconds = time.perf_counter() - start
-        if process.returncode:
-            raise SystemExit(f"ratelimits_report ended with status {process.returncode}: see above")
-        with output.open("rb") as lines:
-            rows = sum(1 for _ in lines) - 1
-        return {
-            "seconds": round(seconds, 3),
-            "rows": rows,
-            "bytes": output.stat().st_size,
-            "peak_mb": round(peak, 1),
-        }
-
-
-def _peak_mb(pid: int) -> float:
-    """The most memory that a process took so far. Not from getrusage: what its parent took before exec counts there."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1.024 / 1000 for line in lines if line.startswith("VmHWM")), 0.0)
+    """The report of a month as CSV: how long it took, how many rows it has, and the most memory that it took."""
+    done = export(month, "csv")
+    return {"rows": done.pop("lines") - 1, **done}
 
 
 def _claims(results: dict[str, Any]) -> list[report.Claim]:

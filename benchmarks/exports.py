@@ -1,0 +1,153 @@
+"""How fast finalised reports become files, and in how much memory, in every format.
+
+    python -m benchmarks.exports [--rows 1000000] [--format csv] [--database postgres] [--out DIR]
+
+The rows are finalised reports of one month, a thousand lines each. Each export is the command that people run, in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import report, servers
+
+if TYPE_CHECKING:
+    from ratelimits.models import ReportLine
+
+FORMATS = ("csv", "json", "cloudevents", "cloudevents-ndjson", "xlsx")
+MONTH = "2026-11"
+#: The month's first moment and the one behind it, in µs since 1970.
+_START, _END = 1_793_491_200_000_000, 1_796_083_200_000_000
+_BIN = 900_000_000
+_LINES_PER_REPORT = 1000
+_CHUNK = 2000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exports", description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="lines of finalised reports")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="default: all")
+    parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    results: dict[str, dict[str, Any]] = {}
+    with servers.redis_server(None) as redis_server, servers.database(options.database) as url:
+        servers.start_django(servers.environment(redis_server, url))
+        about = report.machine(redis_server.url, ("psycopg", "XlsxWriter"))
+        began = time.perf_counter()
+        finalised(options.rows)
+        print(f"{options.rows:,} rows made in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        for name in options.format or FORMATS:
+            results[name] = export(MONTH, name)
+            print(f"{name}: {results[name]['seconds']:.1f} s", file=sys.stderr, flush=True)
+        from django.db import connection
+
+        connection.close()
+    claims = [report.Claim(f"{name}, peak memory in MB", 200, one["peak_mb"]) for name, one in results.items()]
+    run = report.run_json("exports", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def finalised(count: int) -> None:
+    """Reports of one month with so many lines in all, as finalising them would have left them."""
+    from ratelimits.models import Report, ReportLine
+
+    numbers = range(-(-count // _LINES_PER_REPORT))
+    Report.objects.bulk_create(
+        Report(account=f"account-{number:06d}", period_start=_START, period_end=_END, timezone="UTC", plan="pro")
+        for number in numbers
+    )
+    lines = islice((line for row in Report.objects.order_by("account").iterator() for line in _lines(row)), count)
+    while chunk := list(islice(lines, _CHUNK)):
+        ReportLine.objects.bulk_create(chunk)
+
+
+def _lines(row: Any) -> Iterator[ReportLine]:
+    from ratelimits.models import ReportLine
+
+    for number in range(1, _LINES_PER_REPORT + 1):
+        used, start = number * 7919 % 100_000, _START + number % 2876 * _BIN
+        included = min(used, 60_000)
+        yield ReportLine(
+            report=row,
+            number=number,
+            line_id=hashlib.sha256(f"{row.account}:{number}".encode()).hexdigest()[:32],
+            key=f"api_key:{row.account[-6:]}-{number}",
+            meter="requests",
+            unit="requests",
+            charge_category="usage",
+            charge_period_start=start,
+            charge_period_end=start + 4 * _BIN,
+            consumed_quantity=used,
+            included_quantity=included,
+            overage_quantity=used - included,
+            refunded_quantity=0,
+            admitted_count=used,
+            denied_count=number % 13,
+            limit="100000",
+            rule="monthly",
+            rule_version=42,
+            plan=row.plan,
+            batch_range=f"{number % 64:02d}:{number}-{number + 40}",
+            usage_period=_START // 1_000_000,
+        )
+
+
+def export(month: str, form: str) -> dict[str, Any]:
+    """The report of a month: seconds, lines, bytes, and the most memory that its process took."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "report"
+        command = ["ratelimits_report", "--period", month, "--format", form, "--output", str(output)]
+        start = time.perf_counter()
+        process = subprocess.Popen([sys.executable, "-m", "django", *command], env=os.environ)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, _peak_mb(process.pid))
+            time.sleep(0.02)
+        seconds = time.perf_counter() - start
+        if process.returncode:
+            raise SystemExit(f"ratelimits_report ended with status {process.returncode}: see above")
+        with output.open("rb") as file:
+            lines = sum(1 for _ in file)
+        return {
+            "seconds": round(seconds, 3),
+            "lines": lines,
+            "bytes": output.stat().st_size,
+            "peak_mb": round(peak, 1),
+        }
+
+
+def _peak_mb(pid: int) -> float:
+    """The most memory that a process took so far. Not from getrusage: what its parent took before exec counts there."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1.024 / 1000 for line in lines if line.startswith("VmHWM")), 0.0)
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [
+        (name, run["options"]["rows"] / one["seconds"], one["seconds"], one["peak_mb"], one["bytes"] / 1e6)
+        for name, one in run["results"].items()
+    ]
+    heads = (f"{int(run['options']['rows']):,} rows", "rows/s", "seconds", "peak memory, MB", "file, MB")
+    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
