@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,27 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from ratelimits.engine.wire import Wire
-from ratelimits.simulate import sandbox
-from tests.engine.replaying import EngineReplay, opening
-from tests.servers import TestServers
 from tests.traces import cases, guava, properties, published
 from tests.traces.agreement import first_difference, shortest, trace
 from tests.traces.machine import machine
 from tests.traces.strategies import ALGORITHMS, rules, steady_lines
 
 brief = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(scope="module")
-def wire(servers: TestServers) -> Iterator[Wire]:
-    with sandbox(servers.redis.url) as wire:
-        yield wire
-
-
-@pytest.fixture
-def open_replay(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
-    with opening(wire) as open_replay:
-        yield open_replay
 
 
 @pytest.mark.parametrize("case", [*guava.EVENTS, *guava.TABLES, *published.TABLES], ids=lambda case: case.name)

@@ -1,0 +1,55 @@
+"""The real scripts behind the interface of the model, whole and without a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratelimits.engine import scripts
+from ratelimits.engine.program import program
+from ratelimits.engine.wire import Wire
+from ratelimits.simulate import sandbox
+from tests.engine.guards import Edit
+from tests.engine.replaying import EngineReplay, opening
+from tests.servers import TestServers
+
+LUA = Path(scripts.__file__).parents[1] / "lua"
+
+
+@pytest.fixture(scope="module")
+def wire(servers: TestServers) -> Iterator[Wire]:
+    with sandbox(servers.redis.url) as wire:
+        yield wire
+
+
+@pytest.fixture
+def open_replay(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
+    with opening(wire) as open_replay:
+        yield open_replay
+
+
+@pytest.fixture
+def take_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """The scripts with these lines replaced, each in a file where it stands once, until the test ends."""
+
+    def forget() -> None:
+        for known in (scripts.read, scripts.deciding, program):
+            known.cache_clear()
+
+    def take_out(*edits: Edit) -> None:
+        for file in LUA.glob("*.lua"):
+            text = file.read_text()
+            for name, line, instead in edits:
+                if file.stem == name:
+                    assert text.count(line) == 1, f"not once in {file.name}: {line}"
+                    text = text.replace(line, instead)
+            (tmp_path / file.name).write_text(text)
+        monkeypatch.setattr(scripts, "_DIRECTORY", tmp_path)
+        forget()
+
+    yield take_out
+    monkeypatch.undo()
+    forget()

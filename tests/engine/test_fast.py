@@ -1,0 +1,121 @@
+"""The short way in front of all else: none of its lines can be missed, some traffic would be answered wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from ratelimits.engine import decide
+from tests.engine.asking import NOW, SECOND, limit
+from tests.engine.guards import LONG_WAY, Edit
+from tests.traces.agreement import Disagreement, first_difference
+from tests.traces.rules import random_rule
+from tests.traces.traffic import traffic
+
+#: Algorithms that it decides.
+USUAL = ("token_bucket", "leaky_bucket", "gcra", "fixed_window", "calendar_window")
+#: What is taken out -> the line, and what stands there instead.
+LINES = {
+    "a clock that steps back under a level": ("if v[j + 5] ~= q or now < last then", "if v[j + 5] ~= q then"),
+    "a clock that steps back under a level of fractions": ("or now < last or more >", "or more >"),
+    "a clock that steps back in a window": ("        if now < last then return end\n", ""),
+    "a window that has ended": ("if left < 0 or reset <= 0 then return end", "if left < 0 then return end"),
+    "a window that is full": ("if left < 0 or reset <= 0 then return end", "if reset <= 0 then return end"),
+    "a level that is full": ("        if left < 0 then return end\n", ""),
+    "a level of fractions that is full": ("        if room < 0 then return end\n", ""),
+    "a level that has drained": ("T = (T > 0 and T or 0) + c * q", "T = T + c * q"),
+    "a level of fractions that has drained": ("if T < 0 then T, g = 0, 0 end", ""),
+    "the fraction of a level that has drained": ("if T < 0 then T, g = 0, 0 end", "if T < 0 then T = 0 end"),
+    "a fraction that is carried": ("if g >= n then T, g = T + 1, g - n end", ""),
+    "a cost of nothing": ("      if c == 0 then return end\n", ""),
+    "whole permits of fractions": ("          left = left - 1\n", ""),
+    "the one with least left": ("if left < least or", "if left > least or"),
+    "the longest reset": ("if reset > longest then", "if reset < longest then"),
+}
+#: The same, where rules were edited, or limits have company or costs of their own, as in no replay.
+AMONG_OTHERS = {
+    "another pace": ("if v[j + 5] ~= q or now < last then", "if now < last then"),
+    "another pace of fractions": ("if v[j + 5] ~= q or v[j + 6] ~= r or v[j + 7] ~= n or", "if"),
+    "another period": ("if length ~= q or start % q ~= 0 then return end", ""),
+    "another calendar window": ("elseif start ~= q or start + length ~= room then", "elseif false then"),
+    "a cost of its own": ("if p[at + 4] > 1 then c =", "if false then c ="),
+    "records that lie elsewhere": ("          v = nil\n          break\n", "          break\n"),
+    "records of other limits": (".. string.sub(raw, bytes + 1)", ""),
+}
+
+
+def runs() -> Iterator[tuple[Any, list[Any]]]:
+    """Seeded traces under one, two and three rules that the short way knows."""
+    for seed in range(60):
+        draw = Random(f"the short way {seed}")
+        several = [random_rule(draw, draw.choice(USUAL)) for _ in range(1 + seed % 3)]
+        rule = several if len(several) > 1 else several[0]
+        yield rule, list(traffic(draw, rule, 120))
+
+
+def difference(open_replay: Callable[[Any], Any]) -> Disagreement | None:
+    """The first difference between the scripts and the model, if there is one."""
+    for rule, pairs in runs():
+        lines, answers = [line for line, _ in pairs], [answer for _, answer in pairs]
+        found = first_difference(open_replay, rule, lines, answers)
+        if found is not None:
+            return found
+    return None
+
+
+def test_it_agrees_with_the_model(open_replay: Callable[[Any], Any]) -> None:
+    assert difference(open_replay) is None
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_without_one_of_its_lines_it_does_not(
+    line: str, open_replay: Callable[[Any], Any], take_out: Callable[..., None]
+) -> None:
+    take_out(("fast", *LINES[line]))
+    assert difference(open_replay) is not None
+
+
+def edited(draw: Random, key: str) -> list[dict[str, Any]]:
+    """Some limits of a key at one moment or another: of those that there are some, with numbers out of a few."""
+    chosen = []
+    for name in draw.sample("abcd", draw.randint(1, 4)):
+        algorithm = {"a": "token_bucket", "b": "leaky_bucket", "c": "fixed_window", "d": "calendar_window"}[name]
+        numbers: dict[str, Any] = {
+            "a": {"rate": draw.choice([2, 5]), "period": 10},
+            "b": {"rate": draw.choice([2, 3, 7]), "period": 10},
+            "c": {"period": draw.choice([5, 10])},
+            "d": {"calendar_unit": draw.choice(["hour", "day"])},
+        }[name]
+        chosen.append({"algorithm": algorithm, "name": name, "key": key, "cost": draw.randint(1, 3), **numbers})
+    return chosen
+
+
+def answers(seed: int, key: str) -> list[tuple[int, ...]]:
+    """What a trace of decisions is answered, about a key that was never seen."""
+    draw, now, told = Random(seed), NOW, []
+    for _ in range(40):
+        now += draw.choice([0, 1, SECOND // 3, SECOND, 4 * SECOND, 1800 * SECOND])
+        limits = [limit(one.pop("algorithm"), capacity=12, since=now, **one) for one in edited(draw, key)]
+        told.append(tuple(decide(limits, now=now).reply))
+    return told
+
+
+def alike(take_out: Callable[..., None], *edits: Edit) -> bool:
+    """Whether both ways answer all of many traces alike."""
+    seeds = range(12)
+    take_out(*edits)
+    short = [answers(seed, f"user:short-{seed}") for seed in seeds]
+    take_out(LONG_WAY)
+    return short == [answers(seed, f"user:long-{seed}") for seed in seeds]
+
+
+def test_among_others_it_decides_as_the_long_way_does(take_out: Callable[..., None]) -> None:
+    assert alike(take_out)
+
+
+@pytest.mark.parametrize("line", AMONG_OTHERS)
+def test_without_one_of_its_lines_it_decides_otherwise(line: str, take_out: Callable[..., None]) -> None:
+    assert not alike(take_out, ("fast", *AMONG_OTHERS[line]))
