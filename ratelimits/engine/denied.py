@@ -36,17 +36,24 @@ INTERVAL = 1.0
 class Denied:
     """A refusal: the decision, when it was made and until when it may be repeated (seconds of the cache's clock).
 
-    `about` is whatever the asker wants to have with it again.
+    `about` is whatever the asker wants to have with it again; `repeated` is as long as it was repeated often, since
+    appending to a list takes no lock.
     """
 
-    __slots__ = ("about", "count", "decision", "since", "until")
+    __slots__ = ("about", "decision", "repeated", "since", "until")
 
     def __init__(self, decision: Decision, about: Any, since: float, until: float) -> None:
         self.decision = decision
         self.about = about
         self.since = since
         self.until = until
-        self.count = 0
+        self.repeated: list[None] = []
+
+    def counted(self) -> int:
+        """How often it was repeated since the last time that this was asked."""
+        count = len(self.repeated)
+        del self.repeated[:count]
+        return count
 
 
 class DenyCache:
@@ -63,8 +70,7 @@ class DenyCache:
         denied = self._known.get(place)
         if denied is None or self.clock() >= denied.until:
             return None
-        with self._lock:
-            denied.count += 1
+        denied.repeated.append(None)
         return denied
 
     def keep(self, place: Hashable, decision: Decision, seconds: float, about: Any = None) -> None:
@@ -78,26 +84,25 @@ class DenyCache:
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
         with self._lock:
             if len(self._known) >= MOST:
-                self._ended += [denied for denied in self._known.values() if denied.count]
+                self._ended += self._known.values()
                 self._known.clear()
             before = self._known.get(place)
-            if before is not None and before.count:
+            if before is not None:
                 self._ended.append(before)
             self._known[place] = Denied(decision, about, now, until)
 
     def take(self) -> list[Counted]:
         """All counts since the last time; refusals that have ended are forgotten."""
-        now = self.clock()
+        # One that was looked up while it stood may be repeated a moment later: no sooner than now it is forgotten.
+        ended = self.clock() - INTERVAL
         with self._lock:
-            every = (*self._ended, *self._known.values())
-            asked = [(denied, denied.decision.call.usage) for denied in every if denied.count]
-            counted = [_counted(denied, usage) for denied, usage in asked if usage is not None]
-            self._ended.clear()
+            every = [*self._ended, *self._known.values()]
+            self._ended = [denied for denied in self._ended if denied.until > ended]
             for place, denied in list(self._known.items()):
-                denied.count = 0
-                if denied.until <= now:
+                if denied.until <= ended:
                     del self._known[place]
-        return counted
+        asked = [(denied, denied.counted(), denied.decision.call.usage) for denied in every]
+        return [_counted(denied, usage, count) for denied, count, usage in asked if count and usage is not None]
 
     def clear(self) -> None:
         """Forget everything, counts included: for a process that starts out as another's copy."""
@@ -106,11 +111,11 @@ class DenyCache:
         self._ended.clear()
 
 
-def _counted(denied: Denied, usage: Usage) -> Counted:
+def _counted(denied: Denied, usage: Usage, requests: int) -> Counted:
     call, number = denied.decision.call, denied.decision.binding
     assert number is not None
     term = call.program.terms[number]
-    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, denied.count)
+    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
 def send(here: Server, counted: list[Counted]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import redis
@@ -116,3 +117,37 @@ def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client:
         assert cache.look("place") is known
     send(server(), cache.take())
     assert redis_client.info("stats")["total_commands_processed"] - before <= 200
+
+
+def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> None:
+    clock = Clock()
+    cache = DenyCache(clock)
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1.0)
+    found = cache.look("place")
+    assert found is not None
+    clock.now += 1.5
+    assert [one.requests for one in cache.take()] == [1]
+    found.repeated.append(None)  # as a thread does that was held up between the look and this
+    assert [one.requests for one in cache.take()] == [1]
+    clock.now += 1.0
+    assert cache.take() == []
+    assert cache._known == {}
+
+
+def test_many_threads_lose_no_count() -> None:
+    cache = DenyCache()
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
+    cache._known["place"].until = float("inf")
+    counts: list[int] = []
+
+    def repeat() -> None:
+        for _ in range(20_000):
+            cache.look("place")
+
+    threads = [threading.Thread(target=repeat) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        counts += [one.requests for one in cache.take()]
+    counts += [one.requests for one in cache.take()]
+    assert sum(counts) == 80_000
