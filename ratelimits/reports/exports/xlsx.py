@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import wrap
 from typing import Any
 
 from ratelimits.reports.exports.chunks import SIZE
@@ -38,14 +40,19 @@ _WIDTHS = {
     "report_id": 34,
     "line_id": 35,
     "account": 24,
-    "key": 28,
+    "key": 24,
     "corrects_line_id": 35,
-    "timezone": 20,
+    "timezone": 18,
     "rule": 20,
     "plan": 20,
     "batch_range": 20,
     "durability_gap": 60,
 }
+#: Characters of a durability gap in one line, and the height of a line in points.
+_GAP_WIDTH, _LINE_HEIGHT = _WIDTHS["durability_gap"] - 6, 15
+#: A line is printed across so many A4 pages, at which it is legible; each of them has its key.
+_PAGES_ACROSS = 4
+_ON_EVERY_PAGE = COLUMNS.index("key")
 #: What XML has no way to say.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -80,13 +87,18 @@ def _write(rows: Iterable[Row], path: Path) -> None:
 
 def _fill(book: Any, rows: Iterable[Row]) -> None:
     headers = [book.add_format(_HEADER | {"align": column.align}) for column in _COLUMNS]
-    styles = [book.add_format(_CELL | {"align": column.align, "num_format": column.shown}) for column in _COLUMNS]
+    styles = [
+        book.add_format(_CELL | {"align": column.align, "num_format": column.shown, "text_wrap": column.wraps})
+        for column in _COLUMNS
+    ]
     sheet, number = _sheet(book, headers, styles), 0
     for row in rows:
         if number == SHEET_ROWS - 1:
             _finish(sheet, number)
             sheet, number = _sheet(book, headers, styles), 0
         number += 1
+        if len(row.durability_gap) > _GAP_WIDTH:
+            sheet.set_row(number, _height(row.durability_gap))
         for index, (column, value) in enumerate(zip(_COLUMNS, row, strict=True)):
             column.write(sheet, number, index, value)
     _finish(sheet, number)
@@ -101,14 +113,25 @@ def _sheet(book: Any, headers: list[Any], styles: list[Any]) -> Any:
     sheet.freeze_panes(1, 0)
     sheet.repeat_rows(0)
     sheet.set_landscape()
-    sheet.set_paper(8)  # A3
-    sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.4)
-    sheet.fit_to_pages(1, 0)
+    sheet.set_paper(9)  # A4
+    sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.6)
+    sheet.fit_to_pages(_PAGES_ACROSS, 0)
+    sheet.repeat_columns(_ON_EVERY_PAGE)
+    sheet.print_across()
+    sheet.set_footer("&R&P / &N")
     return sheet
+
+
+@lru_cache(maxsize=256)
+def _height(text: str) -> int:
+    """How high a row must be for a text that is wrapped: not all who open it work that out. Excel's most is 409."""
+    lines = wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False)
+    return min(_LINE_HEIGHT * len(lines), 409)
 
 
 def _finish(sheet: Any, rows: int) -> None:
     sheet.autofilter(0, 0, rows, len(COLUMNS) - 1)
+    sheet.print_area(0, 0, rows, len(COLUMNS) - 1)
 
 
 def _text(sheet: Any, row: int, column: int, text: str) -> None:
@@ -164,6 +187,7 @@ class _Column:
     align: str = "left"
     #: The number format; "@" is text.
     shown: str = "@"
+    wraps: bool = False
 
 
 def _column(name: str) -> _Column:
@@ -174,7 +198,8 @@ def _column(name: str) -> _Column:
         return _Column(_decimal, width, "right", "General")
     if name in QUANTITIES:
         return _Column(_number, width, "right", "#,##0" if name.endswith(("_quantity", "_count")) else "0")
-    return _Column(_text, width)
+    # The last column: its text would run on into pages of its own.
+    return _Column(_text, width, wraps=name == COLUMNS[-1])
 
 
 _COLUMNS = tuple(map(_column, COLUMNS))
