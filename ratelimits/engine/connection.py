@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +25,10 @@ class NotSent(Unavailable):
 
 class Unanswered(Unavailable):
     """The call was sent and its reply was lost: whether it took place is unknown."""
+
+
+class NotReached(NotSent, RedisConnectionError):
+    """No node of a cluster could be asked, by a decision or by anything else."""
 
 
 _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
@@ -54,7 +61,28 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
         super().on_connect(connection, **kwargs)
         # Where every parser reads from.
         self.socket = connection._sock
+        self.timeout = connection.socket_timeout
         self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=_MORE)
+        self.slow = True
+
+    def can_read(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().can_read(*args, **kwargs)
+        finally:
+            self.slow = True  # it has set the socket's own timeout again
+
+    def hurry(self) -> None:
+        """Leave the timeout to the kernel: Python waits for each read and write in a call of its own beforehand.
+
+        Only for a plain socket: TLS reads more than once for a reply, and those of gevent and eventlet never wait.
+        """
+        self.slow = False
+        kind = type(self.socket)
+        if (kind.__module__, kind.__name__, os.name) == ("socket", "socket", "posix") and self.timeout:
+            whole, part = divmod(round(self.timeout * 1e6), 1_000_000)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
+            self.socket.settimeout(None)
 
 
 class Own:
@@ -80,11 +108,13 @@ class Own:
         if straight is None:
             return ask(self.connection, packed)
         try:
-            socket, reader = straight.socket, straight.reader
-            socket.sendall(packed)
+            if straight.slow:
+                straight.hurry()
+            sock, reader = straight.socket, straight.reader
+            sock.sendall(packed)
             reply: Any = _MORE
             while reply is _MORE:
-                data = socket.recv(_READ)
+                data = sock.recv(_READ)
                 if not data:
                     raise RedisConnectionError("the server closed the connection")
                 reader.feed(data)
@@ -97,6 +127,9 @@ class Own:
                 raise
             self.connection.disconnect()
             raise NotSent(str(error)) from error
+        except BlockingIOError as error:
+            self.connection.disconnect()
+            raise Unanswered(f"no reply within {straight.timeout:g} s") from error
         except (RedisError, OSError) as error:
             self.connection.disconnect()
             raise failure(error) from error

@@ -162,6 +162,19 @@ class TestLoss:
         proxy.lose.clear()
         assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
 
+    def test_it_is_unanswered_in_time_on_a_connection_that_was_idle_too(
+        self, opened: Callable[..., Wire], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ratelimits.engine.wire.IDLE", -1.0)
+        wire = opened(proxy.url)
+        for _ in range(3):
+            wire.call(WHO, b"")
+        proxy.lose.set()
+        started = time.monotonic()
+        with pytest.raises(Unanswered, match=f"no reply within {TIMEOUT:g} s"):
+            wire.call(WHO, b"")
+        assert time.monotonic() - started < 4 * TIMEOUT
+
     def test_a_reply_that_comes_late_is_not_taken_for_the_next_one(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
