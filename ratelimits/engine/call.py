@@ -9,7 +9,7 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ratelimits.engine import wire
 from ratelimits.engine.calendar import boundaries
@@ -67,7 +67,8 @@ class Usage:
 class Receipt:
     """What an admitted request took, to be given back or settled at most once, by any process.
 
-    `at` is µs since 1970 UTC, `bin` and `period` are seconds; plain data, so that it can be pickled or kept.
+    `at` is µs since 1970 UTC, `bin` and `period` are seconds; plain data, so that it can be pickled or kept. Where a
+    cluster decided shard by shard, `moments` are the `at` of each key.
     """
 
     nonce: str
@@ -80,6 +81,7 @@ class Receipt:
     bin: int
     period: int
     lease: str | None = None
+    moments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,13 @@ class _Made(NamedTuple):
 class Command:
     """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
 
-    __slots__ = ("_front", "_heads", "_made", "_short", "call", "script")
+    __slots__ = ("_front", "_heads", "_made", "_short", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
+        self.keyspace = keyspace
         self.call = call
+        #: What a cluster is asked in its place, once that is known: engine.split fills it in.
+        self.parts: Any = None
         self.script = call.program.script
         self._made = _Made("", 0, 0, b"")
         shards = [shard(keyspace, key, call.account) for key in call.keys]

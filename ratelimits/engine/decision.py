@@ -10,8 +10,8 @@ from ratelimits.engine.call import Call, Op, Receipt, place
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program
 
-#: Unpack replies, by their length: 9 whole numbers of 64 bits, and 3 for each limit.
-_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 9 + 3 * 121, 3))}
+#: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.
+_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * 120))}
 
 
 class Stale(Exception):
@@ -83,6 +83,8 @@ class Decision:
             reply[7],
             *counted[:2],
             call.lease,
+            # Of a decision that a cluster made shard by shard.
+            tuple(reply[9 + 3 * len(call.program.terms) :]),
         )
 
     @property
@@ -123,7 +125,7 @@ class Decision:
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Each limit by itself, in the order given."""
-        rest = self.reply[9:]
+        rest = self.reply[9 : 9 + 3 * len(self.program.terms)]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
 
 

@@ -124,7 +124,6 @@ class Keyspace:
         """String: the number of shards that this namespace was first used with."""
         return f"rl:{SCHEMA}:{self.namespace}:shards"
 
-    @property
-    def fence(self) -> str:
+    def fence(self, shard: int) -> str:
         """String: written by each drain, so that there is something to fsync behind all that it read."""
-        return f"rl:{SCHEMA}:{self.namespace}:fence"
+        return self.prefix(shard) + "fence"

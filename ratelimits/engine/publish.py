@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import redis
+
 from ratelimits.engine import scripts
-from ratelimits.engine.server import server
+from ratelimits.engine.server import on_each, server
 
 
 def publish_version(version: int) -> int:
@@ -12,8 +14,13 @@ def publish_version(version: int) -> int:
     Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
     """
     here, script = server(), scripts.read("publish")
-    with here.wire.client.pipeline(transaction=False) as pipeline:
-        for shard in range(here.keyspace.shards):
-            pipeline.eval(script.text.decode(), 1, here.keyspace.head(shard), str(version))
-        in_force: list[int] = pipeline.execute()
+    in_force: list[int] = []
+
+    def one_server(client: redis.Redis, shards: list[int]) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.eval(script.text.decode(), 1, here.keyspace.head(shard), str(version))
+            in_force.extend(pipeline.execute())
+
+    on_each(here, range(here.keyspace.shards), one_server)
     return max(in_force)

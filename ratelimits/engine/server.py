@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import redis
 from django.core.signals import setting_changed
+from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException, RedisError
 
 from ratelimits.conf import conf
+from ratelimits.engine.connection import NotReached
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.wire import Wire, configured
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,39 @@ class Server:
 
 @cache
 def server() -> Server:
-    """The server of RATELIMITS["CACHE_ALIAS"], in RATELIMITS["NAMESPACE"]; made anew after a change of settings."""
-    return Server(Wire(conf.CACHE_ALIAS, conf.TIMEOUT), Keyspace(conf.NAMESPACE, conf.SHARDS))
+    """The server of RATELIMITS["CACHE_ALIAS"], in RATELIMITS["NAMESPACE"]; made anew after a change of settings.
+
+    Raises NotReached when it is a cluster of which no node answers.
+    """
+    return Server(_wire(conf.CACHE_ALIAS, conf.TIMEOUT), Keyspace(conf.NAMESPACE, conf.SHARDS))
+
+
+def _wire(alias: str, timeout: float) -> Wire:
+    try:
+        source: Any = configured(alias)
+    except (RedisError, RedisClusterException) as error:
+        # A cluster's client asks for the nodes as it is made.
+        raise NotReached(str(error)) from error
+    if not isinstance(source, RedisCluster):
+        return Wire(alias, timeout)
+    from ratelimits.engine.cluster import ClusterWire
+
+    return ClusterWire(source, timeout)
+
+
+def on_each(here: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
+    """Do something on each server that has some of these shards; one that fails keeps it from no other.
+
+    Raises the first error when all were asked.
+    """
+    failure: Exception | None = None
+    for client, those in here.wire.servers(here.keyspace, shards):
+        try:
+            do(client, those)
+        except Exception as error:  # noqa: BLE001  (raised below)
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _forget(*, setting: str, **kwargs: object) -> None:

@@ -24,6 +24,7 @@ from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ratelimits.engine.connection import NotSent, Own, Unanswered, ask, failure, refuses_writes
+from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.strict import strict, twin
 
@@ -78,26 +79,42 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def configured(alias: str) -> Any:
+    """The client that a django-redis cache alias names, of whatever kind."""
+    backend = caches[alias]
+    if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
+        raise ImproperlyConfigured(
+            f"RATELIMITS['CACHE_ALIAS'] is {alias!r}, which is no django-redis cache:"
+            " give CACHES an alias with BACKEND 'django_redis.cache.RedisCache' and name that one"
+        )
+    return backend.client.get_client(write=True)
+
+
 class Wire:
     """The way to the server of one django-redis cache alias."""
 
     def __init__(self, alias: str, timeout: float) -> None:
-        backend = caches[alias]
-        if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
-            raise ImproperlyConfigured(
-                f"RATELIMITS['CACHE_ALIAS'] is {alias!r}, which is no django-redis cache:"
-                " give CACHES an alias with BACKEND 'django_redis.cache.RedisCache' and name that one"
-            )
-        source = backend.client.get_client(write=True)
+        source = configured(alias)
         if not isinstance(source, redis.Redis):
             raise ImproperlyConfigured(f"the client {type(source).__name__} of cache {alias!r} is not supported")
-        self._pool = strict(source.connection_pool, timeout)
-        self._pinned = _Pinned() if type(source.connection_pool) in (ConnectionPool, BlockingConnectionPool) else None
+        self._open(source.connection_pool, timeout)
+
+    def _open(self, pool: Any, timeout: float) -> None:
+        self._pool = strict(pool, timeout)
+        self._pinned = _Pinned() if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._loops: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
         self._timeout = timeout
         #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
+
+    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> list[tuple[redis.Redis, list[int]]]:
+        """Clients of the servers that these shards lie on now, and which of them each has. Raises NotReached."""
+        return [(self.client, list(shards))]
+
+    def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
+        """A client of the server that this shard lies on. Raises NotReached."""
+        return self.client
 
     def call(self, command: Prepared, name: bytes) -> Any:
         """Send a command, with `name` for its nonce, and return the reply.

@@ -23,7 +23,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import scripts
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, on_each, server
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps
 from ratelimits.usage.apply import Outcome, apply, quarantine
@@ -74,9 +74,9 @@ class Drained:
 
 
 def waiting(here: Server, shards: Sequence[int]) -> list[Waiting]:
-    """What waits in these shards, in one round trip."""
+    """What waits in these shards of one server, in one round trip."""
     text = scripts.read("pending").text.decode()
-    with here.wire.client.pipeline(transaction=False) as pipeline:
+    with here.wire.client_of(here.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
         for shard in shards:
             pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
         replies = pipeline.execute()
@@ -90,7 +90,7 @@ def waiting(here: Server, shards: Sequence[int]) -> list[Waiting]:
 
 
 def drain() -> Drained:
-    """Take every batch that waits into the ledger, and move the watermarks.
+    """Take every batch that waits into the ledger, and move the watermarks: server by server, where it is a cluster.
 
     Raises NotFencedError when the server may still forget what was read, redis.exceptions.RedisError when it is away;
     what was applied before stays applied, and the next drain goes on.
@@ -99,6 +99,11 @@ def drain() -> Drained:
     shards = range(here.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
+    on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done))
+    return done
+
+
+def _drain_server(here: Server, using: str, shards: list[int], done: Drained) -> None:
     while True:
         found = waiting(here, shards)
         crash.reached("drain:listed")
@@ -106,7 +111,7 @@ def drain() -> Drained:
             continue  # restarted while it was asked
         # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
-        done.fsync = fence(here, found[0].run)
+        done.fsync = fence(here, found[0].run, shard=shards[0])
         crash.reached("drain:fenced")
         _meet(here, using, found, done.fsync)
         busy = [each for each in found if each.batches]
@@ -115,7 +120,7 @@ def drain() -> Drained:
         more = _drain_lanes(here, using, busy[start:] + busy[:start], done)
         _move_idle(using, [each for each in found if not each.count])
         if not more:
-            return done
+            return
 
 
 def _meet(here: Server, using: str, found: list[Waiting], fsync: str) -> None:
@@ -168,7 +173,9 @@ class _Read(NamedTuple):
 def _read(here: Server, each: Waiting, name: str) -> _Read:
     found: Packet | Exception
     try:
-        found = packet(each.shard, _fields(here.wire.client, here.keyspace.batch(each.shard, name)))
+        found = packet(
+            each.shard, _fields(here.wire.client_of(here.keyspace, each.shard), here.keyspace.batch(each.shard, name))
+        )
     except (Unreadable, ResponseError) as error:
         found = error
     return _Read(each, name, found, name == each.batches[-1])
@@ -272,7 +279,7 @@ def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
 
 def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> Outcome:
     """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
-    client: Any = here.wire.client
+    client: Any = here.wire.client_of(here.keyspace, each.shard)
     key = here.keyspace.batch(each.shard, name)
     with transaction.atomic(using=using, durable=True):
         # Under the lock nobody else can drain it, so what is read now is what there is.
@@ -309,4 +316,4 @@ def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
 
 def _drop(here: Server, shard: int, name: str) -> None:
     text = scripts.read("drop").text.decode()
-    here.wire.client.eval(text, 1, here.keyspace.meta(shard), name)
+    here.wire.client_of(here.keyspace, shard).eval(text, 1, here.keyspace.meta(shard), name)

@@ -41,13 +41,14 @@ def run_of(info: dict[str, Any]) -> str:
     return f"{info.get('run_id')}:{info.get('master_replid')}"
 
 
-def fence(here: Server, run: str, patience: float = PATIENCE) -> str:
-    """Wait until all that the server did so far is on its disk; return its fsync policy ("none" without a fence).
+def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) -> str:
+    """Wait until all that the server of a shard did so far is on its disk.
 
-    `run` is the server's run as it was when the batches were read. Writes the key `here.keyspace.fence`. Raises
-    NotFencedError, and redis.exceptions.RedisError when the server is away.
+    Returns its fsync policy ("none" without a fence). `run` is the server's run as it was when the batches were read.
+    Writes the key `here.keyspace.fence(shard)`. Raises NotFencedError, and redis.exceptions.RedisError when the server
+    is away.
     """
-    client = here.wire.client
+    client = here.wire.client_of(here.keyspace, shard)
     if conf.FENCE == "none":
         _same(client.info(), run)
         return "none"
@@ -65,7 +66,7 @@ def fence(here: Server, run: str, patience: float = PATIENCE) -> str:
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
                 )
-            _rest(connection, run, here.keyspace.fence, deadline)
+            _rest(connection, run, here.keyspace.fence(shard), deadline)
         _sound(connection, run)
     return policy
 

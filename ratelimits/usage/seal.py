@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
+
+import redis
 
 from ratelimits.engine import scripts
-from ratelimits.engine.server import server
+from ratelimits.engine.server import on_each, server
 from ratelimits.usage import crash
 
 #: Shards in one round trip: sealing a full batch takes the server 7 ms, and a call may take RATELIMITS["TIMEOUT"].
@@ -32,14 +35,19 @@ def seal() -> list[Sealing]:
     """
     here, text = server(), scripts.read("batch", "seal").text.decode()
     crash.reached("seal:before")
-    replies = []
-    for first in range(0, here.keyspace.shards, _AT_ONCE):
-        with here.wire.client.pipeline(transaction=False) as pipeline:
-            for shard in range(first, min(first + _AT_ONCE, here.keyspace.shards)):
-                pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "")
-            replies += pipeline.execute()
+    replies: dict[int, Any] = {}
+
+    def one_server(client: redis.Redis, shards: list[int]) -> None:
+        for first in range(0, len(shards), _AT_ONCE):
+            some = shards[first : first + _AT_ONCE]
+            with client.pipeline(transaction=False) as pipeline:
+                for shard in some:
+                    pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "")
+                replies.update(zip(some, pipeline.execute(), strict=True))
+
+    on_each(here, range(here.keyspace.shards), one_server)
     crash.reached("seal:after")
     return [
         Sealing(shard, int(at), run.decode(), batch.decode(), int(waiting))
-        for shard, (at, run, batch, waiting) in enumerate(replies)
+        for shard, (at, run, batch, waiting) in sorted(replies.items())
     ]

@@ -1,0 +1,231 @@
+"""The way to a Redis Cluster: which node has which slots, and calls that lie on several of them."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from redis.cluster import RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+
+from ratelimits.engine.call import Command
+from ratelimits.engine.connection import NotReached, NotSent, Unavailable
+from ratelimits.engine.counting import Count
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.scripts import Script
+from ratelimits.engine.split import Reply, course, parts, slot_of
+from ratelimits.engine.wire import Prepared, Wire, resp
+
+Address = tuple[str, int]
+_OF_THE_CLUSTER = ("himport_registry", "redis_connect_func", "cache")
+
+
+class _Slots:
+    """CLUSTER SLOTS, as a command; older servers know no other that says the same."""
+
+    script = Script(b"", b"")
+
+    def to(self, run: str, name: bytes) -> bytes:
+        return resp(b"CLUSTER", b"SLOTS")
+
+
+def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> list[Address | None]:
+    """The primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
+    found: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    for start, end, (host, port, *_more), *_replicas in rows:
+        # A node that does not know its own name is where it was asked.
+        address = (host.decode() if host and host != b"?" else asked[0], int(port))
+        if remap is not None:
+            address = remap(address)
+        found[start : end + 1] = [address] * (end - start + 1)
+    return found
+
+
+class _Node(Wire):
+    """The way to one node."""
+
+    def __init__(self, pool: Any, timeout: float) -> None:
+        self._open(pool, timeout)
+
+
+class ClusterWire(Wire):
+    """The way to the nodes of a cluster: who has which slots is asked anew after anything went wrong at one of them."""
+
+    def __init__(self, source: RedisCluster, timeout: float) -> None:
+        manager: Any = source.nodes_manager
+        if source.read_from_replicas or source.load_balancing_strategy:
+            raise ImproperlyConfigured("a cluster's replicas cannot decide: leave read_from_replicas out")
+        self._seeds: list[Address] = [(node.host, node.port) for node in manager.startup_nodes.values()]
+        pattern = manager.create_redis_node(*self._seeds[0], **manager.connection_kwargs).connection_pool
+        for name in _OF_THE_CLUSTER:
+            pattern.connection_kwargs.pop(name, None)
+        self._pattern = pattern
+        self._remap = manager.address_remap
+        self._timeout = timeout
+        self._nodes: dict[Address, _Node] = {}
+        self._lock = threading.Lock()
+        self._owners: list[Address | None] | None = None
+        self._doubted: Address | None = None
+        #: The configured client itself. Seals, drains and publishes go by `servers`, which sends nothing twice.
+        self.client = cast("Any", source)
+
+    def _node(self, address: Address) -> _Node:
+        node = self._nodes.get(address)
+        if node is None:
+            with self._lock:
+                node = self._nodes.get(address)
+                if node is None:
+                    host, port = address
+                    kwargs = {**self._pattern.connection_kwargs, "host": host, "port": port}
+                    pool = redis.ConnectionPool(connection_class=self._pattern.connection_class, **kwargs)
+                    node = self._nodes[address] = _Node(pool, self._timeout)
+        return node
+
+    def _candidates(self) -> list[Address]:
+        """Whom to ask who has which slots, the one that just failed last."""
+        known = list(dict.fromkeys([*self._nodes, *self._seeds]))
+        return sorted(known, key=lambda address: address == self._doubted)
+
+    def _learn_slots(self) -> list[Address | None]:
+        failure: Exception | None = None
+        for address in self._candidates():
+            try:
+                rows = self._node(address).call(_Slots(), b"")
+            except (Unavailable, ResponseError) as error:
+                failure = error
+                continue
+            found = self._owners = owners(rows, address, self._remap)
+            return found
+        raise NotReached(f"no node of the cluster answers: {failure}") from failure
+
+    async def _alearn_slots(self) -> list[Address | None]:
+        failure: Exception | None = None
+        for address in self._candidates():
+            try:
+                rows = await self._node(address).acall(_Slots(), b"")
+            except (Unavailable, ResponseError) as error:
+                failure = error
+                continue
+            found = self._owners = owners(rows, address, self._remap)
+            return found
+        raise NotReached(f"no node of the cluster answers: {failure}") from failure
+
+    @contextmanager
+    def _doubts(self, address: Address) -> Iterator[None]:
+        """Whatever goes wrong at a node, the next call asks anew who has which slots."""
+        try:
+            yield
+        except MovedError:
+            self._owners = None
+            raise
+        except (AskError, TryAgainError) as error:
+            self._owners = None
+            raise NotSent(f"the slot is being moved from {address[0]}:{address[1]} to another node: {error}") from error
+        except ClusterDownError as error:
+            self._owners = None
+            raise NotSent(f"the cluster is down: {error}") from error
+        except Unavailable:
+            self._owners, self._doubted = None, address
+            raise
+
+    def _send(self, slot: int, command: Prepared, name: bytes) -> Any:
+        for last in (False, True):
+            address = _owner(self._owners or self._learn_slots(), slot)
+            try:
+                with self._doubts(address):
+                    return self._node(address).call(command, name)
+            except MovedError as error:
+                # It did not take place there: sent once more, to whom the slot belongs by now.
+                if last:
+                    raise NotSent(f"slot {slot} was moved twice: {error}") from error
+        raise AssertionError
+
+    async def _asend(self, slot: int, command: Prepared, name: bytes) -> Any:
+        for last in (False, True):
+            address = _owner(self._owners or await self._alearn_slots(), slot)
+            try:
+                with self._doubts(address):
+                    return await self._node(address).acall(command, name)
+            except MovedError as error:
+                if last:
+                    raise NotSent(f"slot {slot} was moved twice: {error}") from error
+        raise AssertionError
+
+    def call(self, command: Prepared, name: bytes) -> Any:
+        """The reply to a command, of the node that it belongs to or put together from those of several.
+
+        Raises as `Wire.call` does; NotSent also while its slots are on the move.
+        """
+        plan = _plan(command, name)
+        if isinstance(plan, int):
+            return self._send(plan, command, name)
+        try:
+            slot, part = next(plan)
+            while True:
+                try:
+                    reply = self._send(slot, part, name)
+                except (Unavailable, redis.RedisError) as error:
+                    slot, part = plan.throw(error)
+                else:
+                    slot, part = plan.send(reply)
+        except StopIteration as end:
+            return _packed(end.value)
+
+    async def acall(self, command: Prepared, name: bytes) -> Any:
+        """`call`, awaited."""
+        plan = _plan(command, name)
+        if isinstance(plan, int):
+            return await self._asend(plan, command, name)
+        try:
+            slot, part = next(plan)
+            while True:
+                try:
+                    reply = await self._asend(slot, part, name)
+                except (Unavailable, redis.RedisError) as error:
+                    slot, part = plan.throw(error)
+                else:
+                    slot, part = plan.send(reply)
+        except StopIteration as end:
+            return _packed(end.value)
+
+    def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+        """A replay needs one server."""
+        raise ImproperlyConfigured("a replay runs on one server, not on a cluster")
+
+    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> list[tuple[redis.Redis, list[int]]]:
+        """Clients of the nodes that these shards lie on now, and which of them each has. Raises NotReached."""
+        found: dict[Address, list[int]] = {}
+        table = self._learn_slots()
+        for shard in shards:
+            found.setdefault(_owner(table, slot_of(keyspace, shard)), []).append(shard)
+        return [(self._node(address).client, those) for address, those in found.items()]
+
+    def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
+        """A client of the node that this shard lies on. Raises NotReached."""
+        return self._node(_owner(self._owners or self._learn_slots(), slot_of(keyspace, shard))).client
+
+
+def _owner(table: list[Address | None], slot: int) -> Address:
+    address = table[slot]
+    if address is None:
+        raise NotReached(f"no node of the cluster has slot {slot}")
+    return address
+
+
+def _plan(command: Prepared, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
+    """The slot that a command belongs to, or how it is decided in several."""
+    if isinstance(command, Command):
+        every = parts(command)
+        return every[0].slot if len(every) == 1 else course(command, name)
+    assert isinstance(command, Count)
+    return key_slot(command.key)
+
+
+def _packed(reply: Reply) -> bytes:
+    return struct.pack(f"<{len(reply)}q", *reply)

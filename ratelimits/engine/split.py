@@ -1,0 +1,273 @@
+"""A decision on a cluster, whose nodes each decide what lies on them: shard by shard, all or nothing in the end.
+
+The account's shard comes last, and it alone counts. When a shard refuses, those before it give back what they took,
+those behind it are peeked at, so that the answer is about all limits, and the refusal is counted in the account's
+shard. What is here does no I/O: `course` yields what is to be sent, to the node of which slot, and is sent the replies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, shard
+from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.decision import read
+from ratelimits.engine.keys import Keyspace, shard_of
+from ratelimits.engine.limits import Mode
+from ratelimits.engine.program import program
+
+logger = logging.getLogger(__name__)
+
+#: Seconds in which a charge is given back that another shard's refusal made void; it is sent once, and at once.
+_GIVE_BACK_TTL = 60.0
+
+#: As a retry_after.
+NEVER = -1
+
+Reply = tuple[int, ...]
+Replies = dict[int, Reply]
+#: What is to be sent to the node of a slot.
+Sent = tuple[int, Command | Count]
+#: It is sent the replies, and returns one of its own.
+Sending = Generator[Sent, bytes, Reply]
+
+
+class Part(NamedTuple):
+    """What of a call lies in one shard: the numbers of its limits and keys in the whole, and what asks about them."""
+
+    slot: int
+    limits: tuple[int, ...]
+    keys: tuple[int, ...]
+    command: Command
+
+
+def slot_of(keyspace: Keyspace, number: int) -> int:
+    """The slot of a cluster that a shard's keys lie in."""
+    return key_slot(keyspace.prefix(number).encode())
+
+
+def parts(command: Command) -> tuple[Part, ...]:
+    """The parts of a call in the order that they are decided in; made once for a command."""
+    if command.parts is None:
+        command.parts = tuple(_split(command.keyspace, command.call))
+    found: tuple[Part, ...] = command.parts
+    return found
+
+
+def _split(keyspace: Keyspace, call: Call) -> list[Part]:
+    terms = call.program.terms
+    shards = [shard(keyspace, key, call.account) for key in call.keys]
+    order = list(dict.fromkeys(shards[term.key] for term in terms))
+    last: int | None = None
+    if call.usage is not None:
+        last = home(keyspace, call.usage)
+    elif call.account:
+        last = shard_of(f"account:{call.account}", keyspace.shards)
+    if last is not None and (last in order or call.usage is not None):
+        order = [*(number for number in order if number != last), last]
+    out = []
+    for number in order:
+        limits = tuple(i for i, term in enumerate(terms) if shards[term.key] == number)
+        keys = tuple(sorted({terms[i].key for i in limits}))
+        receipt = call.receipt
+        if receipt is not None and receipt.moments and keys:
+            receipt = replace(receipt, at=receipt.moments[keys[0]])
+        own = replace(
+            call,
+            program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
+            keys=tuple(call.keys[key] for key in keys),
+            usage=call.usage if number == last else None,
+            receipt=receipt,
+        )
+        out.append(Part(slot_of(keyspace, number), limits, keys, Command(keyspace, own)))
+    return out
+
+
+def course(whole: Command, name: bytes) -> Sending:
+    """What is sent for a call that lies in several shards; its reply is as if one had decided.
+
+    An error that is thrown in is raised again, after what was taken before it was given back.
+    """
+    if whole.call.op is Op.TRY:
+        return _try(whole, name)
+    return _settle(whole) if whole.call.op is Op.SETTLE else _each(whole)
+
+
+def _ask(part: Part, command: Command) -> Sending:
+    reply = read((yield part.slot, command))
+    if reply[0] == -2 and command.call.now is None:
+        # Each node has its clock; nothing was decided.
+        clock.put_right(reply[1])
+        reply = read((yield part.slot, command))
+    return reply
+
+
+def _each(whole: Command) -> Sending:
+    """What takes nothing: shard by shard, doing it again is harmless."""
+    replies: Replies = {}
+    for number, part in enumerate(parts(whole)):
+        replies[number] = yield from _ask(part, part.command)
+        if replies[number][0] != 1:
+            return replies[number]
+    return _combined(whole.call, parts(whole), replies)
+
+
+def _settle(whole: Command) -> Sending:
+    """A receipt is acted on once in each shard, and the last one says whether it had been before.
+
+    So what failed halfway goes on where it stopped when it is called again.
+    """
+    replies: Replies = {}
+    every = parts(whole)
+    for number, part in enumerate(every):
+        reply = yield from _ask(part, part.command)
+        if reply[0] == 1:
+            replies[number] = reply
+        elif reply[0] != 2 or part is every[-1]:
+            return reply
+    return _combined(whole.call, every, replies)
+
+
+def _try(whole: Command, name: bytes) -> Sending:
+    call, every = whole.call, parts(whole)
+    replies: Replies = {}
+    number = 0
+    try:
+        for number, part in enumerate(every):
+            replies[number] = yield from _ask(part, part.command)
+            if replies[number][:2] != (1, 1):
+                break
+    except (Unavailable, RedisError):
+        yield from _give_back(whole, replies, number, name)
+        raise
+    last = replies[number]
+    if last[:2] != (1, 1):
+        yield from _give_back(whole, replies, number, name)
+        if last[0] != 1:
+            return last
+        yield from _peek(whole, replies, number)
+    reply = _combined(call, every, replies)
+    if call.usage is not None:
+        counted = _denied(call, call.usage, reply) if number < len(every) - 1 else None
+        if counted is not None:
+            yield from _count(whole, "d", [counted])
+        elif reply[1] == 1:
+            yield from _count(whole, "s", _shadowed(whole, call.usage, reply))
+    return reply
+
+
+def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
+    """Undo what the shards before `until` took, each once; what cannot be undone is logged, and stays taken."""
+    for number in range(until):
+        part, taken = parts(whole)[number], replies[number]
+        call = part.command.call
+        lease = name.decode() if call.lease is None else call.lease
+        receipt = Receipt(name.decode(), call.program, call.keys, call.costs, call.account, None, taken[7], 0, 0, lease)
+        undo = replace(
+            call,
+            op=Op.SETTLE,
+            costs=tuple(-cost for cost in call.costs),
+            timeout=0,
+            lease=lease,
+            receipt=receipt,
+            whole=True,
+            at_once=False,
+            receipt_ttl=_GIVE_BACK_TTL,
+        )
+        try:
+            reply = yield from _ask(part, Command(whole.keyspace, undo))
+        except (Unavailable, RedisError) as error:
+            logger.error("What slot %d took could not be given back and stays taken: %s", part.slot, error)
+            continue
+        if reply[0] == 1:
+            standings = zip(taken[9::3], reply[10::3], reply[11::3], strict=True)
+            replies[number] = (*taken[:9], *(value for standing in standings for value in standing))
+        else:
+            logger.error("What slot %d took could not be given back and stays taken: it answered %s", part.slot, reply)
+
+
+def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, bytes, None]:
+    """What the limits behind the shard that refused have to say; the refusal stands without it."""
+    for number, part in enumerate(parts(whole)[behind + 1 :], behind + 1):
+        if not part.limits:
+            continue
+        peek = Command(whole.keyspace, replace(part.command.call, op=Op.PEEK, usage=None))
+        try:
+            reply = yield from _ask(part, peek)
+        except (Unavailable, RedisError):
+            continue
+        if reply[0] == 1:
+            replies[number] = reply
+
+
+def _denied(call: Call, usage: Usage, reply: Reply) -> Counted | None:
+    if reply[1] == 1:
+        return None
+    term = call.program.terms[reply[2] - 1]
+    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
+
+
+def _shadowed(whole: Command, usage: Usage, reply: Reply) -> list[Counted]:
+    """What shadow rules in other shards than the account's would have refused of an admitted request."""
+    out = []
+    for part in parts(whole)[:-1]:
+        for i in part.limits:
+            term = whole.call.program.terms[i]
+            if not reply[9 + 3 * i] and term.slot < len(usage.meters):
+                meter = replace(usage, meters=(usage.meters[term.slot],))
+                out.append(Counted(meter, (whole.call.costs[term.slot],), term.rule, term.version, 1))
+    return out
+
+
+def _count(whole: Command, kind: Literal["d", "s"], counted: list[Counted]) -> Generator[Sent, bytes, None]:
+    usage = whole.call.usage
+    if not counted or usage is None or whole.call.virtual:
+        return
+    number = home(whole.keyspace, usage)
+    command = Count(whole.keyspace.head(number), whole.keyspace.open(number), usage, kind)
+    for one in counted:
+        command.add(one)
+    try:
+        yield slot_of(whole.keyspace, number), command
+    except (Unavailable, RedisError) as error:
+        logger.error("What another shard than the account's refused could not be counted: %s", error)
+
+
+def _combined(call: Call, every: Sequence[Part], replies: Replies) -> Reply:
+    """The shards' replies as one, as decide.lua would have put it; and behind it the moment of each key."""
+    terms = call.program.terms
+    standings: list[Reply] = [(1, 0, 0)] * len(terms)
+    known: list[tuple[int, int, int]] = []
+    moments = [0] * len(call.keys)
+    refusing: list[tuple[int, int]] = []
+    wait = at = now = 0
+    for number, part in enumerate(every):
+        reply = replies.get(number)
+        if reply is None:
+            continue
+        at, now, wait = reply[7], reply[8], max(wait, reply[6])
+        for place, i in enumerate(part.limits):
+            standings[i] = reply[9 + 3 * place : 12 + 3 * place]
+            if terms[i].mode is Mode.ENFORCE:
+                known.append((standings[i][1], i, standings[i][2]))
+        for key in part.keys:
+            moments[key] = at
+        if reply[1] != 1:
+            refusing.append((reply[4], part.limits[reply[2] - 1]))
+    binding = remaining = retry = reset = 0
+    if known:
+        remaining, binding, _reset = min(known)
+        binding, reset = binding + 1, max(full for _left, _i, full in known)
+    if refusing:
+        # One that never admits binds; else the one that refuses longest. Of equals the first.
+        retry, binding = min(refusing, key=lambda one: (one[0] != NEVER, one[0] != NEVER and -one[0], one[1]))
+        binding, wait = binding + 1, 0
+    head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)
+    return (*head, *(value for standing in standings for value in standing), *moments)

@@ -1,0 +1,95 @@
+"""A cluster of three nodes: real servers of one test session."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.test import override_settings
+
+from ratelimits.embedded import Server, free_port
+from ratelimits.engine.split import slot_of
+from tests.engine.asking import KEYS
+from tests.sentinel import until
+
+NODES, SLOTS = 3, 16384
+
+
+def _port() -> int:
+    """A port whose cluster bus, 10,000 above it, is a port too."""
+    while (port := free_port()) > 55_000:
+        pass
+    return port
+
+
+class Cluster:
+    """The nodes, each with a third of the slots."""
+
+    def __init__(self, directory: Path, binary: Path) -> None:
+        options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+        self.servers: list[Server] = []
+        self.clients: list[redis.Redis] = []
+        try:
+            for number in range(NODES):
+                path = directory / str(number)
+                self.servers.append(Server(path, port=_port(), aof=True, binary=binary, options=options))
+                self.clients.append(redis.Redis(port=self.servers[-1].port))
+            for number, client in enumerate(self.clients):
+                client.cluster("SET-CONFIG-EPOCH", number + 1)
+                client.cluster("ADDSLOTS", *range(SLOTS * number // NODES, SLOTS * (number + 1) // NODES))
+                client.cluster("MEET", "127.0.0.1", self.servers[0].port)
+            until(self._agrees, "the nodes know each other")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _agrees(self) -> bool:
+        seen = [client.execute_command("CLUSTER SLOTS") for client in self.clients]
+        states = [client.cluster("INFO") for client in self.clients]
+        return all(len(rows) == NODES for rows in seen) and all(state["cluster_state"] == "ok" for state in states)
+
+    @property
+    def url(self) -> str:
+        return self.servers[0].url
+
+    def node_of(self, shard: int) -> int:
+        """Which node has a shard at first."""
+        slot = slot_of(KEYS, shard)
+        return next(number for number in range(NODES) if slot < SLOTS * (number + 1) // NODES)
+
+    def client_of(self, shard: int) -> redis.Redis:
+        """A client of that node."""
+        return self.clients[self.node_of(shard)]
+
+    def settings(self, **options: Any) -> Any:
+        """The app's cache alias on the cluster."""
+        factory = {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"}
+        backend = "django_redis.cache.RedisCache"
+        alias = {"BACKEND": backend, "LOCATION": self.url, "OPTIONS": {**factory, **options}}
+        return override_settings(CACHES={"ratelimits": alias, "default": alias})
+
+    def calls(self) -> list[int]:
+        """How many scripts each node was asked for."""
+        infos = [client.info("commandstats") for client in self.clients]
+        return [info.get("cmdstat_evalsha", {"calls": 0})["calls"] for info in infos]
+
+    def empty(self) -> None:
+        """Every test meets empty nodes."""
+        for client in self.clients:
+            client.flushall()
+
+    def stop(self) -> None:
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.kill()
+
+
+def wait_until_loaded(client: redis.Redis) -> None:
+    """Wait until a node that was started again takes part."""
+    deadline = time.monotonic() + 20
+    while client.cluster("INFO")["cluster_state"] != "ok":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,439 @@
+"""Deciding, counting and draining on a cluster of three nodes, as if it were one server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Sum
+from django.test import override_settings
+from redis.cluster import LoadBalancingStrategy
+
+from ratelimits import engine
+from ratelimits.embedded import free_port
+from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
+from ratelimits.engine.call import Call, shard
+from ratelimits.engine.decide import ask as decide_call
+from ratelimits.engine.denied import DenyCache, send
+from ratelimits.engine.program import Term, program
+from ratelimits.engine.publish import publish_version
+from ratelimits.engine.server import server
+from ratelimits.engine.split import slot_of
+from ratelimits.models import Batch, DurabilityGap, Line
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.cluster import NODES, Cluster, wait_until_loaded
+from tests.end_to_end.cluster_asker import CAPACITY
+from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
+from tests.servers import TestServers, server_binary
+from tests.usage.traffic import flow
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCOUNT = "acme"
+TEN = {"capacity": 10, "period": 1_000_000}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "token_bucket": {},
+    "gcra": {},
+    "leaky_bucket": {},
+    "fixed_window": {"window_start": "first_hit"},
+    "calendar_window": {"calendar_unit": "month", "period": None},
+    "sliding_window": {"sub_windows": 4},
+    "sliding_log": {},
+    "leaky_bucket_queue": {"delay_after": 10},
+    "concurrency": {"lease_ttl": 1_000_000},
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("cluster"), server_binary(servers.redis_kind))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def cluster(nodes: Cluster) -> Iterator[Cluster]:
+    """The engine on three nodes meanwhile, all of them empty."""
+    nodes.empty()
+    with nodes.settings():
+        yield nodes
+
+
+def elsewhere(cluster: Cluster) -> list[str]:
+    """Two keys on two nodes, neither of them the account's."""
+    found = {cluster.node_of(home(ACCOUNT)): ""}
+    for number in count():
+        key = f"ip:{number}"
+        found.setdefault(cluster.node_of(shard(KEYS, key, "")), key)
+        if len(found) == NODES:
+            return [key for key in found.values() if key]
+    raise AssertionError
+
+
+def spread(cluster: Cluster, algorithm: str = "fixed_window", /, **more: Any) -> list[Limit]:
+    """Limits of two other nodes and of the account's, in that order."""
+    return [limit(algorithm, key, **TEN | more) for key in (*elsewhere(cluster), "user:1")]
+
+
+def counted(cluster: Cluster) -> dict[str, int]:
+    """The counters of all open batches."""
+    found: dict[str, int] = {}
+    for number in range(KEYS.shards):
+        fields = cluster.client_of(number).hgetall(KEYS.open(number))
+        found |= {name.decode(): int(value) for name, value in fields.items() if not name.startswith(b"#")}
+    return found
+
+
+def kinds(cluster: Cluster) -> dict[str, int]:
+    """Requests that were counted, by kind."""
+    out: dict[str, int] = {}
+    for name, value in counted(cluster).items():
+        if not name.endswith("|u"):
+            out[name[0]] = out.get(name[0], 0) + value
+    return out
+
+
+def told(decision: Decision) -> dict[str, Any]:
+    """All that a decision says."""
+    names = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait", "binding", "standings")
+    return {name: getattr(decision, name) for name in names}
+
+
+def ask(limits: list[Limit], **more: Any) -> Decision:
+    return engine.decide(limits, account=ACCOUNT, **{"now": NOW, **more})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_decision_over_three_nodes_says_what_one_server_would(
+    nodes: Cluster, algorithm: str, redis_client: redis.Redis
+) -> None:
+    """Admitted, refused by the first, by the middle and by the last shard; peeked, refunded, settled and reset."""
+    more = ALGORITHMS[algorithm]
+    limits = spread(nodes, algorithm, **more)
+
+    def story() -> list[dict[str, Any]]:
+        said = []
+
+        def one(*costs: int, now: int) -> Decision:
+            these = [
+                limit(algorithm, each.key, cost=cost, **TEN | more) for each, cost in zip(limits, costs, strict=True)
+            ]
+            decision = ask(these, now=now, timeout=0)
+            said.append(told(decision))
+            return decision
+
+        one(1, 2, 3, now=NOW)
+        receipt = one(3, 2, 1, now=NOW + SECOND).receipt
+        assert receipt is not None
+        one(8, 1, 1, now=NOW + 2 * SECOND)
+        one(1, 8, 1, now=NOW + 3 * SECOND)
+        one(1, 1, 8, now=NOW + 4 * SECOND)
+        one(8, 9, 50, now=NOW + 5 * SECOND)
+        one(0, 0, 0, now=NOW + 6 * SECOND)
+        said.append(told(engine.peek(limits, account=ACCOUNT, now=NOW + 6 * SECOND)))
+        return said
+
+    with nodes.settings():
+        nodes.empty()
+        there = story()
+    assert there == story()
+    assert [one["allowed"] for one in there] == [True, True, False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_a_receipt_took_is_given_back_on_every_node_once(cluster: Cluster, algorithm: str) -> None:
+    limits = spread(cluster, algorithm, **ALGORITHMS[algorithm])
+    before = engine.peek(limits, account=ACCOUNT).standings
+    decisions = [engine.decide(limits, account=ACCOUNT, usage=usage()) for _ in range(3)]
+    left = [standing.remaining for standing in decisions[-1].standings]
+    for decision in decisions:
+        assert decision.receipt is not None
+        engine.refund(decision.receipt)
+        with pytest.raises(AlreadySettled):
+            engine.refund(decision.receipt)
+    after = engine.peek(limits, account=ACCOUNT).standings
+    assert [one.remaining for one in after] == [one.remaining for one in before] != left
+    assert kinds(cluster) == {"a": 3, "r": 3}
+
+
+def test_limits_in_one_shard_are_one_call_to_its_node(cluster: Cluster) -> None:
+    mine = [limit(key=key, **TEN) for key in ("user:1", "api_key:2", f"account:{ACCOUNT}")]
+    engine.decide(mine, account=ACCOUNT, usage=usage())
+    before = cluster.calls()
+    engine.decide(mine, account=ACCOUNT, usage=usage())
+    here = cluster.node_of(home(ACCOUNT))
+    assert [after - was for after, was in zip(cluster.calls(), before, strict=True)] == [
+        int(number == here) for number in range(NODES)
+    ]
+
+
+def test_a_request_is_counted_once_and_in_the_accounts_shard(cluster: Cluster) -> None:
+    for _ in range(3):
+        assert engine.decide(spread(cluster), account=ACCOUNT, usage=usage()).allowed
+    fields = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
+    assert sum(int(value) for name, value in fields.items() if name.startswith(b"a|")) == 3
+    assert kinds(cluster) == {"a": 3}
+
+
+def test_a_request_is_counted_in_the_accounts_shard_where_none_of_its_limits_lies(cluster: Cluster) -> None:
+    limits = spread(cluster)[:2]
+    for _ in range(3):
+        receipt = engine.decide(limits, account=ACCOUNT, usage=usage()).receipt
+    assert receipt is not None
+    engine.settle(receipt, (3, 3, 3))
+    fields = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
+    assert sorted((name[:1], name[-1:], value) for name, value in fields.items() if name[:1] in b"ar") == [
+        (b"a", b"1", b"3"),
+        (b"a", b"u", b"2"),
+    ]
+    assert [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings] == [5, 5]
+
+
+@pytest.mark.parametrize("refusing", range(NODES))
+def test_a_refusal_by_any_shard_takes_nothing_and_is_counted_once_by_the_rule_that_refused(
+    cluster: Cluster, refusing: int
+) -> None:
+    capacities = [5 if number == refusing else 10 for number in range(NODES)]
+    limits = [
+        limit("fixed_window", each.key, rule=number + 1, version=1, cost=9, **TEN | {"capacity": capacity})
+        for number, (each, capacity) in enumerate(zip(spread(cluster), capacities, strict=True))
+    ]
+    decisions = [
+        engine.decide(limits, account=ACCOUNT, usage=usage()),
+        asyncio.run(engine.adecide(limits, account=ACCOUNT, usage=usage())),
+    ]
+    for decision in decisions:
+        assert (decision.allowed, decision.binding, decision.retry_after) == (False, refusing, None)
+        assert decision.receipt is None
+    assert [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings] == capacities
+    assert {(name[0], name.split("|")[4]) for name in counted(cluster)} == {("d", str(refusing + 1))}
+    assert kinds(cluster) == {"d": 2}
+
+
+def test_the_async_twins_do_the_same(cluster: Cluster) -> None:
+    limits = [*spread(cluster), *spread(cluster, "concurrency", name="leases", lease_ttl=1000)]
+
+    async def work() -> list[int]:
+        decision = await engine.adecide(limits, account=ACCOUNT, usage=usage())
+        left = [one.remaining for one in decision.standings]
+        assert decision.receipt is not None
+        left += [one.remaining for one in (await engine.arelease(decision.receipt)).standings]
+        left += [one.remaining for one in (await engine.arefund(decision.receipt)).standings]
+        await engine.adecide(limits, account=ACCOUNT)
+        await engine.areset(limits, account=ACCOUNT)
+        return left + [one.remaining for one in (await engine.apeek(limits, account=ACCOUNT)).standings]
+
+    assert asyncio.run(work()) == [*[9] * 6, *[9] * 3, *[10] * 9, *[10] * 6]
+
+
+def test_what_a_shadow_rule_elsewhere_would_have_refused_is_counted_beside_the_admission(cluster: Cluster) -> None:
+    none = limit("fixed_window", **TEN | {"capacity": 1}).algorithm
+    keys = (*elsewhere(cluster), "user:1")
+    terms = tuple(Term(none, "rule", number, 0, Mode.SHADOW, rule=number + 1, version=1) for number in range(len(keys)))
+    call = Call(program(terms), keys, (2,), ACCOUNT, usage(Meter("requests")), version=1)
+    assert decide_call(server(), call).allowed
+    fields = {(name[0], name.split("|")[4], name[-1]): value for name, value in counted(cluster).items()}
+    assert fields == {("a", "0", "n"): 1, ("a", "0", "u"): 2} | {
+        ("s", str(rule), suffix): value for rule in (1, 2, 3) for suffix, value in (("n", 1), ("u", 2))
+    }
+
+
+def test_an_edit_makes_every_shard_stale_and_nothing_was_taken(cluster: Cluster) -> None:
+    limits = [limit("fixed_window", each.key, version=3, **TEN) for each in spread(cluster)]
+    engine.decide(limits, account=ACCOUNT)
+    assert publish_version(4) == 4
+    cluster.client_of(shard(KEYS, limits[0].key, "")).set(KEYS.head(shard(KEYS, limits[0].key, "")), "3 ?")
+    with pytest.raises(Stale) as stale:
+        engine.decide(limits, account=ACCOUNT, usage=usage())
+    assert stale.value.version == 4
+    newer = [limit("fixed_window", each.key, version=4, **TEN) for each in limits]
+    assert [one.remaining for one in engine.peek(newer, account=ACCOUNT).standings] == [9, 9, 9]
+    assert kinds(cluster) == {}
+
+
+@pytest.mark.parametrize("lost", range(NODES))
+def test_where_a_reply_is_lost_the_other_shards_have_their_permits_back(cluster: Cluster, lost: int) -> None:
+    limits = spread(cluster)
+    assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
+    frozen = cluster.servers[cluster.node_of(shard(KEYS, limits[lost].key, ACCOUNT))].process
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(Unanswered):
+            engine.decide(limits, account=ACCOUNT, usage=usage())
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    left = [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]
+    assert [each for number, each in enumerate(left) if number != lost] == [9, 9]
+    assert left[lost] in (8, 9)
+    # Acknowledged ≤ counted ≤ acknowledged + unanswered.
+    assert kinds(cluster)["a"] in ((1, 2) if lost == NODES - 1 else (1,))
+
+
+def test_a_node_that_is_away_takes_its_own_shards_with_it_and_no_others(cluster: Cluster) -> None:
+    limits = spread(cluster)
+    away = cluster.node_of(shard(KEYS, limits[1].key, ""))
+    engine.decide(limits, account=ACCOUNT, usage=usage())
+    cluster.servers[away].kill()
+    try:
+        with pytest.raises(engine.Unavailable):
+            engine.decide(limits, account=ACCOUNT, usage=usage())
+        with pytest.raises(NotSent):
+            engine.decide(limits, account=ACCOUNT, usage=usage())
+        others = [limits[0], limits[2]]
+        assert [one.remaining for one in engine.peek(others, account=ACCOUNT).standings] == [9, 9]
+        assert engine.decide(others, account=ACCOUNT, usage=usage()).allowed
+    finally:
+        cluster.servers[away].start()
+    wait_until_loaded(cluster.clients[away])
+    left = [one.remaining for one in engine.decide(limits, account=ACCOUNT, usage=usage()).standings]
+    assert left == [7, 8, 7]
+    assert kinds(cluster) == {"a": 3}
+
+
+def test_a_slot_on_the_move_is_refused_and_a_moved_one_is_followed(cluster: Cluster) -> None:
+    key = elsewhere(cluster)[0]
+    number = shard(KEYS, key, "")
+    source = cluster.node_of(number)
+    target, slot = (source + 1) % NODES, slot_of(KEYS, number)
+    ids = [client.execute_command("CLUSTER MYID").decode() for client in cluster.clients]
+    limits = [limit("fixed_window", key, **TEN), limit("fixed_window", "user:1", **TEN)]
+    engine.decide(limits, account=ACCOUNT)
+
+    def begin(source: int, target: int) -> None:
+        cluster.clients[target].cluster("SETSLOT", slot, "IMPORTING", ids[source])
+        cluster.clients[source].cluster("SETSLOT", slot, "MIGRATING", ids[target])
+        for name in cluster.clients[source].cluster("GETKEYSINSLOT", slot, 100):
+            cluster.clients[source].migrate("127.0.0.1", cluster.servers[target].port, name, 0, 5000)
+
+    def end(target: int) -> None:
+        for client in (cluster.clients[target], *cluster.clients):
+            client.cluster("SETSLOT", slot, "NODE", ids[target])
+
+    begin(source, target)
+    try:
+        with pytest.raises(NotSent, match=r"the slot is being moved from 127\.0\.0\.1:\d+ to another node"):
+            engine.decide(limits, account=ACCOUNT)
+    finally:
+        end(target)
+    try:
+        moved = engine.decide(limits, account=ACCOUNT)
+        assert [one.remaining for one in moved.standings] == [8, 8]
+        assert asyncio.run(engine.adecide(limits, account=ACCOUNT)).remaining == 7
+    finally:
+        begin(target, source)
+        end(source)
+    assert engine.decide(limits, account=ACCOUNT).remaining == 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_several_processes_were_served_is_charged_on_every_node_and_in_the_ledger(cluster: Cluster) -> None:
+    keys = [*elsewhere(cluster), "user:1"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.end_to_end.cluster_asker", cluster.url, str(seed), "100", *keys],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for seed in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        print("go", file=process.stdin, flush=True)
+    admitted = sum(int(process.communicate()[0]) for process in processes)
+    limits = [limit("fixed_window", key, capacity=CAPACITY, period=1_000_000) for key in keys]
+    charged = [CAPACITY - one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]
+    assert charged == [admitted] * NODES
+    # A permit that another request held for a moment may have been refused, and was not taken.
+    assert CAPACITY / 2 < admitted <= CAPACITY
+    assert sum(kinds(cluster).values()) == 300
+    flow()
+    lines = Line.objects.aggregate(Sum("admitted_units"), Sum("admitted_requests"), Sum("denied_requests"))
+    assert lines["admitted_units__sum"] == admitted
+    assert lines["admitted_requests__sum"] + lines["denied_requests__sum"] == 300
+
+
+@pytest.mark.django_db(transaction=True)
+def test_usage_of_accounts_on_every_node_is_sealed_and_drained_once(cluster: Cluster) -> None:
+    accounts = [f"account-{number}" for number in range(12)]
+    assert {cluster.node_of(home(account)) for account in accounts} == set(range(NODES))
+
+    def serve() -> None:
+        for account in accounts:
+            mine = [limit(key="user:1", **TEN | {"capacity": 100}), limit(key=elsewhere(cluster)[0], capacity=1000)]
+            engine.decide(mine, account=account, usage=usage(account=account))
+
+    for _ in range(2):
+        serve()
+        flow()
+    flow()
+    per_account = Line.objects.values_list("account").annotate(Sum("admitted_requests")).order_by()
+    assert dict(per_account) == dict.fromkeys(accounts, 2)
+    assert Batch.objects.count() == 2 * len({home(account) for account in accounts})
+    assert not DurabilityGap.objects.exists()
+    assert not any(cluster.client_of(number).exists(KEYS.sealed(number)) for number in range(KEYS.shards))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_node_that_is_away_keeps_none_of_the_others_from_the_ledger(cluster: Cluster) -> None:
+    accounts = [f"account-{number}" for number in range(12)]
+    for account in accounts:
+        engine.decide([limit()], account=account, usage=usage(account=account))
+    cluster.servers[1].kill()
+    try:
+        with pytest.raises(redis.RedisError):
+            seal()
+        with pytest.raises(redis.RedisError):
+            drain()
+        drained = set(Line.objects.values_list("account", flat=True))
+        assert drained == {account for account in accounts if cluster.node_of(home(account)) != 1}
+    finally:
+        cluster.servers[1].start()
+    wait_until_loaded(cluster.clients[1])
+    flow()
+    assert sorted(Line.objects.values_list("account", flat=True)) == sorted(accounts)
+
+
+def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster) -> None:
+    limits = [limit("fixed_window", each.key, **TEN | {"capacity": 1}) for each in spread(cluster)]
+    assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
+    cache = DenyCache()
+    cache.keep("place", engine.decide(limits, account=ACCOUNT, usage=usage()), 60)
+    for _ in range(5):
+        assert cache.look("place") is not None
+    send(server(), cache.take())
+    assert kinds(cluster) == {"a": 1, "d": 6}
+
+
+def test_replicas_cannot_decide(nodes: Cluster) -> None:
+    with (
+        nodes.settings(REDIS_CLIENT_KWARGS={"load_balancing_strategy": LoadBalancingStrategy.ROUND_ROBIN}),
+        pytest.raises(ImproperlyConfigured, match="replicas cannot decide"),
+    ):
+        server()
+
+
+def test_a_cluster_of_which_no_node_answers_was_sent_nothing(nodes: Cluster) -> None:
+    alias = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"redis://127.0.0.1:{free_port()}/0",
+        "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"},
+    }
+    with override_settings(CACHES={"ratelimits": alias}):
+        with pytest.raises(NotSent):
+            engine.decide([limit()])
+        with pytest.raises(redis.RedisError):
+            publish_version(1)
