@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.readonly import BoundedPaginator, ReadOnlyAdmin
-from ratelimits.admin.usage import link_to_lines, shown
+from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger import moment
@@ -30,6 +30,8 @@ from ratelimits.reports.verify import verify_report
 #: Lines that a report's page shows, batches that a line's page names, and lines that a web request verifies, at most.
 _LINES, _BATCHES, _VERIFIED = 200, 50, 50_000
 _MONTHS = 24
+#: An account's newest reports whose lines are searched.
+_REPORTS = 500
 
 
 def _database(row: Model) -> str:
@@ -175,11 +177,28 @@ class ReportLineAdmin(ReadOnlyAdmin):
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
     list_select_related = ["report"]
-    search_fields = ["line_id__exact"]
-    search_help_text = _("A line_id, whole, as exports have it.")
+    search_fields = ["line_id"]  # get_search_results says how
+    search_help_text = _("A line_id, as exports have it; or an account, or an account, a space and a key. Each whole.")
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
     readonly_fields = ["used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """The line, or the lines of an account's reports, or of a key in them: a key alone has no index."""
+        if not search_term:
+            return queryset, False
+        lines = queryset.filter(line_id=search_term)
+        if lines.exists():
+            return lines, False
+        for about in accounts_and_keys(search_term):
+            account = about.pop("account")
+            reports = Report.objects.using(queryset.db).filter(account=account)
+            pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_REPORTS])
+            if pks:
+                return queryset.filter(**about, report__in=pks), False
+        return lines, False
 
     @admin.display(description=_("used from"))
     def used_from(self, line: ReportLine) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -32,6 +32,13 @@ def link_to_lines(site: admin.AdminSite, **about: object) -> str:
     """A link to the ledger lines that have these values."""
     url = reverse(f"{site.name}:ratelimits_line_changelist")
     return format_html('<a href="{}?{}">{}</a>', url, urlencode(about), _("Ledger lines"))
+
+
+def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
+    """What a search may mean, as conditions: an account, or one and a key behind a space; either may have spaces."""
+    yield {"account": term}
+    for space in (place for place, letter in enumerate(term) if letter == " "):
+        yield {"account": term[:space], "key": term[space + 1 :]}
 
 
 class ShardFilter(admin.SimpleListFilter):
@@ -69,11 +76,20 @@ class BatchAdmin(ReadOnlyAdmin):
 
     list_display = ["__str__", "position", "line_count", "sealed", "fence", "applied_at"]
     list_filter = [ShardFilter]
-    search_fields = ["incarnation__exact"]
+    search_fields = ["incarnation"]  # get_search_results says how
     search_help_text = _("An incarnation, whole: of 00:3f9c:17 it is 3f9c.")
     sortable_by = ()
     exclude = ["opened_at", "sealed_at"]
     readonly_fields = ["opened", "sealed", "applied_at", "ledger_lines"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Batches of an incarnation, looked up in each shard: the incarnation alone has no index."""
+        if not search_term:
+            return queryset, False
+        shards = ShardState.objects.using(queryset.db).values_list("shard", flat=True)
+        return queryset.filter(shard__in=list(shards), incarnation=search_term), False
 
     @admin.display(description=_("opened"))
     def opened(self, batch: Batch) -> str:
@@ -99,7 +115,7 @@ class LineAdmin(ReadOnlyAdmin):
     list_display = ["start", "account", "key", "meter", "admitted_units", "denied_requests", "refunded_units", "batch"]
     list_select_related = ["batch"]
     search_fields = ["account"]  # get_search_results says how
-    search_help_text = _("An account, whole. At most 10,000 lines are listed.")
+    search_help_text = _("An account, or an account, a space and a key; each whole. At most 10,000 lines are listed.")
     sortable_by = ()
     ordering = ["-id"]
     readonly_fields = ["start"]
@@ -112,14 +128,18 @@ class LineAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Lines of an account, found by the billing periods that it has usage in: the account alone has no index."""
+        """Lines of an account, or of a key in it, found by the billing periods that the account has usage in.
+
+        The account alone has no index, nor has the key.
+        """
         if not search_term:
             return queryset, False
-        periods = PeriodUsage.objects.using(queryset.db).filter(account=search_term).order_by()
-        found = queryset.filter(
-            account=search_term, period__in=list(periods.values_list("period", flat=True).distinct())
-        )
-        return found, False
+        for about in accounts_and_keys(search_term):
+            periods = PeriodUsage.objects.using(queryset.db).filter(account=about["account"]).order_by()
+            starts = list(periods.values_list("period", flat=True).distinct())
+            if starts:
+                return queryset.filter(**about, period__in=starts), False
+        return queryset.none(), False
 
 
 @admin.register(PeriodUsage)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from typing import Any
 
@@ -25,6 +27,7 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
+from tests.reports.invoices import close, spend
 from tests.usage.conftest import _fsync_at_once  # noqa: F401
 from tests.usage.test_resolve import Fork, fork  # noqa: F401
 from tests.usage.traffic import flow, use
@@ -96,6 +99,62 @@ def test_the_ledger_is_searched_by_account_through_its_index(admin_client: Clien
         admin_client.get(url(Line), {"q": "acme"})
     (listed,) = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
     assert '"period" IN' in listed
+
+
+@contextmanager
+def indexes_preferred() -> Iterator[None]:
+    """On tables as small as a test's PostgreSQL would read all of them, indexes or not."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET enable_seqscan = off")
+        yield
+        if connection.vendor == "postgresql":
+            cursor.execute("RESET enable_seqscan")
+
+
+@pytest.mark.parametrize(
+    ("model", "term", "index"),
+    [
+        (Line, "acme ltd", "ratelimits_line_period"),
+        (Line, "acme ltd api_key:1", "ratelimits_line_period"),
+        (Batch, "{incarnation}", "ratelimits_batch_(identity|1)"),
+        (ReportLine, "{line_id}", "ratelimits_reportline_line_id"),
+        (ReportLine, "acme ltd", "report"),
+        (ReportLine, "acme ltd api_key:1", "report"),
+        (PeriodUsage, "'acme ltd'", "ratelimits_period_?usage"),
+        (Report, "'acme ltd'", "ratelimits_report_(version|1)"),
+    ],
+)
+def test_a_search_finds_what_it_names_by_an_index(admin_client: Client, model: Any, term: str, index: str) -> None:
+    for account, key in (("acme ltd", "api_key:1"), ("acme ltd", "api_key:12"), ("other", "api_key:1")):
+        spend(account, "2026-10-15", key=key)
+    (_report, _other) = close("2026-11-02")
+    line = ReportLine.objects.get(key="api_key:1", report__account="acme ltd")
+    batch = Batch.objects.earliest("pk")
+    with indexes_preferred():
+        found = admin_client.get(
+            url(model), {"q": term.format(line_id=line.line_id, incarnation=batch.incarnation)}
+        ).context["cl"]
+        rows = list(found.result_list)
+        plan = found.queryset[:100].explain()
+    if term.endswith("api_key:1"):
+        assert {row.key for row in rows} == {"api_key:1"}
+    if model is ReportLine:
+        assert line in rows
+        assert {row.report.account for row in rows} == {"acme ltd"}
+    elif model is not Batch:
+        assert {row.account for row in rows} == {"acme ltd"}
+    assert rows
+    assert not re.search(rf"SCAN {model._meta.db_table}|Seq Scan on {model._meta.db_table}", plan), plan
+    assert re.search(index, plan), plan
+
+
+@pytest.mark.parametrize("model", [Line, ReportLine, Batch])
+def test_a_search_for_what_there_is_not_finds_nothing(admin_client: Client, model: Any) -> None:
+    spend("acme", "2026-10-15")
+    close("2026-11-02")
+    for term in ("acm", "acme api_key", "acme api_key:12", "acme api_key:1 x"):
+        assert list(admin_client.get(url(model), {"q": term}).context["cl"].result_list) == []
 
 
 def test_a_batch_s_page_leads_to_its_lines(admin_client: Client) -> None:
