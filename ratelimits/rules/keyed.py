@@ -5,9 +5,10 @@ A process holds all of it for the shards that it has met, so it is kept small: r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Max
@@ -89,9 +90,10 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     overrides: dict[int, dict[str, tuple[OverrideRow, ...]]] = {}
     columns = "shard", "key", "pk", "rule", *KeyOverride.NUMBERS, "mode", *moments
     rows = KeyOverride.objects.using(using).filter(**wanted).order_by("version", "pk").values_list(*columns)
+    numbers = cache(_numbers)
     for shard, key, pk, rule, capacity, rate, period, mode, begins, ends, version, since in rows.iterator(_CHUNK):
         override = OverrideRow(
-            pk, key, once(rule), _numbers(once, capacity, rate, period), once(mode),
+            pk, key, once(rule), numbers(capacity, rate, period), once(mode),
             _micros(begins, 0), _micros(ends, NEVER), once(version), once(since),
         )  # fmt: skip
         _put(overrides, shard, key, override)
@@ -177,14 +179,17 @@ def _rows(
 
 
 def _put(found: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:
-    of_shard: dict[str, tuple[Row, ...]] = found.setdefault(shard, {})
+    of_shard = found.get(shard)
+    if of_shard is None:
+        of_shard = found[shard] = {}
     # Rows come in the order of their versions: the newest goes in front.
-    of_shard[key] = (row, *of_shard.get(key, ()))
+    before = of_shard.get(key)
+    of_shard[key] = (row,) if before is None else (row, *before)
 
 
-def _numbers(once: Callable[[Any], Any], *values: Any) -> tuple[tuple[str, Any], ...]:
+def _numbers(*values: Any) -> tuple[tuple[str, Any], ...]:
     named = zip(KeyOverride.NUMBERS, values, strict=True)
-    return once(tuple((name, value) for name, value in named if value is not None))  # type: ignore[no-any-return]
+    return tuple((name, value) for name, value in named if value is not None)
 
 
 def _micros(moment: datetime | None, otherwise: int) -> int:
