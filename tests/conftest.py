@@ -21,6 +21,9 @@ _SERVERS = TestServers(
 os.environ.update(_SERVERS.environment)
 django.setup()
 
+#: Fixtures that several directories take; modules, since they need models.
+pytest_plugins = ["tests.usage.quarantine"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
@@ -80,6 +83,15 @@ def _empty_server(redis_url: str) -> None:
     """Every test meets an empty server."""
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
+
+
+@pytest.fixture
+def fsync_at_once(redis_url: str) -> Iterator[None]:
+    """The session's server fsyncs every write meanwhile, so that no fence has to be waited for."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("appendfsync", "always")
+        yield
+        client.config_set("appendfsync", "everysec")
 
 
 @pytest.fixture(scope="session")

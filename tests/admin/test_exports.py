@@ -17,13 +17,12 @@ from django.urls import path
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.models import Adjustment, Report
 from tests.reports.invoices import account, close, spend
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
 from tests.usage.traffic import flow
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
-    pytest.mark.usefixtures("_fsync_at_once"),
+    pytest.mark.usefixtures("fsync_at_once"),
 ]
 
 

@@ -19,10 +19,9 @@ from ratelimits.witness import Place
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, close, spend
 from tests.rows import rule
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
 from tests.usage.traffic import at
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_fsync_at_once")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
 ADD = "/admin/ratelimits/adjustment/add/"
 

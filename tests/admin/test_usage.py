@@ -28,11 +28,10 @@ from ratelimits.models import (
     ShardState,
 )
 from tests.reports.invoices import close, spend
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
-from tests.usage.test_resolve import Fork, fork  # noqa: F401
+from tests.usage.quarantine import Fork
 from tests.usage.traffic import flow, use
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_fsync_at_once")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
 MODELS = [ShardState, Batch, Line, PeriodUsage, DurabilityGap, QuarantinedBatch, ArchivedRange, Report, ReportLine]
 QUARANTINE = "/admin/ratelimits/quarantinedbatch/"
@@ -182,7 +181,7 @@ def test_batches_are_listed_by_shard(admin_client: Client) -> None:
 def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     admin_client: Client,
     admin_user: User,
-    fork: Fork,  # noqa: F811
+    fork: Fork,
     action: str,
     units: int,
     says: str,
@@ -200,7 +199,7 @@ def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     assert "was resolved already" in text(again)
 
 
-def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, fork: Fork) -> None:  # noqa: F811
+def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, fork: Fork) -> None:
     kept = fork(5)
     viewer = User.objects.create(username="viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_quarantinedbatch"))

@@ -11,11 +11,10 @@ import pytest
 
 from ratelimits.models import Alert
 from ratelimits.signals import threshold_reached
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def _at_once(_fsync_at_once: None) -> None:  # noqa: F811
+def _at_once(fsync_at_once: None) -> None:
     """No fence has to be waited for."""
 
 

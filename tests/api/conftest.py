@@ -8,11 +8,10 @@ from django.test import Client
 
 from project.models import ApiKey
 from ratelimits.models import Account
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def _at_once(_fsync_at_once: None) -> None:  # noqa: F811
+def _at_once(fsync_at_once: None) -> None:
     """No fence has to be waited for."""
 
 

@@ -9,11 +9,10 @@ import pytest
 from django.db import connection
 
 from tests.servers import TestServers
-from tests.usage.conftest import _fsync_at_once  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def _at_once(_fsync_at_once: None) -> None:  # noqa: F811
+def _at_once(fsync_at_once: None) -> None:
     """No fence has to be waited for."""
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.db import connection
 from django.test import override_settings
 
@@ -15,12 +14,8 @@ from tests.servers import TestServers, server_binary
 
 
 @pytest.fixture(autouse=True)
-def _fsync_at_once(redis_url: str) -> Iterator[None]:
-    """The session's server fsyncs every write meanwhile, so that no fence has to be waited for."""
-    with redis.Redis.from_url(redis_url) as client:
-        client.config_set("appendfsync", "always")
-        yield
-        client.config_set("appendfsync", "everysec")
+def _at_once(fsync_at_once: None) -> None:
+    """No fence has to be waited for."""
 
 
 @pytest.fixture

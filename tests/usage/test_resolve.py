@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -11,36 +9,16 @@ from django.db.models import F
 from ratelimits.models import Batch, Line, QuarantinedBatch, ShardState
 from ratelimits.usage import archive, resolve
 from ratelimits.usage import compact as compacting
-from ratelimits.usage.apply import Outcome
 from ratelimits.usage.compact import compact
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from ratelimits.usage.verify import verify_ledger
-from tests.usage.test_gaps import keys, put_back, state, units
+from tests.usage.quarantine import Fork
+from tests.usage.test_gaps import keys, state, units
 from tests.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Fork = Callable[[int], QuarantinedBatch]
-
-
-@pytest.fixture
-def fork(redis_client: redis.Redis) -> Fork:
-    """Three requests in the ledger; their batch comes again with so many, and is in quarantine."""
-    for _ in range(3):
-        use()
-    seal()
-    (key,) = keys(redis_client, "b:*")
-    fields: Any = redis_client.hgetall(key)
-    flow()
-
-    def come_again(count: int) -> QuarantinedBatch:
-        put_back(redis_client, key, fields, cum=2 * count, count=count)
-        assert drain().outcomes == {Outcome.QUARANTINED: 1}
-        return QuarantinedBatch.objects.latest("pk")
-
-    return come_again
 
 
 def holds() -> bool:

@@ -1,0 +1,36 @@
+"""A batch in quarantine, for the tests of those who resolve it: a pytest plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from ratelimits.models import QuarantinedBatch
+from ratelimits.usage.apply import Outcome
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.usage.test_gaps import keys, put_back
+from tests.usage.traffic import flow, use
+
+Fork = Callable[[int], QuarantinedBatch]
+
+
+@pytest.fixture
+def fork(redis_client: redis.Redis) -> Fork:
+    """Three requests in the ledger; their batch comes again with so many, and is in quarantine."""
+    for _ in range(3):
+        use()
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    fields: Any = redis_client.hgetall(key)
+    flow()
+
+    def come_again(count: int) -> QuarantinedBatch:
+        put_back(redis_client, key, fields, cum=2 * count, count=count)
+        assert drain().outcomes == {Outcome.QUARANTINED: 1}
+        return QuarantinedBatch.objects.latest("pk")
+
+    return come_again
