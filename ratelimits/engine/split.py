@@ -135,8 +135,19 @@ def _settle(whole: Command) -> Sending:
     return _combined(whole.call, every, replies)
 
 
+def _lasting(part: Part) -> bool:
+    """Whether what a part takes cannot all be given back: stored permits of `smooth_*` stay spent."""
+    return any(term.algorithm.script in ("smooth", "smooth_warming_up") for term in part.command.call.program.terms)
+
+
 def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
+    if any(map(_lasting, every[:-1])):
+        # Nothing is taken before all others were looked at; what happens in between is what can still go wrong.
+        reply = yield from _each(Command(whole.keyspace, replace(call, op=Op.PEEK)))
+        if reply[:2] != (1, 1):
+            yield from _count_denied(whole, reply)
+            return reply
     replies: Replies = {}
     number = 0
     try:
@@ -154,12 +165,10 @@ def _try(whole: Command, name: bytes) -> Sending:
             return last
         yield from _peek(whole, replies, number)
     reply = _combined(call, every, replies)
-    if call.usage is not None:
-        counted = _denied(call, call.usage, reply) if number < len(every) - 1 else None
-        if counted is not None:
-            yield from _count(whole, "d", [counted])
-        elif reply[1] == 1:
-            yield from _count(whole, "s", _shadowed(whole, call.usage, reply))
+    if reply[1] == 1:
+        yield from _count_shadowed(whole, reply)
+    elif number < len(every) - 1:
+        yield from _count_denied(whole, reply)
     return reply
 
 
@@ -207,29 +216,33 @@ def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, byte
             replies[number] = reply
 
 
-def _denied(call: Call, usage: Usage, reply: Reply) -> Counted | None:
-    if reply[1] == 1:
-        return None
-    term = call.program.terms[reply[2] - 1]
-    return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
+def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
+    """A refusal that the account's shard did not decide itself."""
+    call, usage = whole.call, whole.call.usage
+    if usage is not None and reply[0] == 1:
+        term = call.program.terms[reply[2] - 1]
+        counted = Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, 1)
+        yield from _count(whole, usage, "d", [counted])
 
 
-def _shadowed(whole: Command, usage: Usage, reply: Reply) -> list[Counted]:
+def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
     """What shadow rules in other shards than the account's would have refused of an admitted request."""
-    out = []
-    for part in parts(whole)[:-1]:
-        for i in part.limits:
-            term = whole.call.program.terms[i]
-            if not reply[9 + 3 * i] and term.slot < len(usage.meters):
-                meter = replace(usage, meters=(usage.meters[term.slot],))
-                out.append(Counted(meter, (whole.call.costs[term.slot],), term.rule, term.version, 1))
-    return out
-
-
-def _count(whole: Command, kind: Literal["d", "s"], counted: list[Counted]) -> Generator[Sent, bytes, None]:
-    usage = whole.call.usage
-    if not counted or usage is None or whole.call.virtual:
+    call, usage = whole.call, whole.call.usage
+    if usage is None:
         return
+    out = []
+    for i in (i for part in parts(whole)[:-1] for i in part.limits):
+        term = call.program.terms[i]
+        if not reply[9 + 3 * i] and term.slot < len(usage.meters):
+            meter = replace(usage, meters=(usage.meters[term.slot],))
+            out.append(Counted(meter, (call.costs[term.slot],), term.rule, term.version, 1))
+    if out:
+        yield from _count(whole, usage, "s", out)
+
+
+def _count(
+    whole: Command, usage: Usage, kind: Literal["d", "s"], counted: list[Counted]
+) -> Generator[Sent, bytes, None]:
     number = home(whole.keyspace, usage)
     command = Count(whole.keyspace.head(number), whole.keyspace.open(number), usage, kind)
     for one in counted:

@@ -219,6 +219,20 @@ def test_a_refusal_by_any_shard_takes_nothing_and_is_counted_once_by_the_rule_th
     assert kinds(cluster) == {"d": 2}
 
 
+@pytest.mark.parametrize("algorithm", ["smooth_bursty", "smooth_warming_up"])
+def test_stored_permits_that_nobody_can_give_back_are_not_taken_where_the_last_shard_refuses(
+    cluster: Cluster, algorithm: str
+) -> None:
+    ip = limit(algorithm, elsewhere(cluster)[0], capacity=None, **({"warm_up": 10} if "warm" in algorithm else {}))
+    user = limit("fixed_window", "user:1", cost=11, rule=7, **TEN)
+    engine.decide([ip], account=ACCOUNT, now=NOW)
+    before = engine.peek([ip], account=ACCOUNT, now=NOW + 60 * SECOND).standings
+    decision = engine.decide([ip, user], account=ACCOUNT, usage=usage(), now=NOW + 60 * SECOND)
+    assert (decision.allowed, decision.binding) == (False, 1)
+    assert engine.peek([ip], account=ACCOUNT, now=NOW + 60 * SECOND).standings == before
+    assert kinds(cluster) == {"d": 1}
+
+
 def test_the_async_twins_do_the_same(cluster: Cluster) -> None:
     limits = [*spread(cluster), *spread(cluster, "concurrency", name="leases", lease_ttl=1000)]
 
