@@ -17,6 +17,8 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
+from tests.usage.background import forked
+
 #: So much usage is joined by compaction, in µs: little, so that it happens while the test runs.
 SPAN = 300_000
 
@@ -78,13 +80,7 @@ def main(seed: str, children: int) -> None:
     for number in range(10**9):
         while len(running) >= children:
             running.discard(os.wait()[0])
-        pid = os.fork()
-        if not pid:
-            try:
-                _child(number, random.Random(f"{seed}:{number}"))
-            finally:
-                os._exit(1)
-        running.add(pid)
+        running.add(forked(_child, number, seed))
 
 
 if __name__ == "__main__":

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
-from types import TracebackType
+from functools import partial
 
 from django.db.models import Sum
 from redis.exceptions import RedisError
 
 from ratelimits import engine
 from ratelimits.models import Line
+from tests.usage.background import Background
 from tests.usage.traffic import use
 
 _PAUSE = 0.002
 
 
-class Load:
+class Load(Background):
     """Requests without end, until the block is left. Units by key: `acknowledged`, `denied`, `unanswered`."""
 
     def __init__(self, seed: int, threads: int = 3, label: str = "") -> None:
@@ -26,11 +26,7 @@ class Load:
         self.acknowledged: Counter[str] = Counter()
         self.denied: Counter[str] = Counter()
         self.unanswered: Counter[str] = Counter()
-        self._end = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, random.Random(f"{seed}:{number}")))
-            for number in range(threads)
-        ]
+        super().__init__(*(partial(self._run, number, random.Random(f"{seed}:{number}")) for number in range(threads)))
 
     def _run(self, number: int, rng: random.Random) -> None:
         while not self._end.is_set():
@@ -46,18 +42,6 @@ class Load:
             else:
                 (self.acknowledged if decision.allowed else self.denied)[key] += cost
             time.sleep(_PAUSE)
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
 
     def missing(self, *, at_most: bool = False) -> int:
         """Units that were acknowledged and are not in the ledger; `at_most`: and it has no more than may have been."""

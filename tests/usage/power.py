@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import redis
 
 from ratelimits.embedded import Server
+from tests.usage.background import Background
 
 _PAUSE = 0.001
 _DIGITS = 12
@@ -28,32 +29,23 @@ _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
 _WALL = 0x40000000
 
 
-class Fsyncs:
+class Fsyncs(Background):
     """Watches which marker the file is fsynced up to, until the block is left."""
 
     def __init__(self, server: Server) -> None:
+        super().__init__(self._write, self._watch)
         self.server = server
-        self._end = threading.Event()
         self._cutting = threading.Lock()
         self._thread = _fsync_thread(server.process.pid)
         self._switches = _switches(self._thread)
         self._written = 0
         self._fsynced = 0
-        self._threads = [threading.Thread(target=self._write), threading.Thread(target=self._watch)]
 
-    def __enter__(self) -> Fsyncs:
-        for thread in self._threads:
-            thread.start()
+    def __enter__(self) -> Self:
+        super().__enter__()
         while not self._fsynced:
             time.sleep(0.01)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
 
     def _write(self) -> None:
         with redis.Redis.from_url(self.server.url) as client:

@@ -15,6 +15,8 @@ import time
 
 import django
 
+from tests.usage.background import forked
+
 
 def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
@@ -48,13 +50,7 @@ def main(seed: str, children: int) -> None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.write(1, f"killed {victim}\n".encode())
-        pid = os.fork()
-        if not pid:
-            try:
-                _child(number, random.Random(f"{seed}:{number}"))
-            finally:
-                os._exit(1)
-        running.append((pid, number))
+        running.append((forked(_child, number, seed), number))
 
 
 if __name__ == "__main__":
