@@ -186,7 +186,8 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
             timeout=0,
             lease=lease,
             receipt=receipt,
-            whole=True,
+            # Not the whole lease: one of that name may have been there before.
+            whole=False,
             at_once=False,
             receipt_ttl=_GIVE_BACK_TTL,
         )

@@ -219,6 +219,14 @@ def test_a_refusal_by_any_shard_takes_nothing_and_is_counted_once_by_the_rule_th
     assert kinds(cluster) == {"d": 2}
 
 
+def test_a_lease_that_was_held_before_is_still_held_after_a_refusal_under_its_name(cluster: Cluster) -> None:
+    leases = limit("concurrency", elsewhere(cluster)[0], cost=2, **TEN | {"lease_ttl": 1000})
+    full = limit("fixed_window", "user:1", cost=11, **TEN)
+    assert engine.decide([leases], account=ACCOUNT, lease="job").allowed
+    assert not engine.decide([leases, full], account=ACCOUNT, lease="job").allowed
+    assert engine.peek([leases], account=ACCOUNT).remaining == 8
+
+
 @pytest.mark.parametrize("algorithm", ["smooth_bursty", "smooth_warming_up"])
 def test_stored_permits_that_nobody_can_give_back_are_not_taken_where_the_last_shard_refuses(
     cluster: Cluster, algorithm: str
