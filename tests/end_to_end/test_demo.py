@@ -6,7 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,12 +19,16 @@ from tests.end_to_end.conftest import ROOT
 DEMO = [sys.executable, "manage.py", "demo", "--requests", "300"]
 
 
-@pytest.fixture
-def demo_environment(tmp_path: Path) -> dict[str, str]:
+def environment_of(directory: Path) -> dict[str, str]:
     """As somebody has who just cloned the repository: no server is named."""
     own = {"REDIS_URL", "DATABASE_URL", "DJANGO_SETTINGS_MODULE"}
     rest = {name: value for name, value in os.environ.items() if name not in own}
-    return {**rest, "DEMO_DATA_DIR": str(tmp_path / "demo")}
+    return {**rest, "DEMO_DATA_DIR": str(directory)}
+
+
+@pytest.fixture
+def demo_environment(tmp_path: Path) -> dict[str, str]:
+    return environment_of(tmp_path / "demo")
 
 
 def left_behind(environment: dict[str, str]) -> list[str]:
@@ -66,29 +71,48 @@ def _as_from_a_terminal() -> None:
     die_with_parent()
 
 
-@pytest.fixture
-def demo_that_stays_up(demo_environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The demo in a process group of its own, as a terminal would start it, once it has printed its addresses."""
-    output = tmp_path / "output"
+@pytest.fixture(scope="module")
+def demos_that_stay_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Demo]]:
+    """A demo to be ended in each way; they come up side by side."""
+    started = {name: start(tmp_path_factory.mktemp(name)) for name in ENDS}
+    yield started
+    for demo in started.values():
+        if demo.process.poll() is None:
+            os.killpg(demo.process.pid, signal.SIGKILL)
+            demo.process.wait()
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A running demo, what it has printed, and its environment."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    environment: dict[str, str]
+
+    def wait_until_up(self) -> None:
+        """Wait until it has printed its addresses."""
+        deadline = time.monotonic() + 120
+        while b"Press Ctrl-C" not in self.output.read_bytes():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.1)
+
+
+def start(directory: Path) -> Demo:
+    """The demo in a process group of its own, as a terminal would start it."""
+    output, environment = directory / "output", environment_of(directory / "demo")
     with output.open("wb") as written:
         process = subprocess.Popen(
             DEMO,
             cwd=ROOT,
-            env=demo_environment,
+            env=environment,
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_as_from_a_terminal,
         )
-    deadline = time.monotonic() + 90
-    while b"Press Ctrl-C" not in output.read_bytes():
-        assert process.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return Demo(process, output, environment)
 
 
 def ctrl_c(process: subprocess.Popen[bytes]) -> None:
@@ -103,16 +127,17 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-@pytest.mark.parametrize("end", [ctrl_c, terminate, kill])
-def test_however_the_demo_is_ended_it_leaves_no_process(
-    end: Callable[[subprocess.Popen[bytes]], None],
-    demo_that_stays_up: subprocess.Popen[bytes],
-    demo_environment: dict[str, str],
-) -> None:
-    assert len(left_behind(demo_environment)) > 4
-    end(demo_that_stays_up)
-    demo_that_stays_up.wait(60)
+ENDS = {"ctrl_c": ctrl_c, "terminate": terminate, "kill": kill}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_the_demo_is_ended_it_leaves_no_process(end: str, demos_that_stay_up: dict[str, Demo]) -> None:
+    demo = demos_that_stay_up[end]
+    demo.wait_until_up()
+    assert len(left_behind(demo.environment)) > 4
+    ENDS[end](demo.process)
+    demo.process.wait(60)
     deadline = time.monotonic() + 30
-    while left_behind(demo_environment) and time.monotonic() < deadline:
+    while left_behind(demo.environment) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left_behind(demo_environment) == []
+    assert left_behind(demo.environment) == []
