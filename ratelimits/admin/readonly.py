@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class ReadOnlyAdmin(_Base):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Rows by one whole value, where the page searches for such: Django would look for each word of it."""
+        fields = self.get_search_fields(request)
+        if search_term and len(fields) == 1 and fields[0].endswith("__exact"):
+            return queryset.filter(**{fields[0]: search_term}), False
+        return super().get_search_results(request, queryset, search_term)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Those that the page names, else the columns that it does not exclude, and what it adds to them."""

@@ -120,8 +120,8 @@ def indexes_preferred() -> Iterator[None]:
         (ReportLine, "{line_id}", "ratelimits_reportline_line_id"),
         (ReportLine, "acme ltd", "report"),
         (ReportLine, "acme ltd api_key:1", "report"),
-        (PeriodUsage, "'acme ltd'", "ratelimits_period_?usage"),
-        (Report, "'acme ltd'", "ratelimits_report_(version|1)"),
+        (PeriodUsage, "acme ltd", "ratelimits_period_?usage"),
+        (Report, "acme ltd", "ratelimits_report_(version|1)"),
     ],
 )
 def test_a_search_finds_what_it_names_by_an_index(admin_client: Client, model: Any, term: str, index: str) -> None:
