@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 from django.conf import settings
 from django.test import override_settings
 
@@ -16,6 +18,19 @@ from tests.usage.traffic import flow, use
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture
+def _logging_left_alone() -> Iterator[None]:
+    """A worker in this process would set the root logger's level, for every test after this one too."""
+
+    def leave(**kwargs: object) -> None:
+        pass
+
+    setup_logging.connect(leave)
+    yield
+    setup_logging.disconnect(leave)
+
+
+@pytest.mark.usefixtures("_logging_left_alone")
 def test_a_worker_raises_alerts_and_delivers_them(receiver: Receiver, signalled: list[Alert]) -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanInclusion.objects.create(plan=plan, meter="requests", quantity=100)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -324,13 +323,7 @@ class TestWithoutADatabase:
         clock: Clock,
         away: Callable[[bool], None],
         caplog: pytest.LogCaptureFixture,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        # Whatever a library that set logging up in this process before has made of it.
-        log = logging.getLogger("ratelimits.rules.loader")
-        monkeypatch.setattr(log, "disabled", False)
-        monkeypatch.setattr(log, "handlers", [caplog.handler])
-        caplog.set_level(logging.WARNING, log.name)
         away(False)
         rule(capacity=1)
         assert shown(loader.current()) == {"burst": 1}
