@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ def _port() -> int:
     while (port := free_port()) > 55_000:
         pass
     return port
+
+
+def _follows(client: redis.Redis, node: str) -> bool:
+    """Whether a node knows another one as a replica."""
+    known = client.execute_command("CLUSTER NODES").values()
+    return any(one["node_id"] == node and "slave" in one["flags"] for one in known)
 
 
 class Cluster:
@@ -69,6 +77,39 @@ class Cluster:
         backend = "django_redis.cache.RedisCache"
         alias = {"BACKEND": backend, "LOCATION": self.url, "OPTIONS": {**factory, **options}}
         return override_settings(CACHES={"ratelimits": alias, "default": alias})
+
+    @contextmanager
+    def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
+        """One more node, which has all that a node has; the others forget it in the end."""
+        options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+        server = Server(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
+        try:
+            with redis.Redis(port=server.port) as client:
+                mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, self.clients[number]))
+                client.cluster("MEET", "127.0.0.1", self.servers[number].port)
+                until(lambda: client.cluster("REPLICATE", its), "the replica knows whom to follow")
+                until(lambda: client.info("replication")["master_link_status"] == "up", "the replica is up")
+                until(lambda: all(_follows(one, mine) for one in self.clients), "all know the replica as one")
+                yield client
+                for one in self.clients:
+                    one.cluster("FORGET", mine)
+        finally:
+            server.kill()
+
+    def fail_over(self, replica: redis.Redis) -> None:
+        """A replica takes over in agreement with its primary."""
+        asked = 0.0
+
+        def took_over() -> bool:
+            nonlocal asked
+            # A primary that does not know it as its replica yet does not hear of it.
+            if time.monotonic() - asked > 1:
+                replica.cluster("FAILOVER")
+                asked = time.monotonic()
+            return bool(replica.info("replication")["role"] == "master")
+
+        until(took_over, "the replica takes over")
+        until(lambda: replica.info("replication")["connected_slaves"] == 1, "the primary follows it")
 
     def calls(self) -> list[int]:
         """How many scripts each node was asked for."""

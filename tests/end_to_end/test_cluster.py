@@ -29,6 +29,7 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from ratelimits.engine.split import slot_of
 from ratelimits.models import Batch, DurabilityGap, Line
+from ratelimits.models.ledger import GapKind
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.cluster import NODES, Cluster, wait_until_loaded
@@ -354,6 +355,36 @@ def test_a_slot_on_the_move_is_refused_and_a_moved_one_is_followed(cluster: Clus
         begin(target, source)
         end(source)
     assert engine.decide(limits, account=ACCOUNT).remaining == 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_of_its_own(
+    cluster: Cluster, servers: TestServers, tmp_path: Path
+) -> None:
+    """A failover by hand, which loses nothing; and back, so that the nodes are as they were."""
+    number = cluster.node_of(home(ACCOUNT))
+    old = cluster.clients[number]
+    limits = spread(cluster)
+    for _ in range(3):
+        assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
+    flow()
+    with cluster.replica(number, tmp_path, server_binary(servers.redis_kind)) as new:
+        acknowledged, unanswered = 3, 0
+        cluster.fail_over(new)
+        while acknowledged < 6:
+            try:
+                acknowledged += engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
+            except Unanswered:
+                # The old primary closed its connections, this one among them.
+                unanswered += 1
+        assert unanswered <= 1
+        assert asyncio.run(engine.apeek(limits, account=ACCOUNT)).remaining in (4, 4 - unanswered)
+        assert new.exists(KEYS.open(home(ACCOUNT)))
+        flow()
+        cluster.fail_over(old)
+    served = Line.objects.aggregate(requests=Sum("admitted_requests"))["requests"]
+    assert acknowledged <= served <= acknowledged + unanswered
+    assert DurabilityGap.objects.filter(kind=GapKind.RESTART, shard=home(ACCOUNT)).exists()
 
 
 @pytest.mark.django_db(transaction=True)
