@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, shard
+from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, nonce, shard
 from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.limits import Mode
-from ratelimits.engine.program import program
+from ratelimits.engine.program import Term, program
 
 logger = logging.getLogger(__name__)
 
@@ -176,31 +176,45 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
     """Undo what the shards before `until` took, each once; what cannot be undone is logged, and stays taken."""
     for number in range(until):
         part, taken = parts(whole)[number], replies[number]
-        call = part.command.call
-        lease = name.decode() if call.lease is None else call.lease
-        receipt = Receipt(name.decode(), call.program, call.keys, call.costs, call.account, None, taken[7], 0, 0, lease)
-        undo = replace(
-            call,
-            op=Op.SETTLE,
-            costs=tuple(-cost for cost in call.costs),
-            timeout=0,
-            lease=lease,
-            receipt=receipt,
-            # Not the whole lease: one of that name may have been there before.
-            whole=False,
-            at_once=False,
-            receipt_ttl=_GIVE_BACK_TTL,
-        )
+        terms = part.command.call.program.terms
+        # A shadow rule that would have refused was not charged.
+        charged = [i for i, term in enumerate(terms) if taken[9 + 3 * i] and part.command.call.costs[term.slot]]
+        if not charged:
+            continue
+        undo = _undo(part.command.call, tuple(terms[i] for i in charged), taken[7], name.decode())
         try:
             reply = yield from _ask(part, Command(whole.keyspace, undo))
         except (Unavailable, RedisError) as error:
             logger.error("What slot %d took could not be given back and stays taken: %s", part.slot, error)
             continue
-        if reply[0] == 1:
-            standings = zip(taken[9::3], reply[10::3], reply[11::3], strict=True)
-            replies[number] = (*taken[:9], *(value for standing in standings for value in standing))
-        else:
+        if reply[0] != 1:
             logger.error("What slot %d took could not be given back and stays taken: it answered %s", part.slot, reply)
+            continue
+        after = list(taken)
+        for place, i in enumerate(charged):
+            after[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * place : 12 + 3 * place]
+        replies[number] = tuple(after)
+
+
+def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
+    """The call that gives back what `call` took under these terms at a moment."""
+    lease = name if call.lease is None else call.lease
+    limits = program(terms)
+    # A receipt of another name than the request's own, which may be decided again.
+    receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
+    return replace(
+        call,
+        program=limits,
+        op=Op.SETTLE,
+        costs=tuple(-cost for cost in call.costs),
+        timeout=0,
+        lease=lease,
+        receipt=receipt,
+        # Not the whole lease: one of that name may have been there before.
+        whole=False,
+        at_once=False,
+        receipt_ttl=_GIVE_BACK_TTL,
+    )
 
 
 def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, bytes, None]:

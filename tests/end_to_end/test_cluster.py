@@ -220,6 +220,15 @@ def test_a_refusal_by_any_shard_takes_nothing_and_is_counted_once_by_the_rule_th
     assert kinds(cluster) == {"d": 2}
 
 
+def test_a_shadow_rule_that_would_have_refused_gives_nothing_back_after_a_refusal(cluster: Cluster) -> None:
+    shadow = limit("fixed_window", elsewhere(cluster)[0], cost=2, mode=Mode.SHADOW, **TEN | {"capacity": 3})
+    full = limit("fixed_window", "user:1", cost=11, **TEN)
+    assert engine.decide([shadow], account=ACCOUNT).standings[0].remaining == 1
+    refused = engine.decide([shadow, full], account=ACCOUNT)
+    assert (refused.allowed, refused.standings[0].allowed, refused.standings[0].remaining) == (False, False, 1)
+    assert engine.peek([shadow], account=ACCOUNT).standings[0].remaining == 1
+
+
 def test_a_lease_that_was_held_before_is_still_held_after_a_refusal_under_its_name(cluster: Cluster) -> None:
     leases = limit("concurrency", elsewhere(cluster)[0], cost=2, **TEN | {"lease_ttl": 1000})
     full = limit("fixed_window", "user:1", cost=11, **TEN)
