@@ -19,7 +19,8 @@ from django.conf import settings
 from project.celery import app
 from ratelimits.usage import crash
 
-settings.RATELIMITS.update(SEAL_INTERVAL=0.2, DRAIN_INTERVAL=0.2, COMPACT_INTERVAL=0.4)
+# Drains are not due more often than two children can do them: what queues up behind them would expire.
+settings.RATELIMITS.update(SEAL_INTERVAL=0.3, DRAIN_INTERVAL=0.5, COMPACT_INTERVAL=0.5)
 # A child that was killed has its task delivered again.
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
@@ -35,9 +36,10 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
 
 
 @app.on_after_finalize.connect
-def _keep_drains(sender: Celery, **kwargs: object) -> None:
-    # Longer than what a killed worker took stays invisible: a drain that expired by then would not be delivered again.
-    sender.conf.beat_schedule["ratelimits.drain"]["options"]["expires"] = 60
+def _keep_tasks(sender: Celery, **kwargs: object) -> None:
+    # Longer than what a killed worker took stays invisible: what expired by then would not be delivered again.
+    for name in ("ratelimits.drain", "ratelimits.compact"):
+        sender.conf.beat_schedule[name]["options"]["expires"] = 10
 
 
 _PLAN = Path(os.environ["CRASH_PLAN"])
