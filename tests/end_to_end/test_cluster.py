@@ -18,7 +18,7 @@ from django.db.models import Sum
 from django.test import override_settings
 from redis.cluster import LoadBalancingStrategy
 
-from ratelimits import engine
+from ratelimits import engine, quota
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine.call import Call, shard
@@ -28,6 +28,7 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from ratelimits.engine.split import slot_of
+from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger import GapKind
 from ratelimits.usage.drain import drain
@@ -35,6 +36,8 @@ from ratelimits.usage.seal import seal
 from tests.cluster import NODES, Cluster, wait_until_loaded
 from tests.end_to_end.cluster_asker import CAPACITY
 from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
+from tests.faces import begin_afresh
+from tests.rows import rule
 from tests.servers import TestServers, server_binary
 from tests.usage.traffic import flow
 
@@ -467,6 +470,40 @@ def test_a_node_that_is_away_keeps_none_of_the_others_from_the_ledger(cluster: C
     wait_until_loaded(cluster.clients[1])
     flow()
     assert sorted(Line.objects.values_list("account", flat=True)) == sorted(accounts)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_rules_edits_and_reports_of_requests_by_several_kinds_of_keys(
+    cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """From rows to the ledger, by the one door: an edit is in force at the next decision, on every node."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
+    begin_afresh(monkeypatch)
+    who = Identity("user:1", "api_key:9", f"account:{ACCOUNT}", "ip:203.0.113.9")
+    rows = {
+        kind: rule(kind, key_kind=kind, capacity=3 + number, rate="0.000001", bills=kind == "account")
+        for number, kind in enumerate(("ip", "global", "account"))
+    }
+
+    def check() -> tuple[bool, str]:
+        answer = asyncio.run(quota.acheck(who)) if asynchronous else quota.check(who)
+        assert answer.decision is not None
+        assert answer.binding is not None
+        return answer.allowed, answer.binding.name
+
+    assert [check() for _ in range(5)] == [*[(True, "ip")] * 3, *[(False, "ip")] * 2]
+    rows["ip"].capacity = 100
+    rows["ip"].save()
+    assert [check() for _ in range(2)] == [(True, "global"), (False, "global")]
+    rows["global"].delete()
+    assert [check() for _ in range(2)] == [(True, "account"), (False, "account")]
+    flow()
+    lines = Line.objects.filter(account=ACCOUNT).values_list("rule", "admitted_requests", "denied_requests")
+    served = {(number, admitted, denied) for number, admitted, denied in lines if admitted}
+    assert sum(admitted for _rule, admitted, _denied in served) == 5
+    assert {number for number, _admitted, _denied in served} == {rows["account"].pk}
+    assert sum(denied for _rule, _admitted, denied in lines) == 4
 
 
 def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster) -> None:
