@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,10 @@ from ratelimits.conf import conf
 from ratelimits.engine.connection import NotReached
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.wire import Wire, configured
+
+#: Seconds that a process leaves a cluster alone of which no node answered.
+PAUSE = 1.0
+_not_before = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,14 @@ def server() -> Server:
 
 
 def _wire(alias: str, timeout: float) -> Wire:
+    global _not_before
+    if time.monotonic() < _not_before:
+        raise NotReached("no node of the cluster answered just now")
     try:
         source: Any = configured(alias)
     except (RedisError, RedisClusterException) as error:
-        # A cluster's client asks for the nodes as it is made.
+        # A cluster's client asks for the nodes as it is made; not every request is to wait for that.
+        _not_before = time.monotonic() + PAUSE
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
         return Wire(alias, timeout)
@@ -64,8 +73,10 @@ def on_each(here: Server, shards: Sequence[int], do: Callable[[redis.Redis, list
 
 
 def _forget(*, setting: str, **kwargs: object) -> None:
+    global _not_before
     if setting in ("RATELIMITS", "CACHES"):
         server.cache_clear()
+        _not_before = 0.0
 
 
 setting_changed.connect(_forget)

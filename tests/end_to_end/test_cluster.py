@@ -21,6 +21,7 @@ from redis.cluster import LoadBalancingStrategy
 from ratelimits import engine, quota
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
+from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.denied import DenyCache, send
@@ -36,6 +37,7 @@ from ratelimits.usage.seal import seal
 from tests.cluster import NODES, Cluster, wait_until_loaded
 from tests.end_to_end.cluster_asker import CAPACITY
 from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
+from tests.engine.proxy import Proxy
 from tests.faces import begin_afresh
 from tests.rows import rule
 from tests.servers import TestServers, server_binary
@@ -536,3 +538,30 @@ def test_a_cluster_of_which_no_node_answers_was_sent_nothing(nodes: Cluster) -> 
             engine.decide([limit()])
         with pytest.raises(redis.RedisError):
             publish_version(1)
+
+
+def test_a_cluster_that_was_away_is_asked_again_after_a_pause_and_by_no_request_in_between(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Proxy(nodes.servers[0].port) as proxy,
+        override_settings(
+            CACHES={
+                "ratelimits": {
+                    "BACKEND": "django_redis.cache.RedisCache",
+                    "LOCATION": proxy.url,
+                    "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"},
+                }
+            }
+        ),
+    ):
+        proxy.cut.set()
+        with pytest.raises(NotSent):
+            engine.decide([limit()])
+        asked = proxy.connections
+        with pytest.raises(NotSent, match="just now"):
+            engine.decide([limit()])
+        assert proxy.connections == asked
+        proxy.cut.clear()
+        monkeypatch.setattr(server_module, "_not_before", 0.0)
+        assert engine.peek([limit(key="ip:never")]).allowed
