@@ -37,9 +37,9 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
 
 @app.on_after_finalize.connect
 def _keep_tasks(sender: Celery, **kwargs: object) -> None:
-    # Longer than what a killed worker took stays invisible: what expired by then would not be delivered again.
+    # What a killed worker took is looked for every ten seconds: what expired by then would not be delivered again.
     for name in ("ratelimits.drain", "ratelimits.compact"):
-        sender.conf.beat_schedule[name]["options"]["expires"] = 10
+        sender.conf.beat_schedule[name]["options"]["expires"] = 60
 
 
 _PLAN = Path(os.environ["CRASH_PLAN"])
