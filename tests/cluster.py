@@ -80,7 +80,7 @@ class Cluster:
 
     @contextmanager
     def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
-        """One more node, which has all that a node has; the others forget it in the end."""
+        """One more node, which has all that a node has; in the end all is as it was."""
         options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
         server = Server(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
         try:
@@ -90,9 +90,13 @@ class Cluster:
                 until(lambda: client.cluster("REPLICATE", its), "the replica knows whom to follow")
                 until(lambda: client.info("replication")["master_link_status"] == "up", "the replica is up")
                 until(lambda: all(_follows(one, mine) for one in self.clients), "all know the replica as one")
-                yield client
-                for one in self.clients:
-                    one.cluster("FORGET", mine)
+                try:
+                    yield client
+                finally:
+                    if client.info("replication")["role"] == "master":
+                        self.fail_over(self.clients[number])
+                    for one in self.clients:
+                        one.cluster("FORGET", mine)
         finally:
             server.kill()
 

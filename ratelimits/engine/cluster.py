@@ -122,7 +122,6 @@ class ClusterWire(Wire):
         try:
             yield
         except MovedError:
-            self._owners = None
             raise
         except (AskError, TryAgainError) as error:
             self._owners = None
@@ -134,25 +133,34 @@ class ClusterWire(Wire):
             self._owners, self._doubted = None, address
             raise
 
+    def _moved(self, table: list[Address | None], slot: int, asked: Address, error: MovedError) -> None:
+        """Note whom a node names: others may not know of it yet, so they are not asked."""
+        found = (error.host or asked[0], error.port)
+        table[slot] = found if self._remap is None else self._remap(found)
+
     def _send(self, slot: int, command: Prepared, name: bytes) -> Any:
         for last in (False, True):
-            address = _owner(self._owners or self._learn_slots(), slot)
+            table = self._owners or self._learn_slots()
+            address = _owner(table, slot)
             try:
                 with self._doubts(address):
                     return self._node(address).call(command, name)
             except MovedError as error:
                 # It did not take place there: sent once more, to whom the slot belongs by now.
+                self._moved(table, slot, address, error)
                 if last:
                     raise NotSent(f"slot {slot} was moved twice: {error}") from error
         raise AssertionError
 
     async def _asend(self, slot: int, command: Prepared, name: bytes) -> Any:
         for last in (False, True):
-            address = _owner(self._owners or await self._alearn_slots(), slot)
+            table = self._owners or await self._alearn_slots()
+            address = _owner(table, slot)
             try:
                 with self._doubts(address):
                     return await self._node(address).acall(command, name)
             except MovedError as error:
+                self._moved(table, slot, address, error)
                 if last:
                     raise NotSent(f"slot {slot} was moved twice: {error}") from error
         raise AssertionError
