@@ -188,7 +188,7 @@ def cases(now: int) -> list[Case]:
 def engine_ahead(here: Server, now: int) -> Case:
     """An allotment alone: spent, and taken anew when it is."""
     call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
-    allotment = Allotment(here.keyspace, call, ALLOTMENT, 1.0)
+    allotment = Allotment(here, call, ALLOTMENT, 1.0)
 
     def spend() -> object:
         held = allotment.spend()

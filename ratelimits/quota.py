@@ -104,7 +104,7 @@ def check(
     denied = denials.look(place)
     if denied is not None:
         return _again(denied)
-    prepared = None
+    prepared, metered = None, True
     try:
         for _attempt in range(1 + RELOADS):
             snapshot = rules.current()
@@ -115,6 +115,7 @@ def check(
                 route = known.learn(place, question, snapshot.select(scope, method, identity))
             prepared, take, allotment = route
             if allotment is not None:
+                metered = False
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held
@@ -134,8 +135,8 @@ def check(
             if answer is not None:
                 return answer
     except (RulesUnavailable, Unavailable, ResponseError) as error:
-        _note(error, identity, costs)
-    return _without(prepared, identity, costs)
+        _note(error, identity, costs, metered)
+    return _without(prepared, identity, costs, metered)
 
 
 async def acheck(
@@ -151,7 +152,7 @@ async def acheck(
     denied = denials.look(place)
     if denied is not None:
         return _again(denied)
-    prepared = None
+    prepared, metered = None, True
     try:
         for _attempt in range(1 + RELOADS):
             snapshot = await rules.acurrent()
@@ -162,6 +163,7 @@ async def acheck(
                 route = known.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
             prepared, take, allotment = route
             if allotment is not None:
+                metered = False
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held
@@ -181,8 +183,8 @@ async def acheck(
             if answer is not None:
                 return answer
     except (RulesUnavailable, Unavailable, ResponseError) as error:
-        _note(error, identity, costs)
-    return _without(prepared, identity, costs)
+        _note(error, identity, costs, metered)
+    return _without(prepared, identity, costs, metered)
 
 
 def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> tuple[object, ...]:
@@ -228,15 +230,15 @@ def _again(denied: Denied) -> Answer:
     return Answer(False, denied.decision, denied.about, left)
 
 
-def _note(error: Exception, identity: Identity, costs: Mapping[str, int]) -> None:
+def _note(error: Exception, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
     if isinstance(error, Unavailable):
         breaker.failed()
-    if isinstance(error, Unanswered):
+    if isinstance(error, Unanswered) and metered:
         witness.unanswered(identity.owner, routes.booked_to(identity), costs)
     logger.error("No decision could be had, the failure policy decides: %s", error)
 
 
-def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, int]) -> Answer:
+def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
     """What the rules' own `on_failure` says, or the setting where not even the rules could be had."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     choices = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
@@ -247,5 +249,6 @@ def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, 
     ]
     if "deny" in choices or not local.admits(asked):
         return Answer(False, None, prepared, 1.0, unavailable=True)
-    witness.unmetered(identity.owner, routes.booked_to(identity), costs)
+    if metered:
+        witness.unmetered(identity.owner, routes.booked_to(identity), costs)
     return Answer(True, None, prepared)

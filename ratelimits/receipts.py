@@ -25,6 +25,7 @@ from ratelimits.engine import (
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import release as _release
 from ratelimits.engine import settle as _settle
+from ratelimits.engine.allotment import Taken
 from ratelimits.engine.limits import Concurrency
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,14 @@ def receipt_of(request: Any) -> Receipt | None:
     """The receipt of an admitted request; Django's request or DRF's."""
     answer = getattr(request, "quota", None)
     return answer.decision.receipt if answer is not None and answer.decision is not None else None
+
+
+def _to_settle(request: Any) -> Receipt | None:
+    """The receipt of a request that somebody wants to settle or refund: he should know when there cannot be one."""
+    receipt, answer = receipt_of(request), getattr(request, "quota", None)
+    if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, Taken):
+        logger.warning("A request of permits taken ahead cannot be settled or refunded: give its rule no allotment")
+    return receipt
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
@@ -50,25 +59,25 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
 
     Raises AlreadySettled the second time, and engine.Unavailable when the server cannot be asked.
     """
-    receipt = receipt_of(request)
+    receipt = _to_settle(request)
     return None if receipt is None else _settle(receipt, true_costs(receipt, costs))
 
 
 async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     """`settle`, awaited."""
-    receipt = receipt_of(request)
+    receipt = _to_settle(request)
     return None if receipt is None else await asettle(receipt, true_costs(receipt, costs))
 
 
 def refund(request: Any) -> Decision | None:
     """Give back all that the request was charged. Raises as `settle` does."""
-    receipt = receipt_of(request)
+    receipt = _to_settle(request)
     return None if receipt is None else _refund(receipt)
 
 
 async def async_refund(request: Any) -> Decision | None:
     """`refund`, awaited."""
-    receipt = receipt_of(request)
+    receipt = _to_settle(request)
     return None if receipt is None else await arefund(receipt)
 
 

@@ -110,13 +110,13 @@ class Routes:
             self.known.clear()
         prepared = prepare(selection, tuple(question.costs))
         assert self.snapshot is not None
-        keyspace, call = server().keyspace, _call(self.snapshot, selection.version, prepared, question)
+        here, call = server(), _call(self.snapshot, selection.version, prepared, question)
         allotment = None
         if prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
             unmetered = replace(call, usage=None)
-            allotment = Allotment(keyspace, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
-        return self.known.setdefault(place, Route(prepared, Take(1, Command(keyspace, call)), allotment))
+            allotment = Allotment(here, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
+        return self.known.setdefault(place, Route(prepared, Take(1, Command(here.keyspace, call)), allotment))
 
 
 class Question(NamedTuple):

@@ -11,6 +11,7 @@ import redis
 from django.db.backends.utils import CursorWrapper
 
 from ratelimits import quota, rules, witness
+from ratelimits.engine.allotment import give_back
 from ratelimits.engine.denied import DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter
 from ratelimits.engine.server import server
@@ -34,6 +35,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(quota, "local", LocalLimiter(clock))
     monkeypatch.setattr(quota, "denials", denials)
     monkeypatch.setattr(quota, "sender", Sender(denials, server))
+    give_back(everything=True)
     witness._begin()
     rules.forget()
     return clock

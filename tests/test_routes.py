@@ -44,7 +44,11 @@ def ahead(name: str = "ahead", **more: Any) -> Rule:
 
 
 class TestAllotments:
-    def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(self, check: Check, redis_url: str) -> None:
+    def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(
+        self, check: Check, redis_url: str, settings: Any
+    ) -> None:
+        # However long the requests take.
+        settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 600}
         ahead()
         check(WHO)
         with commands_of_clients(redis_url) as commands:
@@ -115,6 +119,15 @@ class TestAllotments:
             assert receipts.refund(request) is None
         assert request.quota.allowed
 
+    def test_who_wants_to_settle_it_is_told(self, check: Check, caplog: pytest.LogCaptureFixture) -> None:
+        class Request:
+            quota = check(WHO)
+
+        ahead(meter="tokens")
+        Request.quota = check(WHO, costs={"tokens": 1})
+        assert receipts.settle(Request, {"tokens": 300}) is None
+        assert "cannot be settled" in caplog.text
+
     def test_costs_are_taken_as_often_as_requests(self, check: Check) -> None:
         ahead(capacity=100, meter="tokens")
         assert sum(check(WHO, costs={"requests": 1, "tokens": 7}).allowed for _ in range(40)) == 14
@@ -137,6 +150,12 @@ class TestAllotments:
         answers += [check(WHO) for _ in range(6)]
         assert [answer.allowed for answer in answers] == [True] * 7 + [False] * 3
         assert answers[-1].unavailable
+
+    def test_what_is_never_counted_is_not_declared_as_missing_either(self, check: Check, settings: Any) -> None:
+        ahead()
+        away(settings, 1)
+        assert check(WHO).allowed
+        assert witness.totals() == {}
 
     def test_no_time_at_all_takes_nothing_ahead(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 0}

@@ -2,11 +2,12 @@
 
 Only windows that lie where the clock says lend themselves to it: their permits come back all at once, at a moment that
 the reply tells, and an allotment ends before it. Anywhere else permits come back while others are held here, and the
-two together would be more than the limit. What is not spent by then was taken from the limit all the same.
+two together would be more than the limit. What was not spent by then is given back.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,15 +17,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
-from ratelimits.engine.call import Call, Command
-from ratelimits.engine.decision import Decision
-from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow
+from redis.exceptions import ResponseError
 
-#: Seconds that an allotment ends before its window does: this machine's clock and the server's do not run alike.
-MARGIN = 0.001
+from ratelimits.engine.background import Background
+from ratelimits.engine.call import Call, Command, Receipt
+from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.decide import ask, receipt_call
+from ratelimits.engine.decision import AlreadySettled, Decision, Stale
+from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow
+from ratelimits.engine.server import Server
+
+logger = logging.getLogger(__name__)
+
+#: An allotment ends so many seconds, and this part of what is left of it, before its window does: this machine's clock
+#: and the server's do not run alike.
+MARGIN, DRIFT = 0.001, 0.001
 #: Of what a limit has left, a process takes at most one part of so many: others want some too.
 SHARE = 8
+#: Seconds between two looks for what was not spent in time.
+INTERVAL = 1.0
+#: Seconds for which the server remembers that something was given back: nobody tries it again.
+REMEMBERED = 60.0
 
 
 def lends_itself(algorithm: Algorithm) -> bool:
@@ -56,13 +69,14 @@ class Taken(Decision):
 class _Batch:
     """What one call took: so many requests' permits are left of `size`, to be spent until then."""
 
-    __slots__ = ("about", "left", "size", "until")
+    __slots__ = ("about", "left", "receipt", "size", "until")
 
-    def __init__(self, size: int, until: float, about: Any) -> None:
+    def __init__(self, size: int, until: float, about: Any, receipt: Receipt | None) -> None:
         self.size = size
         self.left = size - 1
         self.until = until
         self.about = about
+        self.receipt = receipt
 
 
 class Allotment:
@@ -74,9 +88,9 @@ class Allotment:
     """
 
     def __init__(
-        self, keyspace: Keyspace, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, here: Server, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._keyspace = keyspace
+        self._here = here
         self._call = call
         self._most = most
         self._seconds = seconds
@@ -85,7 +99,8 @@ class Allotment:
         self._room = most
         self._commands: dict[int, Command] = {}
         self.clear()
-        _all.add(self)
+        with _lock:
+            _all.add(self)
 
     def clear(self) -> None:
         """Hold nothing: what is held was taken by another process, whose copy this one is."""
@@ -113,7 +128,7 @@ class Allotment:
         command = self._commands.get(size)
         if command is None:
             call = replace(self._call, costs=tuple(size * cost for cost in self._call.costs))
-            command = self._commands[size] = Command(self._keyspace, call)
+            command = self._commands[size] = Command(self._here.keyspace, call)
         return Take(size, command, self._clock())
 
     def book(self, take: Take, decision: Decision, about: Any) -> bool:
@@ -123,15 +138,37 @@ class Allotment:
         """
         with self._lock:
             if not decision.allowed:
-                self._size = 1
+                self._size, self._room = 1, 0
                 return take.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
             # A window ends that long after the server decided, so by then or later.
             window = min(standing.reset_after for standing in decision.standings)
-            until = take.asked + min(self._seconds, window - MARGIN)
-            self._held.append(_Batch(take.size, until, about))
+            until = take.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
+            receipt = decision.receipt if take.size > 1 else None
+            batch = _Batch(take.size, until, about, receipt)
+            self._held.append(batch)
+        if receipt is not None:
+            with _lock:
+                _lent.append((self, batch))
+            _background.start()
         return True
+
+    def end(self, batch: _Batch, *, now: bool = False) -> int | None:
+        """How many requests' permits of a batch nobody will spend; None while it can be spent, unless it ends `now`."""
+        with self._lock:
+            if now:
+                batch.until = float("-inf")
+            return batch.left if self._clock() >= batch.until else None
+
+    def give_back(self, batch: _Batch, left: int) -> None:
+        """Have the server know that so many were not spent; what is lost on the way is lost to the window."""
+        assert batch.receipt is not None
+        spent = tuple((batch.size - left) * cost for cost in self._call.costs)
+        try:
+            ask(self._here, replace(receipt_call(batch.receipt, spent, REMEMBERED), now=self._call.now))
+        except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
+            logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 
 
 def _power(size: int) -> int:
@@ -139,11 +176,33 @@ def _power(size: int) -> int:
     return 1 << max(size, 1).bit_length() - 1
 
 
+def give_back(*, everything: bool = False) -> None:
+    """Give back what was not spent in time, or `everything` that is held."""
+    global _lent
+    with _lock:
+        lent, _lent = _lent, []
+    kept = []
+    for allotment, batch in lent:
+        left = allotment.end(batch, now=everything)
+        if left is None:
+            kept.append((allotment, batch))
+        elif left:
+            allotment.give_back(batch, left)
+    with _lock:
+        _lent += kept
+
+
+_lock = threading.Lock()
 _all: WeakSet[Allotment] = WeakSet()
+#: What was taken and may have to be given back.
+_lent: list[tuple[Allotment, _Batch]] = []
+_background = Background("ratelimits-allotments", INTERVAL, give_back, lambda: give_back(everything=True))
 
 
 def _forked() -> None:
-    for allotment in _all:
+    global _lock, _lent
+    _lock, _lent = threading.Lock(), []
+    for allotment in list(_all):
         allotment.clear()
 
 

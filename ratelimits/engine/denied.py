@@ -8,7 +8,6 @@ process ends.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ratelimits.engine.background import Background
 from ratelimits.engine.call import Usage, home, nonce
 from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.counting import Count, Counted
@@ -136,32 +136,17 @@ def send(here: Server, counted: list[Counted]) -> None:
 
 
 class Sender:
-    """Sends a cache's counts every INTERVAL seconds, in a thread that starts with the first refusal."""
+    """Sends a cache's counts every INTERVAL seconds, from the first refusal on."""
 
     def __init__(self, cache: DenyCache, here: Callable[[], Server]) -> None:
         self._cache = cache
         self._here = here
-        self._pid = 0
-        self._lock = threading.Lock()
+        self._background = Background("ratelimits-denied", INTERVAL, self._send)
+        self.start = self._background.start
+        self.flush = self._background.run
         os.register_at_fork(after_in_child=cache.clear)
 
-    def start(self) -> None:
-        """Make sure that this process has its thread; costs a comparison once it has."""
-        if self._pid == os.getpid():
-            return
-        with self._lock:
-            if self._pid != os.getpid():
-                self._pid = os.getpid()
-                threading.Thread(target=self._run, name="ratelimits-denied", daemon=True).start()
-                atexit.register(self.flush)
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(INTERVAL)
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what is counted now."""
+    def _send(self) -> None:
         counted = self._cache.take()
         if counted:
             send(self._here(), counted)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,13 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimits.engine.allotment import MARGIN, Allotment, Take, Taken, lends_itself
-from ratelimits.engine.call import Call, Command
+from ratelimits.engine.allotment import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
+from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import ask, call_for
 from ratelimits.engine.limits import ALGORITHMS
 from ratelimits.engine.server import server
 from tests.engine.asking import NOW, SECOND, limit
 from tests.faces import Clock
+
+
+@pytest.fixture(autouse=True)
+def _nothing_lent() -> Iterator[None]:
+    """What earlier tests took is no longer theirs: the server was emptied."""
+    give_back(everything=True)
+    yield
+    give_back(everything=True)
 
 
 def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user:1") -> Call:
@@ -27,8 +36,9 @@ class Process:
     def __init__(self, asked: Call, most: int = 64, seconds: float = 1.0, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.takes: list[Take] = []
+        self.asked = asked
         self._began = self.clock.now
-        self.allotment = Allotment(server().keyspace, asked, most, seconds, self.clock)
+        self.allotment = Allotment(server(), asked, most, seconds, self.clock)
 
     def now(self) -> int:
         """The server's time, in µs since 1970 UTC."""
@@ -46,6 +56,11 @@ class Process:
             decision = ask(server(), asked, Command(server().keyspace, asked))
             if self.allotment.book(take, decision, "held"):
                 return decision.allowed
+
+    def left(self) -> int:
+        """How many permits the server says are left."""
+        asked = replace(self.asked, op=Op.PEEK, now=self.now())
+        return ask(server(), asked).remaining
 
     @property
     def sizes(self) -> list[int]:
@@ -111,13 +126,55 @@ def test_it_ends_before_its_window_does() -> None:
     left = 60 - NOW % (60 * SECOND) / SECOND
     for _ in range(5):
         assert process.request()
-    process.clock.now += left - 2 * MARGIN
+    early = left * DRIFT + MARGIN
+    process.clock.now += left - early - MARGIN
     asked = len(process.takes)
     assert process.request()
     assert len(process.takes) == asked
     process.clock.now += 1.5 * MARGIN
     process.request()
     assert len(process.takes) == asked + 1
+
+
+def test_what_was_not_spent_in_time_is_given_back() -> None:
+    process = Process(call(capacity=100))
+    assert all(process.request() for _ in range(6))
+    assert process.left() == 100 - 7
+    give_back()
+    assert process.left() == 100 - 7
+    process.clock.now += 1.1
+    give_back()
+    give_back()
+    assert process.left() == 100 - 6
+    assert process.request()
+    assert process.left() == 100 - 6 - 2
+
+
+def test_nothing_is_given_back_into_another_window() -> None:
+    process = Process(call(capacity=100, period=2), seconds=60)
+    assert all(process.request() for _ in range(6))
+    process.clock.now += 2
+    assert all(process.request() for _ in range(3))
+    before = process.left()
+    give_back()
+    assert process.left() == before
+
+
+def test_a_process_that_ends_gives_everything_back_and_spends_no_more() -> None:
+    process = Process(call(capacity=100))
+    assert all(process.request() for _ in range(5))
+    give_back(everything=True)
+    assert process.left() == 100 - 5
+    assert process.allotment.spend() is None
+
+
+def test_bursts_lose_nothing_in_the_long_run() -> None:
+    process, admitted = Process(call(capacity=200)), 0
+    for _ in range(20):
+        admitted += sum(process.request() for _ in range(16))
+        process.clock.now += 1.1
+        give_back()
+    assert admitted == 200
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,6 +195,7 @@ def test_processes_together_never_spend_more_than_a_window_holds(
     for number, seconds, requests in steps:
         clock.now += seconds
         process = processes[number]
+        give_back()
         for _ in range(requests):
             window = process.now() // (period * SECOND)
             spent[window] = spent.get(window, 0) + process.request()
