@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import struct
 from collections.abc import Callable
@@ -74,15 +75,22 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
     def hurry(self) -> None:
         """Leave the timeout to the kernel: Python waits for each read and write in a call of its own beforehand.
 
-        Only for a plain socket: TLS reads more than once for a reply, and those of gevent and eventlet never wait.
+        Only for a plain socket: TLS reads more than once for a reply, and those of gevent and eventlet never wait. Not
+        where a timer signals all the time (a profiler's): the kernel's timeout begins anew with each.
         """
         self.slow = False
         kind = type(self.socket)
-        if (kind.__module__, kind.__name__, os.name) == ("socket", "socket", "posix") and self.timeout:
-            whole, part = divmod(round(self.timeout * 1e6), 1_000_000)
+        if (kind.__module__, kind.__name__, os.name) != ("socket", "socket", "posix") or not self.timeout:
+            return
+        if any(signal.getitimer(timer)[1] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+            return
+        whole, part = divmod(round(self.timeout * 1e6), 1_000_000)
+        try:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
-            self.socket.settimeout(None)
+        except OSError:
+            return  # a system that writes times otherwise
+        self.socket.settimeout(None)
 
 
 class Own:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -174,6 +175,25 @@ class TestLoss:
         with pytest.raises(Unanswered, match=f"no reply within {TIMEOUT:g} s"):
             wire.call(WHO, b"")
         assert time.monotonic() - started < 4 * TIMEOUT
+
+    def test_it_is_unanswered_in_time_where_a_timer_signals_all_the_time(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        signals: list[int] = []
+        before = signal.signal(signal.SIGALRM, lambda number, frame: signals.append(number))
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT / 10, TIMEOUT / 10)
+        try:
+            wire = opened(proxy.url)
+            wire.call(WHO, b"")
+            proxy.lose.set()
+            started = time.monotonic()
+            with pytest.raises(Unanswered):
+                wire.call(WHO, b"")
+            assert time.monotonic() - started < 4 * TIMEOUT
+            assert signals
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def test_a_reply_that_comes_late_is_not_taken_for_the_next_one(
         self, opened: Callable[..., Wire], proxy: Proxy
