@@ -144,6 +144,17 @@ def ledger(runs: dict[str, Run]) -> str:
     return markdown((*heads, over, "its rows", "its peak memory, MB"), rows)
 
 
+def exports(runs: dict[str, Run]) -> str:
+    """Finalised reports to files."""
+    run = runs["exports"]
+    rows = int(run["options"]["rows"])
+    table = [
+        (f"`{name}`", float(one["seconds"]), round(rows / one["seconds"]), one["bytes"] / 1e6, one["peak_mb"])
+        for name, one in run["results"].items()
+    ]
+    return markdown(("format", f"{rows:,} rows, s", "rows/s", "file, MB", "peak memory, MB"), table)
+
+
 def capacity(runs: dict[str, Run]) -> str:
     """How much of everything so many requests per second need."""
     needed = [plan.needs(rate, runs) for rate in plan.RATES]
@@ -195,6 +206,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
+    "exports": (("exports",), exports),
     "capacity": (("decide", "server"), capacity),
 }
 
