@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ratelimits.engine.call import Call, Op, Receipt, place
 from ratelimits.engine.numbers import MICROSECONDS
-from ratelimits.engine.program import Program
+from ratelimits.engine.program import Program, program
 
 #: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.
 _UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * 120))}
@@ -75,7 +75,7 @@ class Decision:
         counted = place(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
-            call.program,
+            self._charged(),
             call.keys,
             call.costs,
             call.account,
@@ -86,6 +86,12 @@ class Decision:
             # Of a decision that a cluster made shard by shard.
             tuple(reply[9 + 3 * len(call.program.terms) :]),
         )
+
+    def _charged(self) -> Program:
+        """The limits that were: a shadow rule that would have refused an admitted request was not."""
+        terms = self.program.terms
+        charged = tuple(term for number, term in enumerate(terms) if self.reply[9 + 3 * number])
+        return self.program if len(charged) == len(terms) else program(charged)
 
     @property
     def allowed(self) -> bool:

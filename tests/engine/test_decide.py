@@ -27,6 +27,7 @@ from ratelimits.engine import (
     asettle,
     decide,
     peek,
+    refund,
     reserve,
     reset,
     settle,
@@ -34,7 +35,7 @@ from ratelimits.engine import (
 from ratelimits.engine.call import Call
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
-from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, SmoothWarmingUp, TokenBucket
+from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, Mode, SmoothWarmingUp, TokenBucket
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import server
 from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
@@ -370,6 +371,20 @@ class TestCosts:
 
 class TestSeveral:
     """Several limits are decided together."""
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_log", "concurrency"])
+    def test_a_refund_gives_nothing_back_to_a_shadow_limit_that_took_nothing(self, algorithm: str) -> None:
+        long = {"period": 700_000_000, "lease_ttl": 700_000}
+        shadow = limit(algorithm, name="shadow", capacity=3, cost=2, mode=Mode.SHADOW, **long)
+        both = [shadow, limit("fixed_window", name="wide", capacity=100, cost=2, **long)]
+        first, second = decide(both), decide(both)
+        assert [first.standings[0].allowed, second.standings[0].allowed] == [True, False]
+        assert second.receipt is not None
+        refund(second.receipt)
+        assert [one.remaining for one in peek(both).standings] == [1, 98]
+        assert first.receipt is not None
+        refund(first.receipt)
+        assert [one.remaining for one in peek(both).standings] == [3, 100]
 
     def test_the_least_binds_where_all_admit(self) -> None:
         answer = ask(limit(name="a"), limit(name="b", capacity=3), limit(name="c", capacity=3), cost_of_none())
