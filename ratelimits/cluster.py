@@ -20,7 +20,9 @@ class ConnectionFactory(PoolFactory):  # type: ignore[misc]
         # A cluster's client brings a parser of its own.
         given.pop("parser_class", None)
         timeouts = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
-        kwargs: dict[str, Any] = {**timeouts, **given, **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
+        # While a slot has no node, the others are decided.
+        partly = {"require_full_coverage": False}
+        kwargs: dict[str, Any] = {**timeouts, **partly, **given, **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
         return RedisCluster.from_url(url, **kwargs)
 
     def disconnect(self, connection: RedisCluster) -> None:

@@ -100,6 +100,37 @@ class Cluster:
         finally:
             server.kill()
 
+    @contextmanager
+    def guest(self, shard: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
+        """One more node, which has a shard's slot meanwhile; in the end it has left, and still answers."""
+        slot, source = slot_of(KEYS, shard), self.client_of(shard)
+        options = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
+        server = Server(directory / "guest", port=_port(), binary=binary, options=options)
+        self.servers.append(server)  # stopped with the others
+        client = redis.Redis(port=server.port)
+        mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, source))
+        client.cluster("MEET", "127.0.0.1", self.servers[0].port)
+        until(lambda: all(mine in str(one.execute_command("CLUSTER NODES")) for one in self.clients), "all met it")
+        until(lambda: len(client.execute_command("CLUSTER SLOTS")) == NODES, "it knows who has which slots")
+        self._hand_over(slot, its, source, mine, client)
+        until(lambda: client.cluster("INFO")["cluster_state"] == "ok", "it takes part")
+        try:
+            yield client
+        finally:
+            self._hand_over(slot, mine, client, its, source)
+            for one in self.clients:
+                one.cluster("FORGET", mine)
+            client.cluster("RESET", "HARD")
+            client.close()
+
+    def _hand_over(self, slot: int, giver: str, source: redis.Redis, taker: str, target: redis.Redis) -> None:
+        """An empty slot goes to another node, and all know it."""
+        target.cluster("SETSLOT", slot, "IMPORTING", giver)
+        source.cluster("SETSLOT", slot, "MIGRATING", taker)
+        # Not a guest that gives its only slot back: it may follow the taker by then.
+        for one in (target, *self.clients):
+            one.cluster("SETSLOT", slot, "NODE", taker)
+
     def fail_over(self, replica: redis.Redis) -> None:
         """A replica takes over in agreement with its primary."""
         asked = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,6 +23,8 @@ from ratelimits.engine.split import Reply, course, parts, slot_of
 from ratelimits.engine.wire import Prepared, Wire, resp
 
 Address = tuple[str, int]
+#: The primary of each slot, as far as is known.
+Table = list[Address | None]
 _OF_THE_CLUSTER = ("himport_registry", "redis_connect_func", "cache")
 
 
@@ -35,9 +37,9 @@ class _Slots:
         return resp(b"CLUSTER", b"SLOTS")
 
 
-def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> list[Address | None]:
+def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> Table:
     """The primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
-    found: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    found: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
         # A node that does not know its own name is where it was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
@@ -70,7 +72,8 @@ class ClusterWire(Wire):
         self._timeout = timeout
         self._nodes: dict[Address, _Node] = {}
         self._lock = threading.Lock()
-        self._owners: list[Address | None] | None = None
+        self._owners: Table | None = None
+        self._members: list[Address] = []
         self._doubted: Address | None = None
         #: The configured client itself. Seals, drains and publishes go by `servers`, which sends nothing twice.
         self.client = cast("Any", source)
@@ -88,11 +91,13 @@ class ClusterWire(Wire):
         return node
 
     def _candidates(self) -> list[Address]:
-        """Whom to ask who has which slots, the one that just failed last."""
-        known = list(dict.fromkeys([*self._nodes, *self._seeds]))
+        """Whom to ask who has which slots: those that may have left the cluster late, the one that just failed last."""
+        known = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(known, key=lambda address: address == self._doubted)
 
-    def _learn_slots(self) -> list[Address | None]:
+    def _learn_slots(self, slots: Iterable[int]) -> Table:
+        """The table of a node that knows who has these slots, or of one that knows less if none does."""
+        found: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
             try:
@@ -100,11 +105,15 @@ class ClusterWire(Wire):
             except (Unavailable, ResponseError) as error:
                 failure = error
                 continue
-            found = self._owners = owners(rows, address, self._remap)
-            return found
-        raise NotReached(f"no node of the cluster answers: {failure}") from failure
+            table = owners(rows, address, self._remap)
+            if all(table[slot] for slot in slots):
+                return self._learnt(table)
+            # One that has left the cluster names nobody.
+            found = found or (table if rows else None)
+        return self._learnt(found, failure)
 
-    async def _alearn_slots(self) -> list[Address | None]:
+    async def _alearn_slots(self, slots: Iterable[int]) -> Table:
+        found: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
             try:
@@ -112,9 +121,19 @@ class ClusterWire(Wire):
             except (Unavailable, ResponseError) as error:
                 failure = error
                 continue
-            found = self._owners = owners(rows, address, self._remap)
-            return found
-        raise NotReached(f"no node of the cluster answers: {failure}") from failure
+            table = owners(rows, address, self._remap)
+            if all(table[slot] for slot in slots):
+                return self._learnt(table)
+            found = found or (table if rows else None)
+        return self._learnt(found, failure)
+
+    def _learnt(self, table: Table | None, failure: Exception | None = None) -> Table:
+        if table is None:
+            raise NotReached(f"no node of the cluster answers: {failure}") from failure
+        with self._lock:
+            self._owners, self._members = table, [address for address in dict.fromkeys(table) if address]
+            self._nodes = {address: node for address, node in self._nodes.items() if address in self._members}
+        return table
 
     @contextmanager
     def _doubts(self, address: Address) -> Iterator[None]:
@@ -133,36 +152,41 @@ class ClusterWire(Wire):
             self._owners, self._doubted = None, address
             raise
 
-    def _moved(self, table: list[Address | None], slot: int, asked: Address, error: MovedError) -> None:
+    def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
         """Note whom a node names: others may not know of it yet, so they are not asked."""
         found = (error.host or asked[0], error.port)
-        table[slot] = found if self._remap is None else self._remap(found)
+        found = found if self._remap is None else self._remap(found)
+        if self._owners is not None:
+            self._owners[slot] = found
+        return found
 
     def _send(self, slot: int, command: Prepared, name: bytes) -> Any:
+        table = self._owners
+        address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
         for last in (False, True):
-            table = self._owners or self._learn_slots()
-            address = _owner(table, slot)
             try:
                 with self._doubts(address):
                     return self._node(address).call(command, name)
             except MovedError as error:
                 # It did not take place there: sent once more, to whom the slot belongs by now.
-                self._moved(table, slot, address, error)
                 if last:
+                    self._owners = None
                     raise NotSent(f"slot {slot} was moved twice: {error}") from error
+                address = self._moved(slot, address, error)
         raise AssertionError
 
     async def _asend(self, slot: int, command: Prepared, name: bytes) -> Any:
+        table = self._owners
+        address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
         for last in (False, True):
-            table = self._owners or await self._alearn_slots()
-            address = _owner(table, slot)
             try:
                 with self._doubts(address):
                     return await self._node(address).acall(command, name)
             except MovedError as error:
-                self._moved(table, slot, address, error)
                 if last:
+                    self._owners = None
                     raise NotSent(f"slot {slot} was moved twice: {error}") from error
+                address = self._moved(slot, address, error)
         raise AssertionError
 
     def call(self, command: Prepared, name: bytes) -> Any:
@@ -209,17 +233,19 @@ class ClusterWire(Wire):
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> list[tuple[redis.Redis, list[int]]]:
         """Clients of the nodes that these shards lie on now, and which of them each has. Raises NotReached."""
         found: dict[Address, list[int]] = {}
-        table = self._learn_slots()
-        for shard in shards:
-            found.setdefault(_owner(table, slot_of(keyspace, shard)), []).append(shard)
+        slots = [slot_of(keyspace, shard) for shard in shards]
+        table = self._learn_slots(slots)
+        for shard, slot in zip(shards, slots, strict=True):
+            found.setdefault(_owner(table, slot), []).append(shard)
         return [(self._node(address).client, those) for address, those in found.items()]
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
         """A client of the node that this shard lies on. Raises NotReached."""
-        return self._node(_owner(self._owners or self._learn_slots(), slot_of(keyspace, shard))).client
+        slot, table = slot_of(keyspace, shard), self._owners
+        return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot)).client
 
 
-def _owner(table: list[Address | None], slot: int) -> Address:
+def _owner(table: Table, slot: int) -> Address:
     address = table[slot]
     if address is None:
         raise NotReached(f"no node of the cluster has slot {slot}")

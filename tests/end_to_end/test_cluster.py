@@ -40,6 +40,7 @@ from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.engine.proxy import Proxy
 from tests.faces import begin_afresh
 from tests.rows import rule
+from tests.sentinel import until
 from tests.servers import TestServers, server_binary
 from tests.usage.traffic import flow
 
@@ -369,6 +370,43 @@ def test_a_slot_on_the_move_is_refused_and_a_moved_one_is_followed(cluster: Clus
         begin(target, source)
         end(source)
     assert engine.decide(limits, account=ACCOUNT).remaining == 6
+
+
+def test_a_slot_that_nobody_had_for_a_while_is_decided_again_once_somebody_has_it(cluster: Cluster) -> None:
+    slot, owner = slot_of(KEYS, home(ACCOUNT)), cluster.client_of(home(ACCOUNT))
+    rows = len(owner.execute_command("CLUSTER SLOTS"))
+    for client in (owner, *(one for one in cluster.clients if one is not owner)):
+        client.cluster("DELSLOTS", slot)
+    try:
+        until(lambda: all(len(one.execute_command("CLUSTER SLOTS")) > rows for one in cluster.clients), "nobody has it")
+        for _ in range(2):
+            with pytest.raises(NotSent, match=f"no node of the cluster has slot {slot}"):
+                engine.decide([limit(key="user:1", **TEN)], account=ACCOUNT)
+        assert engine.decide([limit(key=elsewhere(cluster)[0])]).allowed
+    finally:
+        owner.cluster("ADDSLOTS", slot)
+    assert engine.decide([limit(key="user:1", **TEN)], account=ACCOUNT).allowed
+    assert asyncio.run(engine.adecide([limit(key="user:1", **TEN)], account=ACCOUNT)).remaining == 8
+
+
+def test_a_node_that_has_left_the_cluster_is_not_believed(
+    cluster: Cluster, servers: TestServers, tmp_path: Path
+) -> None:
+    """It still answers, and knows of no slots."""
+    first = next(key for key in map("ip:{}".format, count()) if cluster.node_of(shard(KEYS, key, "")) == 0)
+    with cluster.guest(home(ACCOUNT), tmp_path, server_binary(servers.redis_kind)) as guest:
+        assert engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
+        assert guest.exists(KEYS.head(home(ACCOUNT)))
+        assert engine.decide([limit(key=first)]).allowed
+        guest.flushall()
+    for _ in range(2):
+        # A reply that is lost: who has which slots is asked anew, of others first.
+        cluster.clients[0].execute_command("CLIENT KILL TYPE normal SKIPME yes")
+        with pytest.raises(Unanswered):
+            engine.decide([limit(key=first)])
+        for key in [first, *elsewhere(cluster)]:
+            assert engine.decide([limit(key=key)]).allowed
+        assert engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
 
 
 @pytest.mark.django_db(transaction=True)
