@@ -18,7 +18,7 @@ from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
-from ratelimits.engine.fallback import Breaker, LocalLimiter
+from ratelimits.engine.fallback import Breaker, LocalLimiter, NodeUnavailable
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
@@ -231,7 +231,7 @@ def _again(denied: Denied) -> Answer:
 
 
 def _note(error: Exception, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable):
         breaker.failed()
     if isinstance(error, Unanswered) and metered:
         witness.unanswered(identity.owner, routes.booked_to(identity), costs)

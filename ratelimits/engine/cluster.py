@@ -15,8 +15,9 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ratelimits.engine.call import Command
-from ratelimits.engine.connection import NotReached, NotSent, Unavailable
+from ratelimits.engine.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.counting import Count
+from ratelimits.engine.fallback import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.split import Reply, course, parts, slot_of
@@ -50,10 +51,11 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
 
 
 class _Node(Wire):
-    """The way to one node."""
+    """The way to one node, which is left alone for a while after it failed several times: the others are not."""
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)
+        self.breaker = Breaker()
 
 
 class ClusterWire(Wire):
@@ -101,7 +103,8 @@ class ClusterWire(Wire):
         failure: Exception | None = None
         for address in self._candidates():
             try:
-                rows = self._node(address).call(_Slots(), b"")
+                with self._asking(address) as node:
+                    rows = node.call(_Slots(), b"")
             except (Unavailable, ResponseError) as error:
                 failure = error
                 continue
@@ -117,7 +120,8 @@ class ClusterWire(Wire):
         failure: Exception | None = None
         for address in self._candidates():
             try:
-                rows = await self._node(address).acall(_Slots(), b"")
+                with self._asking(address) as node:
+                    rows = await node.acall(_Slots(), b"")
             except (Unavailable, ResponseError) as error:
                 failure = error
                 continue
@@ -136,21 +140,28 @@ class ClusterWire(Wire):
         return table
 
     @contextmanager
-    def _doubts(self, address: Address) -> Iterator[None]:
-        """Whatever goes wrong at a node, the next call asks anew who has which slots."""
+    def _asking(self, address: Address) -> Iterator[_Node]:
+        """A node; whatever goes wrong at it, the next call asks anew who has which slots."""
+        node = self._node(address)
+        if not node.breaker.closed:
+            raise NodeNotSent(f"{_named(address)} did not answer just now")
         try:
-            yield
+            yield node
         except MovedError:
             raise
         except (AskError, TryAgainError) as error:
             self._owners = None
-            raise NotSent(f"the slot is being moved from {address[0]}:{address[1]} to another node: {error}") from error
+            raise NodeNotSent(f"the slot is being moved from {_named(address)} to another node: {error}") from error
         except ClusterDownError as error:
             self._owners = None
-            raise NotSent(f"the cluster is down: {error}") from error
-        except Unavailable:
+            raise NodeNotSent(f"the cluster is down, says {_named(address)}: {error}") from error
+        except Unavailable as error:
+            node.breaker.failed()
             self._owners, self._doubted = None, address
-            raise
+            of_one_node = NodeUnanswered if isinstance(error, Unanswered) else NodeNotSent
+            raise of_one_node(f"{_named(address)}: {error}") from error
+        else:
+            node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
         """Note whom a node names: others may not know of it yet, so they are not asked."""
@@ -165,13 +176,13 @@ class ClusterWire(Wire):
         address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
         for last in (False, True):
             try:
-                with self._doubts(address):
-                    return self._node(address).call(command, name)
+                with self._asking(address) as node:
+                    return node.call(command, name)
             except MovedError as error:
                 # It did not take place there: sent once more, to whom the slot belongs by now.
                 if last:
                     self._owners = None
-                    raise NotSent(f"slot {slot} was moved twice: {error}") from error
+                    raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
                 address = self._moved(slot, address, error)
         raise AssertionError
 
@@ -180,12 +191,12 @@ class ClusterWire(Wire):
         address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
         for last in (False, True):
             try:
-                with self._doubts(address):
-                    return await self._node(address).acall(command, name)
+                with self._asking(address) as node:
+                    return await node.acall(command, name)
             except MovedError as error:
                 if last:
                     self._owners = None
-                    raise NotSent(f"slot {slot} was moved twice: {error}") from error
+                    raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
                 address = self._moved(slot, address, error)
         raise AssertionError
 
@@ -248,8 +259,12 @@ class ClusterWire(Wire):
 def _owner(table: Table, slot: int) -> Address:
     address = table[slot]
     if address is None:
-        raise NotReached(f"no node of the cluster has slot {slot}")
+        raise SlotNotReached(f"no node of the cluster has slot {slot}")
     return address
+
+
+def _named(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 def _plan(command: Prepared, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:

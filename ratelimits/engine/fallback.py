@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ratelimits.engine.connection import NotReached, NotSent, Unanswered, Unavailable
 from ratelimits.engine.limits import Algorithm
 from ratelimits.engine.numbers import MICROSECONDS
 
@@ -14,6 +15,22 @@ from ratelimits.engine.numbers import MICROSECONDS
 FAILURES, PAUSE = 3, 1.0
 #: Keys that the local limiter remembers at most; the ones unused longest are forgotten first.
 MOST_KEYS = 100_000
+
+
+class NodeUnavailable(Unavailable):
+    """One node of a cluster could not be asked: no reason to leave the others alone."""
+
+
+class NodeNotSent(NodeUnavailable, NotSent):
+    """NotSent, by one node of a cluster."""
+
+
+class NodeUnanswered(NodeUnavailable, Unanswered):
+    """Unanswered, by one node of a cluster."""
+
+
+class SlotNotReached(NodeUnavailable, NotReached):
+    """No node of a cluster has the slot."""
 
 
 class Breaker:

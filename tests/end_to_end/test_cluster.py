@@ -25,6 +25,7 @@ from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.denied import DenyCache, send
+from ratelimits.engine.fallback import FAILURES
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
@@ -335,6 +336,37 @@ def test_a_node_that_is_away_takes_its_own_shards_with_it_and_no_others(cluster:
     left = [one.remaining for one in engine.decide(limits, account=ACCOUNT, usage=usage()).standings]
     assert left == [7, 8, 7]
     assert kinds(cluster) == {"a": 3}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_others_are_decided(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    begin_afresh(monkeypatch)
+    rule(key_kind="account", capacity=1000)
+    accounts: dict[int, str] = {}
+    for account in map("account-{}".format, range(12)):
+        accounts.setdefault(cluster.node_of(home(account)), account)
+
+    def decided(node: int) -> bool:
+        who = Identity(account=f"account:{accounts[node]}")
+        answer = asyncio.run(quota.acheck(who)) if asynchronous else quota.check(who)
+        assert answer.allowed
+        return answer.decision is not None
+
+    assert [decided(node) for node in range(NODES)] == [True, True, True]
+    frozen = cluster.servers[1].process
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(FAILURES + 2):
+            assert [decided(node) for node in (1, 0, 2)] == [False, True, True]
+        # Nobody waits for it any longer.
+        with pytest.raises(NotSent, match="did not answer just now"):
+            engine.decide([limit()], account=accounts[1])
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    until(lambda: decided(1), "it is asked again after a pause")
 
 
 def test_a_slot_on_the_move_is_refused_and_a_moved_one_is_followed(cluster: Cluster) -> None:
