@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,23 @@ class Cluster:
                 one.cluster("FORGET", mine)
             client.cluster("RESET", "HARD")
             client.close()
+
+    @contextmanager
+    def on_the_move(self, shard: int) -> Iterator[Callable[..., None]]:
+        """A shard's slot begins to move; what is given takes its keys there, and in the end all are where they were."""
+        slot, source = slot_of(KEYS, shard), self.client_of(shard)
+        number = (self.node_of(shard) + 1) % NODES
+        target = self.clients[number]
+        giver, taker = (one.execute_command("CLUSTER MYID").decode() for one in (source, target))
+        target.cluster("SETSLOT", slot, "IMPORTING", giver)
+        source.cluster("SETSLOT", slot, "MIGRATING", taker)
+        try:
+            yield lambda *keys: source.migrate("127.0.0.1", self.servers[number].port, keys, 0, 5000)
+        finally:
+            source.cluster("SETSLOT", slot, "STABLE")
+            for key in target.cluster("GETKEYSINSLOT", slot, 100):
+                target.migrate("127.0.0.1", self.servers[self.node_of(shard)].port, key, 0, 5000)
+            target.cluster("SETSLOT", slot, "STABLE")
 
     def _hand_over(self, slot: int, giver: str, source: redis.Redis, taker: str, target: redis.Redis) -> None:
         """An empty slot goes to another node, and all know it."""

@@ -62,58 +62,72 @@ class Waiting:
 
 @dataclass(slots=True)
 class Drained:
-    """What one drain did: batches by outcome, ledger lines written, the fsync policy that it was fenced under."""
+    """What one drain did: batches by outcome, ledger lines written, the fsync policy that it was fenced under.
+
+    `refused` are the shards that the server would not read for now, and what it said.
+    """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     lines: int = 0
     fsync: str = ""
+    refused: dict[int, ResponseError] = field(default_factory=dict)
 
     @property
     def batches(self) -> int:
         return self.outcomes[Outcome.APPLIED]
 
 
-def waiting(here: Server, shards: Sequence[int]) -> list[Waiting]:
-    """What waits in these shards of one server, in one round trip."""
+def waiting(here: Server, shards: Sequence[int], refused: dict[int, ResponseError]) -> list[Waiting]:
+    """What waits in these shards of one server, in one round trip; `refused` is told of those that cannot be asked."""
     text = scripts.read("pending").text.decode()
     with here.wire.client_of(here.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
         for shard in shards:
             pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
-        replies = pipeline.execute()
+        replies = dict(zip(shards, pipeline.execute(raise_on_error=False), strict=True))
+    refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}
+    answered = {shard: reply for shard, reply in replies.items() if not isinstance(reply, ResponseError)}
     return [
         Waiting(
             *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
             tuple(map(bytes.decode, names)),
         )
-        for shard, (run, up, now, incarnation, seq, at, count, names) in zip(shards, replies, strict=True)
+        for shard, (run, up, now, incarnation, seq, at, count, names) in answered.items()
     ]
 
 
 def drain() -> Drained:
     """Take every batch that waits into the ledger, and move the watermarks: server by server, where it is a cluster.
 
-    Raises NotFencedError when the server may still forget what was read, redis.exceptions.RedisError when it is away;
-    what was applied before stays applied, and the next drain goes on.
+    Raises NotFencedError when the server may still forget what was read, redis.exceptions.RedisError when it is away or
+    refuses a shard for now, when all others were drained; what was applied stays applied, and the next drain goes on.
     """
     here, using, done = server(), conf.DATABASE, Drained()
     shards = range(here.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
-    on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done))
+    try:
+        on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done))
+    finally:
+        for shard, error in done.refused.items():
+            logger.warning("usage of shard %02d could not be drained; the next drain goes on: %s", shard, error)
+    for error in done.refused.values():
+        raise error
     return done
 
 
 def _drain_server(here: Server, using: str, shards: list[int], done: Drained) -> None:
     while True:
-        found = waiting(here, shards)
+        found = waiting(here, shards, done.refused)
+        if not found:
+            return
         crash.reached("drain:listed")
         if len({each.run for each in found}) > 1:
             continue  # restarted while it was asked
         # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
-        done.fsync = fence(here, found[0].run, shard=shards[0])
+        done.fsync = fence(here, found[0].run, shard=found[0].shard)
         crash.reached("drain:fenced")
-        _meet(here, using, found, done.fsync)
+        _meet(here, using, found, done)
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
@@ -123,7 +137,7 @@ def _drain_server(here: Server, using: str, shards: list[int], done: Drained) ->
             return
 
 
-def _meet(here: Server, using: str, found: list[Waiting], fsync: str) -> None:
+def _meet(here: Server, using: str, found: list[Waiting], done: Drained) -> None:
     """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
     states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
     odd = [each for each in found if _differs(states[each.shard], each)]
@@ -133,15 +147,16 @@ def _meet(here: Server, using: str, found: list[Waiting], fsync: str) -> None:
         for odd_one in odd:
             state = ShardState.lock(using, odd_one.shard)
             # Asked again under the lock: another drainer may have gone on since.
-            (each,) = waiting(here, [odd_one.shard])
-            if state is None or each.run != odd_one.run or not _differs(state, each):
+            again = waiting(here, [odd_one.shard], done.refused)
+            each = again[0] if again else None
+            if state is None or each is None or each.run != odd_one.run or not _differs(state, each):
                 continue
             if each.incarnation or not each.count:
-                gaps.declare_server(using, state, each.incarnation, each.seq, fsync=fsync, now=each.now)
+                gaps.declare_server(using, state, each.incarnation, each.seq, fsync=done.fsync, now=each.now)
             # Batches that wait were sealed by earlier runs perhaps: each is met as it is applied.
             if state.run != each.run and not each.count:
                 began = each.up_since if each.up_since > state.watermark else each.now
-                gaps.declare_restart(using, state, each.run, until=began, fsync=fsync)
+                gaps.declare_restart(using, state, each.run, until=began, fsync=done.fsync)
                 state.run = each.run
             state.save(using=using)
 
@@ -176,8 +191,11 @@ def _read(here: Server, each: Waiting, name: str) -> _Read:
         found = packet(
             each.shard, _fields(here.wire.client_of(here.keyspace, each.shard), here.keyspace.batch(each.shard, name))
         )
-    except (Unreadable, ResponseError) as error:
+    except Unreadable as error:
         found = error
+    except ResponseError as error:
+        # Of itself a batch can only be no hash. All else passes: a server is busy, a cluster's slot is on the move.
+        found = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
     return _Read(each, name, found, name == each.batches[-1])
 
 
@@ -213,6 +231,7 @@ def _drain_lanes(here: Server, using: str, busy: list[Waiting], done: Drained) -
     for lane in lanes:
         done.outcomes += lane.outcomes
         done.lines += lane.lines
+        done.refused |= lane.refused
     return any(more)
 
 
@@ -227,15 +246,23 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
     more = False
     for read in batches:
         each, name = read.each, read.name
-        if each.shard in busy:
+        if each.shard in busy or each.shard in done.refused:
             continue
-        outcome = _drain_batch(here, using, read, done)
+        try:
+            outcome = _drain_batch(here, using, read, done)
+        except ResponseError as error:
+            done.refused[each.shard] = error
+            continue
         done.outcomes[outcome] += 1
         if outcome is Outcome.BUSY:
             # Another drainer has the shard, and will go on with it.
             busy.add(each.shard)
             continue
-        _drop(here, each.shard, name)
+        try:
+            _drop(here, each.shard, name)
+        except ResponseError as error:
+            done.refused[each.shard] = error
+            continue
         crash.reached("drain:dropped")
         if read.last:
             if each.count > len(each.batches):
@@ -259,6 +286,8 @@ def _move(using: str, each: Waiting) -> None:
 
 def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcome:
     each, name, found, _last = read
+    if isinstance(found, ResponseError):
+        raise found
     if isinstance(found, Exception):
         outcome = _unreadable(here, using, each, name, str(found))
     else:

@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Sum
 from django.test import override_settings
 from redis.cluster import LoadBalancingStrategy
+from redis.exceptions import AskError
 
 from ratelimits import engine, quota
 from ratelimits.embedded import free_port
@@ -31,7 +32,7 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from ratelimits.engine.split import slot_of
 from ratelimits.identity import Identity
-from ratelimits.models import Batch, DurabilityGap, Line
+from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger import GapKind
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
@@ -520,6 +521,30 @@ def test_usage_of_accounts_on_every_node_is_sealed_and_drained_once(cluster: Clu
     assert Batch.objects.count() == 2 * len({home(account) for account in accounts})
     assert not DurabilityGap.objects.exists()
     assert not any(cluster.client_of(number).exists(KEYS.sealed(number)) for number in range(KEYS.shards))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("what", ["batch", "meta"])
+def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_the_ledger(
+    cluster: Cluster, what: str
+) -> None:
+    accounts = [f"account-{number}" for number in range(12)]
+    for account in accounts:
+        engine.decide([limit()], account=account, usage=usage(account=account))
+    seal()
+    number = home(accounts[0])
+    (name,) = cluster.client_of(number).lrange(KEYS.sealed(number), 0, -1)
+    moved = KEYS.batch(number, name.decode()) if what == "batch" else KEYS.meta(number)
+    with cluster.on_the_move(number) as take:
+        take(moved)
+        with pytest.raises(AskError):
+            drain()
+    drained = set(Line.objects.values_list("account", flat=True))
+    assert drained == {account for account in accounts if home(account) != number}
+    assert not QuarantinedBatch.objects.exists()
+    flow()
+    assert sorted(Line.objects.values_list("account", flat=True)) == sorted(accounts)
+    assert not DurabilityGap.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)

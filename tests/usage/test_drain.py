@@ -1,8 +1,16 @@
 from __future__ import annotations
 
-import pytest
+import threading
 
-from ratelimits.models import Batch, Line
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+from ratelimits.models import Batch, Line, QuarantinedBatch
+from ratelimits.usage import crash
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.sentinel import until
 from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,3 +42,43 @@ def test_draining_again_changes_nothing() -> None:
     before = list(Line.objects.values()), list(Batch.objects.values())
     flow()
     assert (list(Line.objects.values()), list(Batch.objects.values())) == before
+
+
+def test_a_server_that_is_busy_with_a_script_meanwhile_has_nothing_put_aside(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use()
+    seal()
+    before = redis_client.config_get("lua-time-limit")
+    redis_client.config_set("lua-time-limit", 1)
+
+    def run() -> None:
+        with pytest.raises(ResponseError, match="killed"):
+            redis_client.eval("while true do end", 0)
+
+    def busy() -> bool:
+        try:
+            return not redis_client.ping()
+        except ResponseError as error:
+            return str(error).startswith("BUSY")
+
+    script = threading.Thread(target=run)
+
+    def reached(point: str) -> None:
+        if point == "drain:fenced":
+            script.start()
+            until(busy, "the server is busy")
+
+    monkeypatch.setattr(crash, "reached", reached)
+    try:
+        with pytest.raises(ResponseError, match="BUSY"):
+            drain()
+    finally:
+        redis_client.script_kill()
+        script.join()
+        redis_client.config_set("lua-time-limit", before["lua-time-limit"])
+    monkeypatch.undo()
+    assert not QuarantinedBatch.objects.exists()
+    assert not Line.objects.exists()
+    drain()
+    assert Line.objects.count() == 1
