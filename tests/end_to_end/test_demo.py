@@ -72,9 +72,9 @@ def _as_from_a_terminal() -> None:
 
 
 @pytest.fixture(scope="module")
-def demos_that_stay_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Demo]]:
+def demos_that_stay_up(tmp_path_factory: pytest.TempPathFactory, long_run: bool) -> Iterator[dict[str, Demo]]:
     """A demo to be ended in each way; they come up side by side."""
-    started = {name: start(tmp_path_factory.mktemp(name)) for name in ENDS}
+    started = {name: start(tmp_path_factory.mktemp(name)) for name in ENDS if long_run or name != "terminate"}
     yield started
     for demo in started.values():
         if demo.process.poll() is None:
@@ -130,7 +130,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 ENDS = {"ctrl_c": ctrl_c, "terminate": terminate, "kill": kill}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", ["ctrl_c", pytest.param("terminate", marks=pytest.mark.long), "kill"])
 def test_however_the_demo_is_ended_it_leaves_no_process(end: str, demos_that_stay_up: dict[str, Demo]) -> None:
     demo = demos_that_stay_up[end]
     demo.wait_until_up()

@@ -52,10 +52,12 @@ def test_an_edit_holds_for_the_very_next_request_of_every_other_process(
     edit_capacity: Edit,
     askers: Callable[[int], list[Asker]],
     issue_key: Callable[[str], tuple[ApiKey, str]],
+    long_run: bool,
 ) -> None:
     _, secret = issue_key("acme")
     others = askers(3)
-    for capacity in (10_000, *range(10_001, 10_101)):
+    edits = 100 if long_run else 25
+    for capacity in (10_000, *range(10_001, 10_001 + edits)):
         if capacity > 10_000:
             edit_capacity(capacity)
         for other in others:

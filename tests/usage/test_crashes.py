@@ -152,7 +152,7 @@ def test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_d
     crashes: Callable[[int, int], int],
     crash_seed: int,
 ) -> None:
-    run(worker_environment, always_server, seed=crash_seed, crashes=crashes(60, 300), kill_server=False)
+    run(worker_environment, always_server, seed=crash_seed, crashes=crashes(30, 300), kill_server=False)
 
 
 def test_a_server_that_is_killed_too_loses_nothing_that_was_acknowledged(
@@ -161,5 +161,5 @@ def test_a_server_that_is_killed_too_loses_nothing_that_was_acknowledged(
     crashes: Callable[[int, int], int],
     crash_seed: int,
 ) -> None:
-    run(worker_environment, always_server, seed=crash_seed + 1, crashes=crashes(40, 300), kill_server=True)
+    run(worker_environment, always_server, seed=crash_seed + 1, crashes=crashes(20, 300), kill_server=True)
     assert set(DurabilityGap.objects.values_list("kind", flat=True)) <= {"restart"}

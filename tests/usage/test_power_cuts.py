@@ -100,7 +100,7 @@ def everysec_valkey(tmp_path: Path) -> Iterator[Server]:
 def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
     everysec_valkey: Server, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
-    loads = cut_power(everysec_valkey, crash_seed + 3, crashes(5, 24))
+    loads = cut_power(everysec_valkey, crash_seed + 3, crashes(3, 24))
     assert not forks()
     missing = [load.missing(at_most=True) for _at, load in loads]
     print(f"  units that were acknowledged before each cut and are missing: {missing}")
@@ -125,6 +125,6 @@ def test_without_the_fence_the_same_cuts_fork_batches(
     everysec_valkey: Server, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
     with override_settings(RATELIMITS=WITHOUT_FENCE):
-        cut_power(everysec_valkey, crash_seed + 3, crashes(5, 24))
+        cut_power(everysec_valkey, crash_seed + 3, crashes(4, 24))
     print(f"  forks: {dict(forks())}")
     assert forks()
