@@ -24,5 +24,6 @@ for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   full = usage_add(KEYS[2], field, cost, requests, ARGV[2], ARGV[1], now) or full
 end
-if full then batch_seal(prefix, now, ARGV[1], ARGV[2]) end
+-- As behind a decision: what was counted stays counted.
+if full then pcall(batch_seal, prefix, now, ARGV[1], ARGV[2]) end
 return 1

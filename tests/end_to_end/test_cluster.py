@@ -442,6 +442,29 @@ def test_a_node_that_has_left_the_cluster_is_not_believed(
         assert engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
 
 
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log"])
+def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batch_cannot_be_sealed(
+    cluster: Cluster, algorithm: str
+) -> None:
+    mine, number = limit(algorithm, "user:1", **TEN), home(ACCOUNT)
+    node = cluster.client_of(number)
+
+    def request(key: str) -> int:
+        decision = engine.decide([mine], account=ACCOUNT, usage=usage(key=key))
+        assert decision.allowed
+        return decision.remaining
+
+    assert request("user:1") == 9
+    node.hset(KEYS.open(number), mapping={f"a|1|1|requests|0|0|acme|user:x{each}|1": 1 for each in range(5000)})
+    with cluster.on_the_move(number):
+        assert request("user:2") == 8
+        assert node.exists(KEYS.open(number))
+    assert request("user:3") == 7
+    assert node.llen(KEYS.sealed(number)) == 1
+    batch = node.hgetall(KEYS.batch(number, node.lindex(KEYS.sealed(number), 0).decode()))
+    assert sum(int(value) for name, value in batch.items() if name.startswith(b"a|")) == 5003
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_of_its_own(
     cluster: Cluster, servers: TestServers, tmp_path: Path
