@@ -22,6 +22,7 @@ from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.limits import Mode
 from ratelimits.engine.program import Term, program
+from ratelimits.engine.windows import FixedWindow
 
 logger = logging.getLogger(__name__)
 
@@ -136,14 +137,18 @@ def _settle(whole: Command) -> Sending:
 
 
 def _lasting(part: Part) -> bool:
-    """Whether what a part takes cannot all be given back: stored permits of `smooth_*` stay spent."""
-    return any(term.algorithm.script in ("smooth", "smooth_warming_up") for term in part.command.call.program.terms)
+    """Whether what a part takes leaves something behind: stored permits stay spent, a window that a hit opened open."""
+    return any(
+        term.algorithm.script in ("smooth", "smooth_warming_up")
+        or (isinstance(term.algorithm, FixedWindow) and term.algorithm.window_start == "first_hit")
+        for term in part.command.call.program.terms
+    )
 
 
 def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
     if any(map(_lasting, every[:-1])):
-        # Nothing is taken before all others were looked at; what happens in between is what can still go wrong.
+        # Nothing is taken before all were looked at; what happens in between is what can still go wrong.
         reply = yield from _each(Command(whole.keyspace, replace(call, op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole, reply)

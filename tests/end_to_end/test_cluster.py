@@ -259,6 +259,17 @@ def test_stored_permits_that_nobody_can_give_back_are_not_taken_where_the_last_s
     assert kinds(cluster) == {"d": 1}
 
 
+def test_a_window_that_the_first_hit_opens_is_not_opened_by_a_request_that_the_last_shard_refuses(
+    cluster: Cluster,
+) -> None:
+    ip = limit("fixed_window", elsewhere(cluster)[0], capacity=2, period=60, window_start="first_hit")
+    user = limit("fixed_window", "user:1", cost=11, **TEN)
+    assert not engine.decide([ip, user], account=ACCOUNT, usage=usage(), now=NOW).allowed
+    later = [engine.decide([ip], now=NOW + seconds * SECOND).allowed for seconds in (50, 51, 61)]
+    assert later == [True, True, False]
+    assert kinds(cluster) == {"d": 1}
+
+
 def test_the_async_twins_do_the_same(cluster: Cluster) -> None:
     limits = [*spread(cluster), *spread(cluster, "concurrency", name="leases", lease_ttl=1000)]
 
