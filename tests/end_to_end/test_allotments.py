@@ -9,17 +9,18 @@ import pytest
 from tests.end_to_end.conftest import ROOT
 from tests.rows import rule
 
-PROCESSES, TRIALS, CAPACITY, ALLOTMENT = 8, 20, 10_000, 64
+PROCESSES, CAPACITY, ALLOTMENT = 8, 10_000, 64
 
 
 def test_eight_processes_never_spend_one_permit_more_than_the_limit(
-    environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+    environment: dict[str, str], capsys: pytest.CaptureFixture[str], long_run: bool
 ) -> None:
+    trials = 20 if long_run else 5
     # The epoch's window of so many seconds began in 2014 and ends in 2036.
     rule("ahead", "fixed_window", key_kind="user", capacity=CAPACITY, period=700_000_000, allotment=ALLOTMENT)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.spender", str(TRIALS)],
+            [sys.executable, "-m", "tests.end_to_end.spender", str(trials)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -37,8 +38,8 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
     answers = [json.loads(process.communicate()[0]) for process in processes]
     admitted = [sum(trial) for trial in zip(*answers, strict=True)]
     with capsys.disabled():
-        print(f"\n{PROCESSES} processes on {CAPACITY:,} permits, {TRIALS} trials: admitted {sorted(set(admitted))}")
+        print(f"\n{PROCESSES} processes on {CAPACITY:,} permits, {trials} trials: admitted {sorted(set(admitted))}")
     # A process that is refused holds nothing; one that was slow to spend lost what it had taken last.
     least = CAPACITY - PROCESSES * (ALLOTMENT - 1)
-    assert [least <= one <= CAPACITY for one in admitted] == [True] * TRIALS
+    assert [least <= one <= CAPACITY for one in admitted] == [True] * trials
     assert any(sum(one > 0 for one in trial) > 1 for trial in zip(*answers, strict=True))
