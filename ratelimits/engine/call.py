@@ -161,6 +161,13 @@ def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     ]
 
 
+def indexes(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
+    """What the script finds without being told of it, beside its own states."""
+    own = [(number, name) for number, name in call.program.places if name is not None]
+    found = (keyspace.index(shards[number], name, call.keys[number]) for number, name in own)
+    return [key for key in found if key is not None]
+
+
 class Clock:
     """This machine's clock, put right by what the server says: µs since 1970 UTC."""
 
@@ -208,7 +215,9 @@ class Command:
         if call.receipt is not None:
             beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
         packed = call.program.packed_states
-        keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *keys[packed:]]
+        # Where a slot is on the move, a script begins only if all the keys that it is told of are there.
+        own = [*keys[packed:], *indexes(keyspace, call, shards)]
+        keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *own]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         # Only the usual question has a short way.

@@ -115,6 +115,10 @@ class Keyspace:
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
+    def index(self, shard: int, own_name: str, key: str) -> str | None:
+        """Hash: the leases of each name, where an own state is of leases."""
+        return f"{self.own(shard, own_name, key)}:n" if own_name[0] == _OWN["concurrency"] else None
+
     def receipt(self, shard: int, nonce: str) -> str:
         """String: there once the receipt was refunded or settled."""
         return f"{self.prefix(shard)}r:{nonce}"

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ratelimits.engine.call import ANY, Call, Command, Op, states
+from ratelimits.engine.call import ANY, Call, Command, Op, indexes, states
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
@@ -92,7 +92,8 @@ class Asking:
         return form
 
     def _keys(self, key: str) -> list[bytes]:
-        return [one.encode() for one in self.states(key)]
+        call = Call(self.program, (key,), (0,))
+        return [one.encode() for one in (*self.states(key), *indexes(self._keyspace, call, [0]))]
 
     def states(self, key: str) -> list[str]:
         """The Redis keys of a key's states."""

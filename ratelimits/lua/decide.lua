@@ -2,7 +2,8 @@
 -- what was decided in the open batch of usage. Behind prelude.lua, batch.lua and the algorithms' files.
 --
 -- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
---          are meters; the receipt if flag 2 is set; the own states. The program numbers packed, then own states
+--          are meters; the receipt if flag 2 is set; the own states; what lies beside these. The program numbers packed,
+--          then own states
 -- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that is expected, "<configuration version> <run>"
 -- ARGV[3]  request, '<BBBBBdddddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;

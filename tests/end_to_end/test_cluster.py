@@ -453,6 +453,22 @@ def test_a_node_that_has_left_the_cluster_is_not_believed(
         assert engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
 
 
+@pytest.mark.parametrize("what", ["*:n", "*c:*:"])
+def test_leases_of_which_a_half_has_moved_are_left_alone(cluster: Cluster, what: str) -> None:
+    leases = limit("concurrency", "user:1", **TEN | {"lease_ttl": 1000})
+    receipt = engine.decide([leases], account=ACCOUNT).receipt
+    assert receipt is not None
+    (half,) = cluster.client_of(home(ACCOUNT)).keys(what)
+    with cluster.on_the_move(home(ACCOUNT)) as take:
+        take(half)
+        with pytest.raises(NotSent):
+            engine.decide([leases], account=ACCOUNT)
+        with pytest.raises(NotSent):
+            engine.release(receipt)
+    assert engine.decide([leases], account=ACCOUNT).remaining == 8
+    assert engine.release(receipt).remaining == 9
+
+
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log"])
 def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batch_cannot_be_sealed(
     cluster: Cluster, algorithm: str
