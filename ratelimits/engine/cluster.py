@@ -241,14 +241,22 @@ class ClusterWire(Wire):
         """A replay needs one server."""
         raise ImproperlyConfigured("a replay runs on one server, not on a cluster")
 
-    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> list[tuple[redis.Redis, list[int]]]:
-        """Clients of the nodes that these shards lie on now, and which of them each has. Raises NotReached."""
-        found: dict[Address, list[int]] = {}
+    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
+        """Clients of the nodes that these shards lie on now, and which of them each has.
+
+        Raises NotReached, behind all others if it is for shards that no node has.
+        """
+        found: dict[Address | None, list[int]] = {}
         slots = [slot_of(keyspace, shard) for shard in shards]
         table = self._learn_slots(slots)
         for shard, slot in zip(shards, slots, strict=True):
-            found.setdefault(_owner(table, slot), []).append(shard)
-        return [(self._node(address).client, those) for address, those in found.items()]
+            found.setdefault(table[slot], []).append(shard)
+        nobodys = found.pop(None, [])
+        for address, those in found.items():
+            assert address is not None
+            yield self._node(address).client, those
+        for shard in nobodys:
+            _owner(table, slot_of(keyspace, shard))
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
         """A client of the node that this shard lies on. Raises NotReached."""

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -108,9 +108,9 @@ class Wire:
         #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
-    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> list[tuple[redis.Redis, list[int]]]:
+    def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
         """Clients of the servers that these shards lie on now, and which of them each has. Raises NotReached."""
-        return [(self.client, list(shards))]
+        yield self.client, list(shards)
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
         """A client of the server that this shard lies on. Raises NotReached."""

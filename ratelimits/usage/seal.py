@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.exceptions import ResponseError
 
 from ratelimits.engine import scripts
 from ratelimits.engine.server import on_each, server
@@ -31,7 +32,7 @@ def seal() -> list[Sealing]:
     """Seal the open batch of every shard.
 
     Doing it again, or at once from several processes, is harmless. Raises redis.exceptions.RedisError when the server
-    is away; a batch that was sealed meanwhile stays sealed.
+    is away or refuses a shard for now, when all others were sealed; a batch that was sealed meanwhile stays sealed.
     """
     here, text = server(), scripts.read("batch", "seal").text.decode()
     crash.reached("seal:before")
@@ -43,9 +44,13 @@ def seal() -> list[Sealing]:
             with client.pipeline(transaction=False) as pipeline:
                 for shard in some:
                     pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "")
-                replies.update(zip(some, pipeline.execute(), strict=True))
+                replies.update(zip(some, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(here, range(here.keyspace.shards), one_server)
+    for reply in replies.values():
+        # What one shard refuses (its slot is on the move, say) keeps no other from being sealed.
+        if isinstance(reply, ResponseError):
+            raise reply
     crash.reached("seal:after")
     return [
         Sealing(shard, int(at), run.decode(), batch.decode(), int(waiting))

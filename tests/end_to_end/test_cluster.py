@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Sum
 from django.test import override_settings
 from redis.cluster import LoadBalancingStrategy
-from redis.exceptions import AskError
+from redis.exceptions import AskError, ResponseError
 
 from ratelimits import engine, quota
 from ratelimits.embedded import free_port
@@ -426,7 +426,13 @@ def test_a_slot_that_nobody_had_for_a_while_is_decided_again_once_somebody_has_i
         for _ in range(2):
             with pytest.raises(NotSent, match=f"no node of the cluster has slot {slot}"):
                 engine.decide([limit(key="user:1", **TEN)], account=ACCOUNT)
-        assert engine.decide([limit(key=elsewhere(cluster)[0])]).allowed
+        ip = elsewhere(cluster)[0]
+        assert engine.decide([limit(key=ip)]).allowed
+        # Nor does it keep an edit from the other shards.
+        with pytest.raises(NotSent, match=f"no node of the cluster has slot {slot}"):
+            publish_version(2)
+        with pytest.raises(Stale):
+            engine.decide([limit(key=ip, version=1)])
     finally:
         owner.cluster("ADDSLOTS", slot)
     assert engine.decide([limit(key="user:1", **TEN)], account=ACCOUNT).allowed
@@ -579,14 +585,17 @@ def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_th
     cluster: Cluster, what: str
 ) -> None:
     accounts = [f"account-{number}" for number in range(12)]
-    for account in accounts:
-        engine.decide([limit()], account=account, usage=usage(account=account))
-    seal()
     number = home(accounts[0])
+    engine.decide([limit()], account=accounts[0], usage=usage(account=accounts[0]))
+    seal()
+    for account in accounts[1:]:
+        engine.decide([limit()], account=account, usage=usage(account=account))
     (name,) = cluster.client_of(number).lrange(KEYS.sealed(number), 0, -1)
     moved = KEYS.batch(number, name.decode()) if what == "batch" else KEYS.meta(number)
     with cluster.on_the_move(number) as take:
         take(moved)
+        with pytest.raises(ResponseError):
+            seal()
         with pytest.raises(AskError):
             drain()
     drained = set(Line.objects.values_list("account", flat=True))
