@@ -32,6 +32,21 @@ def _follows(client: redis.Redis, node: str) -> bool:
     return any(one["node_id"] == node and "slave" in one["flags"] for one in known)
 
 
+def _migrate(source: redis.Redis, port: int, *keys: bytes) -> None:
+    """Move keys to the node at a port, as soon as that knows who has its slots."""
+
+    def moved() -> bool:
+        try:
+            source.migrate("127.0.0.1", port, keys, 0, 5000)
+        except redis.ResponseError as error:
+            if "CLUSTERDOWN" not in str(error):
+                raise
+            return False
+        return True
+
+    until(moved, "the keys could move")
+
+
 class Cluster:
     """The nodes, each with a third of the slots."""
 
@@ -133,11 +148,11 @@ class Cluster:
         target.cluster("SETSLOT", slot, "IMPORTING", giver)
         source.cluster("SETSLOT", slot, "MIGRATING", taker)
         try:
-            yield lambda *keys: source.migrate("127.0.0.1", self.servers[number].port, keys, 0, 5000)
+            yield lambda *keys: _migrate(source, self.servers[number].port, *keys)
         finally:
             source.cluster("SETSLOT", slot, "STABLE")
             for key in target.cluster("GETKEYSINSLOT", slot, 100):
-                target.migrate("127.0.0.1", self.servers[self.node_of(shard)].port, key, 0, 5000)
+                _migrate(target, self.servers[self.node_of(shard)].port, key)
             target.cluster("SETSLOT", slot, "STABLE")
 
     def _hand_over(self, slot: int, giver: str, source: redis.Redis, taker: str, target: redis.Redis) -> None:
