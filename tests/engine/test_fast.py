@@ -1,4 +1,4 @@
-"""The short way in front of all else: none of its lines can be missed, some traffic would be answered wrongly."""
+"""The short way in front of all else: each of its guards is needed, or some traffic would be answered wrongly."""
 
 from __future__ import annotations
 
