@@ -114,8 +114,8 @@ def check(
                 question = Question(identity, scope, method, costs, at_once)
                 route = known.learn(place, question, snapshot.select(scope, method, identity))
             prepared, take, allotment = route
+            metered = allotment is None
             if allotment is not None:
-                metered = False
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held
@@ -162,8 +162,8 @@ async def acheck(
                 question = Question(identity, scope, method, costs, at_once)
                 route = known.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
             prepared, take, allotment = route
+            metered = allotment is None
             if allotment is not None:
-                metered = False
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from ratelimits import quota, receipts, witness
+from ratelimits.engine import Unanswered
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import Answer
@@ -163,3 +164,30 @@ class TestAllotments:
         for _ in range(3):
             assert check(WHO).allowed
         assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 3}
+
+    @pytest.mark.parametrize("name", ["ask", "aask"])
+    def test_a_lost_reply_after_an_edit_that_took_the_allotment_away_is_declared(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        row = ahead()
+        assert quota.check(WHO).allowed
+        row.allotment = None
+        row.save()
+        real, calls = quota.ask, []
+
+        def lose(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 2:
+                raise Unanswered("lost")
+            return real(*args)
+
+        async def alose(*args: Any) -> Any:
+            return lose(*args)
+
+        monkeypatch.setattr(quota, name, lose if name == "ask" else alose)
+        if name == "ask":
+            quota.check(WHO)
+        else:
+            asyncio.run(quota.acheck(WHO))
+        assert len(calls) == 2
+        assert {place.kind for place in witness.totals()} == {"unanswered", "unmetered"}

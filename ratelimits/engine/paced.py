@@ -11,10 +11,6 @@ from ratelimits.engine.numbers import HORIZON, MOST, exact, length, micros, whol
 from ratelimits.engine.parameters import Bounded, Parameters, Params
 
 
-def _interval(rate: Decimal, period: Decimal) -> Fraction:
-    return Fraction(micros(period)) / Fraction(rate)
-
-
 def _countable(interval: Fraction, permits: int) -> None:
     """ValueError unless so many permits at this pace are counted exactly."""
     if interval * permits > HORIZON:
@@ -29,8 +25,27 @@ def _split(interval: Fraction) -> tuple[int, int, int]:
     return *divmod(interval.numerator, interval.denominator), interval.denominator
 
 
+class _Paced(Parameters):
+    """Limits of `rate` permits per `period`; the fields are those of the dataclasses that are paced."""
+
+    __slots__ = ()
+    rate: Decimal
+    period: Decimal
+
+    @property
+    def interval(self) -> Fraction:
+        """Microseconds that one permit takes, exactly."""
+        return Fraction(micros(self.period)) / Fraction(self.rate)
+
+    def _check_pace(self, permits: int) -> None:
+        """ValueError unless so many permits are counted exactly."""
+        self._set("rate", exact("rate", self.rate, above=True))
+        self._set("period", length("period", self.period))
+        _countable(self.interval, permits)
+
+
 @dataclass(frozen=True, slots=True)
-class _Level(Bounded):
+class _Level(_Paced, Bounded):
     rate: Decimal
     period: Decimal
 
@@ -38,17 +53,7 @@ class _Level(Bounded):
 
     def _check(self) -> None:
         Bounded._check(self)
-        self._check_pace()
-
-    def _check_pace(self) -> None:
-        self._set("rate", exact("rate", self.rate, above=True))
-        self._set("period", length("period", self.period))
-        _countable(self.interval, self.capacity + 1)
-
-    @property
-    def interval(self) -> Fraction:
-        """Microseconds that one permit takes, exactly."""
-        return _interval(self.rate, self.period)
+        self._check_pace(self.capacity + 1)
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -119,7 +124,7 @@ class LeakyBucketQueue(_Level):
     def _check(self) -> None:
         # A queue of none is a limit too: one proceeds, nobody waits.
         self._set("capacity", whole("capacity", self.capacity, 0))
-        self._check_pace()
+        self._check_pace(self.capacity + 1)
         self._set("delay_after", whole("delay_after", self.delay_after, 0, self.capacity))
 
     @property
@@ -131,21 +136,11 @@ class LeakyBucketQueue(_Level):
 
 
 @dataclass(frozen=True, slots=True)
-class _Smooth(Parameters):
+class _Smooth(_Paced):
     rate: Decimal
     period: Decimal
 
     script = "smooth"
-
-    def _check_pace(self) -> None:
-        self._set("rate", exact("rate", self.rate, above=True))
-        self._set("period", length("period", self.period))
-        _countable(self.interval, 1)
-
-    @property
-    def interval(self) -> Fraction:
-        """Microseconds that one permit takes, exactly."""
-        return _interval(self.rate, self.period)
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -173,7 +168,7 @@ class SmoothBursty(_Smooth):
     max_burst_seconds: Decimal = Decimal(1)
 
     def _check(self) -> None:
-        self._check_pace()
+        self._check_pace(1)
         self._set("max_burst_seconds", exact("max_burst_seconds", self.max_burst_seconds))
         self._check_stored("max_burst_seconds", Fraction(micros(self.max_burst_seconds)))
 
@@ -192,7 +187,7 @@ class SmoothWarmingUp(_Smooth):
     cold_factor: Decimal = Decimal(3)
 
     def _check(self) -> None:
-        self._check_pace()
+        self._check_pace(1)
         self._set("warm_up", exact("warm_up", self.warm_up, above=True))
         self._set("cold_factor", exact("cold_factor", self.cold_factor, 1))
         cold = Fraction(self.cold_factor)
