@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import django
 import pytest
@@ -112,3 +114,13 @@ def crash_seed(pytestconfig: pytest.Config) -> int:
     """What random crashes are drawn from."""
     asked: int | None = pytestconfig.option.crash_seed
     return 20261 if asked is None else asked
+
+
+@pytest.fixture(params=["check", "acheck"])
+def check(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`quota.check`, and its twin that is awaited."""
+    from ratelimits import quota
+
+    if request.param == "check":
+        return quota.check
+    return lambda *args, **more: asyncio.run(quota.acheck(*args, **more))

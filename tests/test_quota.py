@@ -37,14 +37,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return begin_afresh(monkeypatch)
 
 
-@pytest.fixture(params=["check", "acheck"])
-def check(request: pytest.FixtureRequest) -> Check:
-    """`check`, and its twin that is awaited."""
-    if request.param == "check":
-        return quota.check
-    return lambda *args, **more: asyncio.run(quota.acheck(*args, **more))
-
-
 @pytest.fixture
 def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
     """The server of the limits, behind a proxy."""

@@ -31,14 +31,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return begin_afresh(monkeypatch)
 
 
-@pytest.fixture(params=["check", "acheck"])
-def check(request: pytest.FixtureRequest) -> Check:
-    """`check`, and its twin that is awaited."""
-    if request.param == "check":
-        return quota.check
-    return lambda *args, **more: asyncio.run(quota.acheck(*args, **more))
-
-
 def ahead(name: str = "ahead", **more: Any) -> Rule:
     """A rule whose permits are taken ahead, and do not come back in a test."""
     return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "allotment": 50, **more})
