@@ -82,7 +82,11 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _empty_server(redis_url: str) -> None:
-    """Every test meets an empty server."""
+    """Every test meets an empty server, and a process that has nothing left to send to it."""
+    from ratelimits import quota
+
+    quota.denials.clear()
+    quota.sender.flush()  # behind what its thread was just sending
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
 

@@ -12,9 +12,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ratelimits import quota, rules, witness
 from ratelimits.engine.allotment import give_back
-from ratelimits.engine.denied import DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter
-from ratelimits.engine.server import server
 
 
 class Clock:
@@ -30,11 +28,9 @@ class Clock:
 def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """As in a process that has just started; the clock is that of all that remembers."""
     clock = Clock()
-    denials = DenyCache(clock)
     monkeypatch.setattr(quota, "breaker", Breaker(clock))
     monkeypatch.setattr(quota, "local", LocalLimiter(clock))
-    monkeypatch.setattr(quota, "denials", denials)
-    monkeypatch.setattr(quota, "sender", Sender(denials, server))
+    monkeypatch.setattr(quota.denials, "clock", clock)
     give_back(everything=True)
     witness._begin()
     rules.forget()
