@@ -14,7 +14,7 @@ from django.test import override_settings
 from ratelimits.embedded import Server, free_port
 from ratelimits.engine.split import slot_of
 from tests.engine.asking import KEYS
-from tests.sentinel import until
+from tests.eventually import until
 
 NODES, SLOTS = 3, 16384
 

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import redis
 from django.test import override_settings
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ratelimits.embedded import Server, die_with_parent, free_port
+from tests.eventually import until
 
 NAME = "quota"
-PATIENCE = 20.0
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition, without errors of servers that are changing places; its value."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            if value := holds():
-                return value
-        except RedisError:
-            pass
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 class Watched:

@@ -40,9 +40,9 @@ from tests.cluster import NODES, Cluster, wait_until_loaded
 from tests.end_to_end.cluster_asker import CAPACITY
 from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.engine.proxy import Proxy
+from tests.eventually import until
 from tests.faces import begin_afresh
 from tests.rows import rule
-from tests.sentinel import until
 from tests.servers import TestServers, server_binary
 from tests.usage.traffic import flow
 

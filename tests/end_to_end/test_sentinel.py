@@ -17,7 +17,8 @@ from ratelimits.engine.server import server
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger import GapKind
 from tests.engine.asking import KEYS, home, limit, usage
-from tests.sentinel import PATIENCE, Watched
+from tests.eventually import PATIENCE
+from tests.sentinel import Watched
 from tests.servers import TestServers, server_binary
 from tests.usage.traffic import flow, use
 

@@ -16,17 +16,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import redis
 
 from ratelimits.embedded import Server
+from tests.eventually import PATIENCE, until
 from tests.usage.background import Background
 
 _PAUSE = 0.001
 _DIGITS = 12
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
 _WALL = 0x40000000
+
+
+class Cut(NamedTuple):
+    """When the power was cut (µs), and how many bytes were lost."""
+
+    at: int
+    lost: int
 
 
 class Fsyncs(Background):
@@ -43,8 +51,7 @@ class Fsyncs(Background):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        while not self._fsynced:
-            time.sleep(0.01)
+        until(lambda: self._fsynced, "a first fsync")
         return self
 
     def _write(self) -> None:
@@ -52,6 +59,8 @@ class Fsyncs(Background):
             while not self._end.is_set():
                 try:
                     client.set("marker", _marker(self._written + 1))
+                except redis.TimeoutError:  # a slow disk
+                    continue
                 except redis.ConnectionError:
                     return
                 self._written += 1
@@ -68,15 +77,15 @@ class Fsyncs(Background):
         if switches != self._switches:
             self._switches, self._fsynced = switches, self._written
 
-    def cut(self, after: float) -> int:
-        """Cut the power so many seconds after an fsync, and start the server again; how many bytes were lost."""
+    def cut(self, after: float) -> Cut:
+        """Cut the power so many seconds after an fsync, and start the server again."""
         seen = self._fsynced
-        while self._fsynced == seen:
-            time.sleep(_PAUSE)
+        until(lambda: self._fsynced > seen, "an fsync")
         time.sleep(after)
         with self._cutting:
             self._look()
             os.kill(self.server.process.pid, signal.SIGSTOP)
+            at = time.time_ns() // 1000
             self._end.set()
         # Answers that were given before are still on their way.
         time.sleep(0.1)
@@ -86,7 +95,7 @@ class Fsyncs(Background):
         (path,) = (self.server.directory / "appendonlydir").glob("*.incr.aof")
         lost = _truncate(path, self._fsynced)
         self.server.start()
-        return lost
+        return Cut(at, lost)
 
 
 def _fsync_thread(pid: int) -> Path:
@@ -114,11 +123,13 @@ def _ptrace(request: int, thread: int) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
-def wait_for_fsync(server: Server) -> None:
+def wait_for_fsync(server: Server, client: redis.Redis) -> None:
     """Until the thread that fsyncs has just done so: the next fsync is a second away."""
     thread = _fsync_thread(server.process.pid)
-    before = _switches(thread)
+    before, deadline = _switches(thread), time.monotonic() + PATIENCE
     while _switches(thread) == before:
+        assert time.monotonic() < deadline, "waited in vain for an fsync"
+        client.set("n", 0)  # again and again: the fsync of a single write may have passed before it is looked for
         time.sleep(_PAUSE)
 
 

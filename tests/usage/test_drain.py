@@ -10,7 +10,7 @@ from ratelimits.models import Batch, Line, QuarantinedBatch
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from tests.sentinel import until
+from tests.eventually import until
 from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)

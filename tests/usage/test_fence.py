@@ -78,8 +78,7 @@ def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
     everysec_server: Server, everysec_client: redis.Redis
 ) -> None:
     for _ in range(20):
-        everysec_client.set("n", 0)
-        wait_for_fsync(everysec_server)
+        wait_for_fsync(everysec_server, everysec_client)
         with stalled_disk(everysec_server):
             everysec_client.set("n", 1)
             everysec_client.bgrewriteaof()
@@ -106,8 +105,7 @@ def test_a_rewrite_that_begins_while_the_fence_waits_is_waited_for_too(
 
     rewritten: list[object] = []
     monkeypatch.setattr(fencing, "_mark", mark_and_rewrite)
-    everysec_client.set("n", 0)
-    wait_for_fsync(everysec_server)
+    wait_for_fsync(everysec_server, everysec_client)
     with stalled_disk(everysec_server), pytest.raises(NotFencedError, match="did not fsync in time"):
         wait_for_fence(patience=3)
     assert rewritten

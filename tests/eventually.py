@@ -1,0 +1,25 @@
+"""Waiting for what another process does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+#: Seconds after which it was waited for in vain.
+PATIENCE = 20.0
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition, without errors of servers that are changing places; its value."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if value := holds():
+                return value
+        except RedisError:
+            pass
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
