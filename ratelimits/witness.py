@@ -2,8 +2,8 @@
 
 "admitted" is what the server said yes to, by account alone: the ledger must have at least that. Two kinds of requests
 are not in the ledger for certain, and are kept by key: those whose reply was lost ("unanswered") and those that the
-failure policy let through ("unmetered"). A thread hands the totals to the ledger wing every WITNESS_INTERVAL seconds
-and when the process ends, so that every report can state them.
+failure policy let through ("unmetered"). A thread hands those that have grown to the ledger wing every WITNESS_INTERVAL
+seconds and when the process ends, so that every report can state them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
@@ -32,8 +31,7 @@ Totals = dict["Place", tuple[int, int]]
 _KEPT = 2 * BIN_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """What a total is of: `bin` is the start of its 15 minutes by this machine's clock, seconds since 1970 UTC.
 
     `key` is "" for what was admitted.
@@ -47,9 +45,9 @@ class Place:
 
 
 _lock = threading.Lock()
-_totals: Totals = {}
-#: What was admitted, by account, meter and bin: requests and units; and what is to be added to that.
-_admitted: dict[tuple[str, str, int], list[int]] = {}
+#: Requests, units, and how many of the requests are written.
+_totals: dict[Place, list[int]] = {}
+#: What was admitted and is to be added to that.
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MOST_GRANTED = 10_000
 _forgotten = 0
@@ -71,12 +69,17 @@ def _begin() -> None:
     global _lock, _thread, _forgotten
     _lock, _thread, _forgotten = threading.Lock(), None, 0
     _totals.clear()
-    _admitted.clear()
     _granted.clear()
 
 
 # In a child before it has threads: another one of its parent's may have held the lock just then.
 os.register_at_fork(after_in_child=_begin)
+
+
+def _add(place: Place, cost: int) -> None:
+    total = _totals.setdefault(place, [0, 0, 0])
+    total[0] += 1
+    total[1] += cost
 
 
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
@@ -85,9 +88,7 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
         # A bin that was written and forgotten is not begun again, whatever the clock does.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
-            place = Place(kind, account, key, meter, start)
-            requests, units = _totals.get(place, (0, 0))
-            _totals[place] = requests + 1, units + cost
+            _add(Place(kind, account, key, meter, start), cost)
     if _thread is None:
         _start()
 
@@ -110,9 +111,7 @@ def _add_up() -> None:
             start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
             for meter, cost in costs.items():
-                total = _admitted.setdefault((owner, meter, start), [0, 0])
-                total[0] += 1
-                total[1] += cost
+                _add(Place("admitted", owner, "", meter, start), cost)
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
@@ -127,14 +126,15 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
 
 def totals() -> Totals:
     """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
-    process()
     _add_up()
     with _lock:
-        granted: Totals = {
-            Place("admitted", account, "", meter, start): (requests, units)
-            for (account, meter, start), (requests, units) in _admitted.items()
-        }
-        return granted | _totals
+        return {place: (requests, units) for place, (requests, units, _written) in _totals.items()}
+
+
+def _grown() -> Totals:
+    _add_up()
+    with _lock:
+        return {place: (total[0], total[1]) for place, total in _totals.items() if total[0] != total[2]}
 
 
 def write_with(write: Callable[[str, Totals], None]) -> None:
@@ -144,22 +144,20 @@ def write_with(write: Callable[[str, Totals], None]) -> None:
 
 
 def write() -> None:
-    """Hand the totals over now; what is complete is not kept any longer."""
+    """Hand over the totals that have grown since the last time; what is complete is not kept any longer."""
     global _forgotten
-    found = totals()
-    if _write is None or not found:
+    name, found = process(), _grown()
+    if _write is None:
         return
-    _write(process(), found)
+    if found:
+        _write(name, found)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
-        for place, counts in found.items():
-            if place.bin >= end:
-                continue
-            name = place.account, place.meter, place.bin
-            if _totals.get(place) == counts:
-                del _totals[place]
-            elif place.kind == "admitted" and tuple(_admitted.get(name, ())) == counts:
-                del _admitted[name]
+        for place, (requests, _units) in found.items():
+            if place in _totals:  # or else another writing was faster
+                _totals[place][2] = requests
+        for place in [place for place, total in _totals.items() if place.bin < end and total[0] == total[2]]:
+            del _totals[place]
             _forgotten = max(_forgotten, place.bin + BIN_SECONDS)
 
 

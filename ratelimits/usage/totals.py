@@ -41,7 +41,7 @@ def write(process: str, totals: Totals) -> None:
             requests=requests,
             units=units,
         )
-        for place, (requests, units) in sorted(totals.items(), key=lambda item: str(item[0]))
+        for place, (requests, units) in sorted(totals.items())
     ]
     try:
         ProcessTotal.objects.using(using).bulk_create(

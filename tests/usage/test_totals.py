@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.conf import settings
+from django.test import override_settings
+from django.utils.connection import ConnectionDoesNotExist
 
 from ratelimits import witness
 from ratelimits.models import DurabilityGap, ProcessTotal
@@ -87,6 +92,37 @@ def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
     assert totals.fold(BIN + 2 * 86_400) == 0
     assert {row for row in written() if row[1] == "admitted"} == {("", "admitted", 6, 60)}
     assert ProcessTotal.objects.filter(kind="unanswered").count() == 3
+
+
+def test_only_what_has_grown_is_written_again(django_assert_num_queries: Callable[[int], Any]) -> None:
+    witness._begin()
+    now = int(time.time()) * 1_000_000
+    for account in ("account:acme", "account:other"):
+        witness.admitted(account, {"requests": 1, "tokens": 5}, now)
+    witness.write()
+    with django_assert_num_queries(0):
+        witness.write()
+    witness.admitted("account:acme", {"tokens": 7}, now)
+    ProcessTotal.objects.update(units=0)
+    witness.write()
+    rows = ProcessTotal.objects.order_by("account", "meter").values_list("account", "meter", "requests", "units")
+    assert list(rows) == [
+        ("acme", "requests", 1, 0), ("acme", "tokens", 2, 12), ("other", "requests", 1, 0), ("other", "tokens", 1, 0),
+    ]  # fmt: skip
+    witness._begin()
+
+
+def test_what_could_not_be_written_is_written_the_next_time() -> None:
+    witness._begin()
+    witness.admitted("account:acme", {"requests": 1}, int(time.time()) * 1_000_000)
+    with (
+        override_settings(RATELIMITS={**settings.RATELIMITS, "DATABASE": "nowhere"}),
+        pytest.raises(ConnectionDoesNotExist),
+    ):
+        witness.write()
+    witness.write()
+    assert ProcessTotal.objects.get().requests == 1
+    witness._begin()
 
 
 def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
