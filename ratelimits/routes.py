@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from ratelimits import headers
 from ratelimits.conf import conf
@@ -40,17 +39,11 @@ class Prepared:
     quoted: tuple[str, ...]
 
 
-_prepared: WeakKeyDictionary[Selection, dict[tuple[str, ...], Prepared]] = WeakKeyDictionary()
-
-
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     """What applies of a selection to a request that is counted by these meters; made once for each."""
-    held = _prepared.get(selection)
-    if held is None:
-        held = _prepared[selection] = {}
-    found = held.get(meters)
+    found: Prepared | None = selection.kept.get(meters)
     if found is None:
-        found = held[meters] = _prepare(selection, meters)
+        found = selection.kept[meters] = _prepare(selection, meters)
     return found
 
 
@@ -114,7 +107,7 @@ class Routes:
         allotment = None
         if prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
-            unmetered = replace(call, usage=None)
+            unmetered = call._replace(usage=None)
             allotment = Allotment(here, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
         return self.known.setdefault(place, Route(prepared, Take(1, Command(here.keyspace, call)), allotment))
 

@@ -13,8 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from redis.exceptions import ResponseError
@@ -47,8 +46,7 @@ def lends_itself(algorithm: Algorithm) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """The permits of `size` requests, to be asked for by `command`; `asked` is when, by the allotment's clock."""
 
     size: int
@@ -127,7 +125,7 @@ class Allotment:
         size = _power(min(self._size, self._room, self._most))
         command = self._commands.get(size)
         if command is None:
-            call = replace(self._call, costs=tuple(size * cost for cost in self._call.costs))
+            call = self._call._replace(costs=tuple(size * cost for cost in self._call.costs))
             command = self._commands[size] = Command(self._here.keyspace, call)
         return Take(size, command, self._clock())
 
@@ -166,7 +164,7 @@ class Allotment:
         assert batch.receipt is not None
         spent = tuple((batch.size - left) * cost for cost in self._call.costs)
         try:
-            ask(self._here, replace(receipt_call(batch.receipt, spent, REMEMBERED), now=self._call.now))
+            ask(self._here, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
             logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 

@@ -9,13 +9,14 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ratelimits.engine import wire
 from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.numbers import MICROSECONDS
-from ratelimits.engine.program import Program
+from ratelimits.engine.program import Packed, Program
 
 #: As a timeout: wait as long as it takes.
 ANY = float("inf")
@@ -46,8 +47,7 @@ class Meter(NamedTuple):
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Where a request is counted: its account ("" if none), its key, its meters and the billing periods around now.
 
     The first costs of the call are those of `meters`, in their order; `periods` are the starts of the previous, the
@@ -84,8 +84,7 @@ class Receipt:
     moments: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A question to the script: which program, for which keys, at which costs.
 
     `keys` are the program's, such as "user:42"; a user's, an API key's and the account's own live in the shard of
@@ -186,13 +185,9 @@ class Clock:
 clock = Clock()
 
 
-class _Made(NamedTuple):
-    """What follows a command's nonce: for which run of the server it was made, and when it is right."""
-
-    run: str
-    start: float
-    end: float
-    rest: bytes
+#: What follows a command's nonce: for which run of the server it was made, from when and until when it is right (µs).
+_Made = tuple[str, float, float, bytes]
+_NEVER: _Made = ("", 0, 0, b"")
 
 
 class Command:
@@ -205,43 +200,48 @@ class Command:
         self.call = call
         #: What a cluster is asked in its place, once that is known: engine.split fills it in.
         self.parts: Any = None
-        self.script = call.program.script
-        self._made = _Made("", 0, 0, b"")
+        program, usage = call.program, call.usage
+        self.script = program.script
+        self._made = _NEVER
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         heads = _heads(keyspace, call, shards)
         self._heads = len(heads)
-        keys, usage = states(keyspace, call, shards), call.usage
-        beside = [keyspace.open(heads[0])] if usage is not None else []
+        own, packed = states(keyspace, call, shards), program.packed_states
+        keys = [*map(keyspace.head, heads), *own[:packed]]
+        if usage is not None:
+            keys.append(keyspace.open(heads[0]))
         if call.receipt is not None:
-            beside.append(keyspace.receipt(heads[0], call.receipt.nonce))
-        packed = call.program.packed_states
-        # Where a slot is on the move, a script begins only if all the keys that it is told of are there.
-        own = [*keys[packed:], *indexes(keyspace, call, shards)]
-        keys = [*(keyspace.head(number) for number in heads), *keys[:packed], *beside, *own]
+            keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
+        if len(own) > packed:
+            # Where a slot is on the move, a script begins only if all the keys that it is told of are there.
+            keys += [*own[packed:], *indexes(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         # Only the usual question has a short way.
-        self._short = call.program.short_parts > 0 and call.op is Op.TRY and not call.at_once
-        short = call.program.short_parts - 1 if self._short else 0
+        self._short = program.short_parts > 0 and call.op is Op.TRY and not call.at_once
+        short = program.short_parts - 1 if self._short else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             8 + len(keys) + meters + leases + short,
             self.script.sha,
-            wire.bulks(b"%d" % len(keys), *(key.encode() for key in keys)),
+            wire.bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
 
     def to(self, run: str, name: bytes) -> bytes:
         """The command in RESP, for a connection to that run of the server; `name` is the nonce of this time."""
-        now, made = self.call.now, self._made
+        now = self.call.now
         if now is None:
             now = clock.now()
-        if not made.start <= now < made.end or made.run != run:
+        made_for, start, end, rest = self._made
+        if not start <= now < end or made_for != run:
             made = self._made = self._make(run, now)
-        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, made.rest)
+            rest = made[3]
+        return b"%b$%d\r\n%b\r\n%b" % (self._front, len(name), name, rest)
 
     def _make(self, run: str, now: int) -> _Made:
         call = self.call
         usage, receipt = call.usage, call.receipt
-        program, short, start, end = call.program.packed(now)
+        packed = call.program.packed(now)
+        start, end = packed.start, packed.end
         fields: list[bytes] = []
         if usage is not None and receipt is not None:
             fields = _counters(usage, receipt.bin, receipt.period)
@@ -251,24 +251,30 @@ class Command:
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
         flags += (call.version is None) * _FREE
-        request = _REQUEST.pack(
-            call.op,
-            flags,
-            self._heads,
-            len(fields),
-            call.program.packed_states,
+        request = (
+            *(call.op, flags, self._heads, len(fields), call.program.packed_states),
             -1.0 if call.now is None else call.now,
             -1.0 if call.timeout == ANY else round(max(call.timeout, 0) * MICROSECONDS),
             receipt.at if receipt is not None else 0,
             round(call.receipt_ttl * 1000),
-            start,
-            end,
+            *(start, end),
         )
-        costs = struct.pack(f"<{len(call.costs)}d", *call.costs)
-        head = f"{call.version or 0} {run}".encode()
-        lease = [call.lease.encode()] if call.lease is not None else []
-        first, *formats = short if self._short else (b"",)
-        return _Made(run, start, end, wire.bulks(head, request + costs, program, first, *fields, *lease, *formats))
+        if call.lease is not None:
+            fields.append(call.lease.encode())
+        # Questions at moments of their own, and receipts, are not asked again.
+        around = _around if call.now is None and receipt is None else _around.__wrapped__
+        before, behind = around(packed, self._short, f"{call.version or 0} {run}", request, call.costs)
+        return run, start, end, b"%b%b%b" % (before, wire.bulks(*fields), behind)
+
+
+@lru_cache(maxsize=1024)
+def _around(
+    packed: Packed, short: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
+) -> tuple[bytes, bytes]:
+    """What lies before and behind a call's own fields: the same for all who ask alike."""
+    first, *formats = packed.short if short else (b"",)
+    told = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
+    return wire.bulks(head.encode(), told, packed.program, first), wire.bulks(*formats)
 
 
 def place(usage: Usage, now: int) -> tuple[int, int, int]:
@@ -283,5 +289,10 @@ def place(usage: Usage, now: int) -> tuple[int, int, int]:
 
 
 def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:
-    where, who = f"a|{bin_start}|{period}", f"{quoted(usage.account)}|{quoted(usage.key)}"
-    return [f"{where}|{quoted(meter.name)}|{meter.rule}|{meter.version}|{who}".encode() for meter in usage.meters]
+    who = f"{quoted(usage.account)}|{quoted(usage.key)}"
+    return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _metered(usage.meters)]
+
+
+@lru_cache(maxsize=1024)
+def _metered(meters: tuple[Meter, ...]) -> list[str]:
+    return [f"{quoted(meter.name)}|{meter.rule}|{meter.version}" for meter in meters]

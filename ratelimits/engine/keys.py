@@ -67,6 +67,11 @@ def own_name(algorithm: str, name: str) -> str:
     return f"{_OWN[algorithm]}:{name_id(name):x}"
 
 
+@lru_cache(maxsize=16384)
+def _prefix(namespace: str, shard: int) -> str:
+    return f"rl:{SCHEMA}:{namespace}:{{{shard:02d}}}:"
+
+
 @dataclass(frozen=True, slots=True)
 class Keyspace:
     """The keys of one namespace, spread over `shards` slots."""
@@ -82,7 +87,7 @@ class Keyspace:
 
     def prefix(self, shard: int) -> str:
         """What all keys of a shard start with."""
-        return f"rl:{SCHEMA}:{self.namespace}:{{{shard:02d}}}:"
+        return _prefix(self.namespace, shard)
 
     def head(self, shard: int) -> str:
         """String "<configuration version> <run>": what every decision is compared with."""

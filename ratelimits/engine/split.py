@@ -80,8 +80,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[Part]:
         receipt = call.receipt
         if receipt is not None and receipt.moments and keys:
             receipt = replace(receipt, at=receipt.moments[keys[0]])
-        own = replace(
-            call,
+        own = call._replace(
             program=program(tuple(replace(terms[i], key=keys.index(terms[i].key)) for i in limits)),
             keys=tuple(call.keys[key] for key in keys),
             usage=call.usage if number == last else None,
@@ -149,7 +148,7 @@ def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
     if any(map(_lasting, every[:-1])):
         # Nothing is taken before all were looked at; what happens in between is what can still go wrong.
-        reply = yield from _each(Command(whole.keyspace, replace(call, op=Op.PEEK)))
+        reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole, reply)
             return reply
@@ -207,8 +206,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
     limits = program(terms)
     # A receipt of another name than the request's own, which may be decided again.
     receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
-    return replace(
-        call,
+    return call._replace(
         program=limits,
         op=Op.SETTLE,
         costs=tuple(-cost for cost in call.costs),
@@ -227,7 +225,7 @@ def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, byte
     for number, part in enumerate(parts(whole)[behind + 1 :], behind + 1):
         if not part.limits:
             continue
-        peek = Command(whole.keyspace, replace(part.command.call, op=Op.PEEK, usage=None))
+        peek = Command(whole.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
         try:
             reply = yield from _ask(part, peek)
         except (Unavailable, RedisError):
@@ -254,7 +252,7 @@ def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None
     for i in (i for part in parts(whole)[:-1] for i in part.limits):
         term = call.program.terms[i]
         if not reply[9 + 3 * i] and term.slot < len(usage.meters):
-            meter = replace(usage, meters=(usage.meters[term.slot],))
+            meter = usage._replace(meters=(usage.meters[term.slot],))
             out.append(Counted(meter, (call.costs[term.slot],), term.rule, term.version, 1))
     if out:
         yield from _count(whole, usage, "s", out)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from ratelimits.conf import conf
@@ -64,13 +64,15 @@ class AppliedRule:
     plan: str
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Selection:
     """The rules of all requests that are alike; compared and hashed by identity."""
 
     rules: tuple[AppliedRule, ...]
     #: The configuration version that they are of: what a decision hands to the script.
     version: int
+    #: What is made of them once, and kept for as long as they are.
+    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def keys(self, identity: Identity) -> tuple[str, ...]:
         """What each rule counts this identity under."""

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -52,14 +51,14 @@ class Process:
                 return True
             take = self.allotment.take()
             self.takes.append(take)
-            asked = replace(take.command.call, now=self.now())
+            asked = take.command.call._replace(now=self.now())
             decision = ask(server(), asked, Command(server().keyspace, asked))
             if self.allotment.book(take, decision, "held"):
                 return decision.allowed
 
     def left(self) -> int:
         """How many permits the server says are left."""
-        asked = replace(self.asked, op=Op.PEEK, now=self.now())
+        asked = self.asked._replace(op=Op.PEEK, now=self.now())
         return ask(server(), asked).remaining
 
     @property
