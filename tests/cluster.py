@@ -165,7 +165,10 @@ class Cluster:
 
     def fail_over(self, replica: redis.Redis) -> None:
         """A replica takes over in agreement with its primary."""
-        asked = 0.0
+        asked, port = 0.0, replica.info("replication")["master_port"]
+        # To Redis 6.2 a primary that has replicated nothing yet has not answered; this it replicates.
+        with redis.Redis(port=port) as primary:
+            primary.script_load("")
 
         def took_over() -> bool:
             nonlocal asked
