@@ -78,6 +78,8 @@ def layers(url: str) -> list[Case]:
     ours.deciding(here, command.call)()
     with redis.Redis.from_url(url) as client:
         run_id = run_of(client)
+    floors.load(url)
+    bare = floors.bare(*floors.SHAPES[1][2])
     # A write as small as can be: what the append-only file adds to a round trip.
     small = resp(b"SET", b"breakdown", b"1")
 
@@ -92,6 +94,7 @@ def layers(url: str) -> list[Case]:
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("ping", "raw PING", lambda: raw.ask(floors.PING)),
         ("write", "a SET instead: the append-only file", lambda: raw.ask(small)),
+        ("bare", "the bare script instead", lambda: raw.ask(bare)),
         (
             "script",
             "the deciding script instead, on the raw socket",

@@ -142,7 +142,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     # Throughput: the server has a core of its own where there are two.
     apart = next((one for one in available if one != core), core)
     servers.pin(apart)
-    throughput = threads.compare(now, options.threads, options.seconds, max(options.rounds // 12, 1))
+    throughput = threads.compare(url, now, options.threads, options.seconds, max(options.rounds // 12, 1))
     claims.append(
         report.Claim(
             f"{options.threads} threads: × what redis-py's pooled client does", 3, throughput["ratio"], least=True
@@ -194,8 +194,11 @@ def text_of(run: dict[str, Any]) -> str:
     both = run["throughput"]
     out.append(
         report.table(
-            (f"one process, {both['threads']} threads", "decisions/s"),
-            [("ours", both["ours_per_second"]), ("redis-py, pooled", both["pooled_per_second"])],
+            (f"one process, {both['threads']} threads", "decisions/s", "its core busy", "the server's core busy"),
+            [
+                (title, both[f"{name}_per_second"], both[f"{name}_process_busy"], both[f"{name}_server_busy"])
+                for name, title in (("ours", "ours"), ("pooled", "redis-py, pooled"))
+            ],
         )
     )
     out.append(f"{run['refusals']['refusals']:,} refusals in a row sent {run['refusals']['commands']:,} commands.")

@@ -77,10 +77,11 @@ def threads(runs: dict[str, Run]) -> str:
     """One process with several threads."""
     both = runs["decide"]["throughput"]
     rows = [
-        ("a connection of each thread's own", both["ours_per_second"]),
-        ("redis-py's pooled client", both["pooled_per_second"]),
+        (title, both[f"{name}_per_second"], f"{both[f'{name}_process_busy']:.0%}", f"{both[f'{name}_server_busy']:.0%}")
+        for name, title in (("ours", "a connection of each thread's own"), ("pooled", "redis-py's pooled client"))
     ]
-    return markdown((f"one process, {both['threads']} threads", "decisions/s"), rows)
+    heads = (f"one process, {both['threads']} threads", "decisions/s", "its core busy", "the server's core busy")
+    return markdown(heads, rows)
 
 
 def end_to_end(runs: dict[str, Run]) -> str:
@@ -107,6 +108,14 @@ def memory(runs: dict[str, Run]) -> str:
     ]
     heads = ("state of one user", "`MEMORY USAGE`, bytes", "growth per key, bytes", "per 1,000,000 keys")
     return markdown(heads, rows)
+
+
+def layers(runs: dict[str, Run]) -> str:
+    """What each layer of a request adds to the one below it."""
+    rows = [
+        (one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in runs["breakdown"]["layers"].values()
+    ]
+    return markdown(("with all that is above it in this table", "median, µs", "adds, µs", "at best, µs"), rows)
 
 
 def growth(runs: dict[str, Run]) -> str:
@@ -203,6 +212,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "end_to_end": (("end_to_end",), end_to_end),
     "server": (("server",), server),
     "memory": (("server",), memory),
+    "layers": (("breakdown",), layers),
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),

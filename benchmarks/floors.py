@@ -14,6 +14,8 @@ from benchmarks.timing import Case
 from ratelimits.engine.wire import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
+#: A script that does nothing, and answers as one that admits.
+EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
 _RUN = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
@@ -35,6 +37,11 @@ class RawSocket:
         self._socket.close()
 
 
+def sha_of(script: bytes) -> bytes:
+    """What a script is called by."""
+    return hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
+
+
 def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
     """The command of the bare script, for so many states that hold so many limits each."""
     keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
@@ -44,8 +51,7 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     field = f"|1795262400|requests|3|7|7|user:{suffix}|1" if counted else ""
     formats = b"<" + b"I7I7" * each, b"<" + b"d" * (2 * states * each)
     arguments = [struct.pack("<BBB", heads, states, each), _RUN, numbers, field.encode(), *formats]
-    sha = hashlib.sha1(BARE, usedforsecurity=False).hexdigest().encode()
-    return resp(b"EVALSHA", sha, b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
+    return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
 #: name, title, and the shape of the bare script: heads, states, limits of each state, whether it counts.
@@ -57,9 +63,10 @@ SHAPES = (
 
 
 def load(url: str) -> None:
-    """Let the server know the bare script."""
+    """Let the server know the bare script, and the empty one."""
     with redis.Redis.from_url(url) as client:
-        client.script_load(BARE)
+        for script in (BARE, EMPTY):
+            client.script_load(script)
 
 
 def cases(url: str) -> list[Case]:

@@ -48,6 +48,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     """Name -> title and the commands of all users, in batches."""
     from benchmarks import floors, ours
     from benchmarks.pipelines import FIRST_ID, batched, for_users, run_of
+    from ratelimits.engine.wire import resp
 
     floors.load(url)
     here, now = ours.engine_server(), time.time_ns() // 1000
@@ -66,6 +67,11 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     for number, (name, (title, _call)) in enumerate(ours.calls(now).items()):
         made = for_users(here, run, lambda user, name=name: ours.calls(now, user)[name][1], ids(number))
         out[f"engine_{name}"] = title, list(batched(made))
+    empty, three = floors.sha_of(floors.EMPTY), ours.calls(now)["three"][1].program.script.sha
+    nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
+    out["empty"] = "an empty script", list(batched(nothing))
+    told = [batch.replace(three, empty) for batch in out["engine_three"][1]]
+    out["empty_told"] = "an empty script, told what 3 rules on one key + metering are", told
     return out
 
 

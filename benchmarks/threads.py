@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from django_redis import get_redis_connection
@@ -49,18 +50,50 @@ def own(now: int) -> Callable[[], Callable[[], object]]:
     return lambda: ours.deciding(here, call)
 
 
-def compare(now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
-    """Decisions per second of both, taking turns; the ratio is the median of the rounds' ratios."""
+def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """Decisions per second of both, taking turns, and the parts of a core that the process and its server were busy.
+
+    The ratio is the median of the rounds' ratios.
+    """
     # The pooled client sends what was made once.
     wait_for_bin(2 * rounds * seconds)
     makers = {"ours": own(now), "pooled": pooled(now)}
-    found: dict[str, list[float]] = {name: [] for name in makers}
-    for _ in range(rounds):
-        for name, make in makers.items():
-            found[name].append(per_second(make, threads, seconds))
+    found: dict[str, list[_Throughput]] = {name: [] for name in makers}
+    with redis.Redis.from_url(url) as client:
+        for _ in range(rounds):
+            for name, make in makers.items():
+                found[name].append(_throughput(client, make, threads, seconds))
+    rates = {name: [one.per_second for one in ones] for name, ones in found.items()}
     return {
         "threads": threads,
-        "ours_per_second": round(median(found["ours"])),
-        "pooled_per_second": round(median(found["pooled"])),
-        "ratio": round(median(a / b for a, b in zip(found["ours"], found["pooled"], strict=True)), 3),
+        **{f"{name}_per_second": round(median(ones)) for name, ones in rates.items()},
+        "ratio": round(median(a / b for a, b in zip(rates["ours"], rates["pooled"], strict=True)), 3),
+        **{
+            f"{name}_{side}_busy": round(median(getattr(one, side) for one in ones), 3)
+            for name, ones in found.items()
+            for side in ("process", "server")
+        },
     }
+
+
+class _Throughput(NamedTuple):
+    """Decisions per second, and how much of a core the process and the server used meanwhile (0 to 1, or more)."""
+
+    per_second: float
+    process: float
+    server: float
+
+
+def _throughput(
+    client: redis.Redis, make: Callable[[], Callable[[], object]], threads: int, seconds: float
+) -> _Throughput:
+    start, mine, its = time.perf_counter(), time.process_time(), _server_seconds(client)
+    rate = per_second(make, threads, seconds)
+    elapsed = time.perf_counter() - start
+    return _Throughput(rate, (time.process_time() - mine) / elapsed, (_server_seconds(client) - its) / elapsed)
+
+
+def _server_seconds(client: redis.Redis) -> float:
+    """Processor time that the server has used so far."""
+    info: Any = client.info("cpu")
+    return float(info["used_cpu_user"] + info["used_cpu_sys"])
