@@ -100,7 +100,7 @@ class DenyCache:
             self._ended = [denied for denied in self._ended if denied.until > ended]
             for place, denied in list(self._known.items()):
                 if denied.until <= ended:
-                    del self._known[place]
+                    self._known.pop(place, None)
         asked = [(denied, denied.counted(), denied.decision.call.usage) for denied in every]
         return [_counted(denied, usage, count) for denied, count, usage in asked if count and usage is not None]
 

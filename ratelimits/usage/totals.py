@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
-from django.db.models import Sum
+from django.db.models import F, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
@@ -51,9 +51,9 @@ def write(process: str, totals: Totals) -> None:
             unique_fields=[*_PLACE, "process"],
             update_fields=["requests", "units"],
         )
-        for row in rows:
-            if row.kind != "admitted":
-                _declare(using, row.kind, row.account, row.bin)
+        for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
+            if kind != "admitted":
+                _declare(using, kind, account, start)
     finally:
         # Of this thread alone, which has no request whose end would close it.
         if not connections[using].in_atomic_block:
@@ -63,20 +63,25 @@ def write(process: str, totals: Totals) -> None:
 def _declare(using: str, kind: str, account: str, start: int) -> None:
     from ratelimits.models.ledger import ANONYMOUS, DurabilityGap, GapKind, ProcessTotal
 
-    rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
-    sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
+    name = account or ANONYMOUS
     gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED
-    DurabilityGap.objects.using(using).update_or_create(
-        event=f"{gap}:{account or ANONYMOUS}:{start}",
-        defaults={
-            "kind": gap,
-            "account": account or ANONYMOUS,
-            "since": start * _SECOND,
-            "until": (start + BIN_SECONDS) * _SECOND - 1,
-            "units": sums["units"],
-            "detail": f"{sums['requests']} requests",
-        },
+    new = DurabilityGap(
+        event=f"{gap}:{name}:{start}",
+        kind=gap,
+        account=name,
+        since=start * _SECOND,
+        until=(start + BIN_SECONDS) * _SECOND - 1,
+        units=0,
     )
+    gaps = DurabilityGap.objects.using(using)
+    with transaction.atomic(using=using):
+        gaps.bulk_create([new], ignore_conflicts=True)
+        declared = gaps.filter(event=new.event)
+        # Processes wait for each other here: the last one to add up sees what all have written.
+        declared.update(units=F("units"))
+        rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
+        sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
+        declared.update(units=sums["units"], detail=f"{sums['requests']} requests")
 
 
 def fold(now: int) -> int:

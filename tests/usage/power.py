@@ -51,7 +51,11 @@ class Fsyncs(Background):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        until(lambda: self._fsynced, "a first fsync")
+        try:
+            until(lambda: self._fsynced, "a first fsync")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def _write(self) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import connection
 from django.test import override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -82,6 +84,30 @@ def test_usage_without_an_account_is_no_gap_of_everybodys() -> None:
     flow()
     totals.write("p1", {total("unmetered", account="", key="anonymous"): (2, 2)})
     assert [row.durability_gap for row in rows(statements("2026-11"))] == [""]
+
+
+def test_processes_that_write_at_once_declare_what_all_of_them_saw() -> None:
+    def other() -> None:
+        try:
+            totals.write("p2", {total("unmetered", key="k"): (5, 50)})
+        finally:
+            connection.close()
+
+    totals.write("p0", {total("unmetered", key="k"): (2, 20)})
+    beside = threading.Thread(target=other)
+
+    def write_behind(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        result = execute(sql, params, many, context)
+        if "SUM(" in sql:
+            beside.start()
+            beside.join(1)  # it waits for this transaction, or would be done by now
+        return result
+
+    with connection.execute_wrapper(write_behind):
+        totals.write("p1", {total("unmetered", key="k"): (1, 10)})
+    beside.join()
+    gap = DurabilityGap.objects.get()
+    assert (gap.units, gap.detail) == (80, "8 requests")
 
 
 def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
