@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 import pytest
@@ -61,6 +63,16 @@ def test_reports_made_again_are_those_that_were_finalised(reports: list[Report])
     assert [report.version for report in reports] == [1, 1, 2]
     assert findings() == []
     assert "All holds" in verify()
+
+
+def test_it_leaves_no_cursor_behind_for_the_garbage_collector(reports: list[Report]) -> None:
+    Line.objects.filter(admitted_units=70, key="api_key:2").update(admitted_units=71)
+    gc.collect()
+    with pytest.raises(CommandError) as caught:
+        verify()
+    left = [one for one in gc.get_objects() if isinstance(one, GeneratorType) and one.gi_code.co_name == "cursor_iter"]
+    assert caught.value.__traceback__ is not None  # which holds what the command had at hand
+    assert left == []
 
 
 def test_a_digit_changed_in_the_ledger_is_found_with_the_line(reports: list[Report]) -> None:

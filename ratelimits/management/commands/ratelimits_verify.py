@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,20 @@ class Command(BaseCommand):
         parser.add_argument("--all", action="store_true", help="name everything that does not hold")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        findings = self._findings(options)
         count = 0
-        for finding in findings:
-            count += 1
-            self.stdout.write(self.style.ERROR(finding))
-            if not options["all"]:
-                break
+        # Closed here: a cursor that is left to the garbage collector may be closed in the midst of another statement of
+        # its connection, which would wait for itself.
+        with closing(self._findings(options)) as findings:
+            for finding in findings:
+                count += 1
+                self.stdout.write(self.style.ERROR(finding))
+                if not options["all"]:
+                    break
         if count:
             raise CommandError("the ledger or a report does not hold", returncode=1)
         self.stdout.write(self.style.SUCCESS("All holds."))
 
-    def _findings(self, options: dict[str, Any]) -> Iterator[str]:
+    def _findings(self, options: dict[str, Any]) -> Generator[str]:
         using = conf.DATABASE
         with ExitStack() as stack:
             sources = [using]
