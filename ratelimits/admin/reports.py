@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import reduce
 from operator import or_
@@ -164,7 +164,8 @@ class ReportAdmin(ReportDownloads, ReadOnlyAdmin):
                     request, _("Report %(report)s is large: use ratelimits_verify.") % {"report": report}, "warning"
                 )
                 continue
-            finding = next(verify_report(report), None)
+            with closing(verify_report(report)) as findings:
+                finding = next(findings, None)
             if finding is None:
                 self.message_user(request, _("Report %(report)s holds.") % {"report": report}, messages.SUCCESS)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import chain as chained
 from itertools import zip_longest
 
@@ -37,8 +37,10 @@ _MADE_AGAIN = (
 )
 
 
-def verify_report(report: Report, *sources: str) -> Iterator[str]:
+def verify_report(report: Report, *sources: str) -> Generator[str]:
     """What does not hold of one version of a report, one sentence for each finding; nothing if all holds.
+
+    Cursors are open between findings: whoever stops before the end closes it.
 
     `sources` are the databases that its ledger lines are in, by default the one that it is in itself.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from ratelimits.conf import conf
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, DurabilityGap, GapKind
@@ -12,9 +12,10 @@ from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, c
 _CHUNK = 2000
 
 
-def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool = False) -> Iterator[str]:
+def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool = False) -> Generator[str]:
     """What does not hold, one sentence for each finding; nothing if all holds.
 
+    Cursors are open between findings: whoever stops before the end closes it.
     `archive`: the database is that of an archive, whose chains may begin anywhere.
     """
     rows = Batch.objects.using(using)
