@@ -3,9 +3,13 @@
 A batch that was drained and then forgotten would be counted again under the same identity, with other contents. So
 before any SQL the drain waits until everything it read has been fsynced to the append-only file of the same run.
 
-Under `appendfsync always` a reply is only sent after the fsync. Under `everysec` the server is watched: it starts an
-fsync of what it wrote within a second, if none is in progress, and INFO tells whether one is. WAITAOF would be shorter,
-but releases its callers early in Redis 7.4 and in Valkey (redis/redis#13793): up to a second too soon.
+Under `appendfsync always` a write is answered after the fsync of the file up to it, so the fence writes a key of its
+own. Without that, what was written just before `always` was set would wait for the next write (Redis 6.2).
+
+Under `everysec` an acknowledged write need not even be in the file: while an fsync is in progress, the server keeps it
+in memory, for up to two seconds. So the server is watched: once no fsync is in progress it writes what it kept, and
+starts an fsync of all of it within a second; INFO says whether one is in progress. WAITAOF would be shorter, but
+releases its callers early in Redis 7.4 and in Valkey (redis/redis#13793): up to a second too soon.
 
 One fsync INFO is silent about: since Redis 7 the beginning of a rewrite opens a new file, and the old one is fsynced as
 it is closed. Nothing else may be written then, so no other fsync follows. So the fence writes something of its own: its
@@ -28,8 +32,9 @@ PATIENCE = 10.0
 #: So many seconds after it was seen at rest the server has started an fsync of all that it had written then.
 _REST = 1.3
 _POLL = 0.1
-#: How long the fence's own key is kept after the last drain, in ms.
-_KEPT = 86_400_000
+#: How long the fence's own key is kept after the last drain, in ms: a drain that was away that long may come back to a
+#: server without memory, which refuses a new key.
+_KEPT = 30 * 86_400_000
 
 
 class NotFencedError(RuntimeError):
@@ -60,13 +65,16 @@ def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) ->
             raise NotFencedError(
                 "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
             )
-        if policy != "always":
+        key = here.keyspace.fence(shard)
+        if policy == "always":
+            _mark(connection, key)
+        else:
             if policy != "everysec" or suspends:
                 raise NotFencedError(
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
                 )
-            _rest(connection, run, here.keyspace.fence(shard), deadline)
+            _rest(connection, run, key, deadline)
         _sound(connection, run)
     return policy
 

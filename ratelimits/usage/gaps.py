@@ -9,7 +9,7 @@ from ratelimits.usage.packet import CUM_MODULUS, Packet
 
 _DETAIL = {
     "always": "appendfsync always: nothing that was acknowledged can be missing",
-    "everysec": "appendfsync everysec: about the last second before it can be missing",
+    "everysec": "appendfsync everysec: what came after its last fsync can be missing, usually a second or two",
     "none": "no fence was required: anything not yet drained can be missing",
     "unknown": "the fsync policy is not known: anything not yet drained can be missing",
 }

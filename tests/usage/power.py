@@ -1,14 +1,18 @@
 """Power cuts: a server is killed, and its append-only file loses every byte that was not fsynced.
 
-A kill alone is no power cut: what a process wrote and did not fsync outlives it in the kernel. So one thread writes
-numbered markers into the file, and another watches the server's fsync thread: whenever that has run, the newest marker
-may be on disk. At the cut the server is stopped, so that every answer that it has given arrives, then killed, and the
-file is cut behind that marker: never before what was fsynced, and hardly behind it.
+A kill alone is no power cut: what a process wrote and did not fsync outlives it in the kernel. So one thread keeps the
+server writing, and another watches the server's fsync thread: whenever that has run, all that the file has then may be
+on disk. At the cut the server is stopped, so that every answer that it has given arrives, then killed, and the file is
+cut to that length: never before what was fsynced, and hardly behind it.
+
+An acknowledged write need not be in the file: under `everysec` the server answers, and keeps a write in its memory for
+as long as an fsync is in progress, up to two seconds. So the file is asked, not the answers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import threading
@@ -25,7 +29,6 @@ from tests.eventually import PATIENCE, until
 from tests.usage.background import Background
 
 _PAUSE = 0.001
-_DIGITS = 12
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
 _WALL = 0x40000000
 
@@ -38,15 +41,15 @@ class Cut(NamedTuple):
 
 
 class Fsyncs(Background):
-    """Watches which marker the file is fsynced up to, until the block is left."""
+    """Watches up to which byte the file is fsynced, until the block is left."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(self._write, self._watch)
         self.server = server
-        self._cutting = threading.Lock()
+        self._cutting = threading.RLock()
         self._thread = _fsync_thread(server.process.pid)
         self._switches = _switches(self._thread)
-        self._written = 0
+        (self._file,) = (server.directory / "appendonlydir").glob("*.incr.aof")
         self._fsynced = 0
 
     def __enter__(self) -> Self:
@@ -62,24 +65,24 @@ class Fsyncs(Background):
         with redis.Redis.from_url(self.server.url) as client:
             while not self._end.is_set():
                 try:
-                    client.set("marker", _marker(self._written + 1))
+                    client.incr("written")
                 except redis.TimeoutError:  # a slow disk
                     continue
                 except redis.ConnectionError:
                     return
-                self._written += 1
                 time.sleep(_PAUSE)
 
     def _watch(self) -> None:
         while not self._end.is_set():
-            with self._cutting:
-                self._look()
+            self.look()
             time.sleep(_PAUSE)
 
-    def _look(self) -> None:
-        switches = _switches(self._thread)
-        if switches != self._switches:
-            self._switches, self._fsynced = switches, self._written
+    def look(self, ran: bool = False) -> None:
+        """Note the file's length if the fsync thread has run since the last look, or is to be taken for it (`ran`)."""
+        with self._cutting:
+            switches = _switches(self._thread)
+            if ran or switches != self._switches:
+                self._switches, self._fsynced = switches, self._file.stat().st_size
 
     def cut(self, after: float) -> Cut:
         """Cut the power so many seconds after an fsync, and start the server again."""
@@ -87,7 +90,7 @@ class Fsyncs(Background):
         until(lambda: self._fsynced > seen, "an fsync")
         time.sleep(after)
         with self._cutting:
-            self._look()
+            self.look()
             os.kill(self.server.process.pid, signal.SIGSTOP)
             at = time.time_ns() // 1000
             self._end.set()
@@ -96,8 +99,7 @@ class Fsyncs(Background):
         self.server.kill()
         for thread in self._threads:
             thread.join()
-        (path,) = (self.server.directory / "appendonlydir").glob("*.incr.aof")
-        lost = _truncate(path, self._fsynced)
+        lost = _truncate(self._file, self._fsynced)
         self.server.start()
         return Cut(at, lost)
 
@@ -119,6 +121,27 @@ def stalled_disk(server: Server) -> Iterator[None]:
         yield
     finally:
         _ptrace(_PTRACE_DETACH, thread)
+
+
+def unwritten(server: Server, client: redis.Redis) -> bytes:
+    """Write until the server acknowledges a write that it keeps in its memory, and return that key.
+
+    It does so while the disk is stalled, for up to two seconds.
+    """
+    written = itertools.count()
+
+    def kept_back() -> bytes | None:
+        key = b"acknowledged-%d" % next(written)
+        client.set(key, 1)
+        return None if is_written(server, key) else key
+
+    key: bytes = until(kept_back, "a write that is kept back")
+    return key
+
+
+def is_written(server: Server, key: bytes) -> bool:
+    """Whether a key is in the append-only file."""
+    return any(key + b"\r\n" in path.read_bytes() for path in server.directory.rglob("*.aof"))
 
 
 def _ptrace(request: int, thread: int) -> None:
@@ -143,15 +166,10 @@ def _switches(thread: Path) -> str:
     return next(line for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
-def _marker(number: int) -> bytes:
-    return b"%0*d" % (_DIGITS, number)
-
-
-def _truncate(path: Path, marker: int) -> int:
-    data = path.read_bytes()
-    found = b"$6\r\nmarker\r\n$%d\r\n%b\r\n" % (_DIGITS, _marker(marker))
-    end = data.rindex(found) + len(found)
+def _truncate(path: Path, size: int) -> int:
+    """Cut the file to `size` bytes; return how many it loses."""
+    lost = path.stat().st_size - size
     with path.open("r+b") as file:
-        file.truncate(end)
+        file.truncate(size)
         os.fsync(file.fileno())
-    return len(data) - end
+    return lost

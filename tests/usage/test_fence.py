@@ -16,7 +16,7 @@ from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError, fence, run_of
 from ratelimits.usage.seal import seal
-from tests.usage.power import stalled_disk, wait_for_fsync
+from tests.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
 from tests.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,6 +72,29 @@ def test_the_fence_waits_for_the_fsync_and_tells_the_policy(everysec_server: Ser
 def test_the_fence_comes_however_much_is_written_meanwhile(everysec_server: Server) -> None:
     with writes_without_end(everysec_server):
         assert [wait_for_fence() for _ in range(2)] == ["everysec"] * 2
+
+
+def test_what_is_acknowledged_and_not_yet_in_the_file_is_waited_for(
+    everysec_server: Server, everysec_client: redis.Redis
+) -> None:
+    with stalled_disk(everysec_server):
+        key = unwritten(everysec_server, everysec_client)
+        with pytest.raises(NotFencedError, match="did not fsync in time"):
+            wait_for_fence(patience=3)  # within which the server gives up waiting, and writes
+    assert wait_for_fence() == "everysec"
+    assert is_written(everysec_server, key)
+
+
+def test_what_was_written_before_every_write_was_fsynced_is_fsynced_too(
+    everysec_server: Server, everysec_client: redis.Redis
+) -> None:
+    wait_for_fsync(everysec_server, everysec_client)
+    everysec_client.set("n", 1)
+    everysec_client.config_set("appendfsync", "always")
+    written = everysec_client.info()["aof_current_size"]
+    assert wait_for_fence() == "always"
+    # Redis 6.2 fsyncs what it had written only together with the next write.
+    assert everysec_client.info()["aof_current_size"] > written
 
 
 def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(

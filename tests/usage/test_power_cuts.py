@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 from django.test import override_settings
+from redis import Redis
 from redis.exceptions import RedisError
 
 from ratelimits.embedded import Server, valkey_binary
@@ -22,7 +23,7 @@ from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.verify import verify_ledger
 from tests.usage.conftest import on_server
 from tests.usage.load import Load
-from tests.usage.power import Fsyncs
+from tests.usage.power import Fsyncs, stalled_disk, unwritten
 from tests.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,6 +121,14 @@ def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
         for row in lines:
             spans = declared_at(row.durability_gap)
             assert any(since <= cut_at <= until for since, until in spans), row
+
+
+def test_what_the_server_has_not_written_yet_is_not_taken_for_fsynced(everysec_valkey: Server) -> None:
+    with Fsyncs(everysec_valkey) as fsyncs:
+        with stalled_disk(everysec_valkey), Redis.from_url(everysec_valkey.url) as client:
+            unwritten(everysec_valkey, client)
+            fsyncs.look(ran=True)  # it runs to begin waiting for the disk, too
+        assert fsyncs.cut(0).lost >= 0
 
 
 def test_without_the_fence_the_same_cuts_fork_batches(
