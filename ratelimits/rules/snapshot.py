@@ -145,7 +145,8 @@ class Snapshot:
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
-            method = ""
+            # Like GET, whose handler answers it, where no rule says otherwise.
+            method = "GET" if method == "HEAD" and "GET" in self._methods else ""
         about = (scope, method, asked)
         selection = self._selections.get(about)
         if selection is None:
@@ -249,13 +250,15 @@ class Snapshot:
         for name in sorted(chosen):
             rank, row = chosen[name]
             kind = _counted(row.key_kind, present)
-            if kind is None or row.scope not in ("*", scope) or (row.methods and method not in row.methods):
+            if kind is None or row.scope not in ("*", scope) or not _covers(row, method):
                 continue
             gone = [self.rows.scars[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.scars]
             rule = self._apply(row, kind, [o for o in overrides if o.rule == name], gone, moved)
             if rule is not None:
-                applied.append((rank, rule))
-        return Selection(_one_bill(applied), self.version)
+                applied.append((rank, row, rule))
+        if method == "HEAD":
+            applied = _for_head(applied)
+        return Selection(_one_bill([(rank, rule) for rank, _row, rule in applied]), self.version)
 
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
@@ -283,6 +286,26 @@ class Snapshot:
             since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),
             plan=self.rows.plans.get(row.plan, ""),
         )
+
+
+def _covers(row: RuleRow, method: str) -> bool:
+    """Return whether the rule names this method, or none; one that names GET covers HEAD as well."""
+    return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
+
+
+def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
+    """Leave out a rule that names GET alone where another one names HEAD, in the same scope and meter.
+
+    A shadow rule takes no other rule's place: it must not let through what would be refused without it.
+    """
+    named = {
+        (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE
+    }
+    return [
+        one
+        for one in applied
+        if not one[1].methods or "HEAD" in one[1].methods or (one[1].scope, one[1].meter) not in named
+    ]
 
 
 def _counted(key_kind: str, present: int) -> str | None:

@@ -79,6 +79,45 @@ class TestWhatApplies:
         for identity, key in zip((ADDRESS, USER, KEY), keys, strict=True):
             assert [one.key for one in snapshot.applicable("*", "GET", identity)] == ([key] if key else [])
 
+    def test_a_rule_that_names_get_covers_head(self, loader: Loader) -> None:
+        rule("reads", scope="search:GET")
+        rule("writes", scope="search:POST,PUT")
+        rule("all", scope="search")
+        assert names(loader, scope="search", method="GET") == ["all", "reads"]
+        assert names(loader, scope="search", method="HEAD") == ["all", "reads"]
+        assert names(loader, scope="search", method="OPTIONS") == ["all"]
+        assert names(loader, scope="other", method="HEAD") == []
+
+    def test_another_rule_that_names_head_takes_its_place_in_its_scope_and_meter(self, loader: Loader) -> None:
+        rule("reads", scope="search:GET")
+        rule("heads", scope="search:HEAD")
+        rule("everywhere", scope="*:GET")
+        rule("words", scope="search:GET", meter="tokens")
+        assert names(loader, scope="search", method="HEAD") == ["everywhere", "heads", "words"]
+        assert names(loader, scope="search", method="GET") == ["everywhere", "reads", "words"]
+        assert names(loader, scope="other", method="HEAD") == ["everywhere"]
+
+    def test_a_rule_that_names_both_takes_the_place_of_one_that_names_get(self, loader: Loader) -> None:
+        rule("reads", scope="search:GET")
+        rule("both", scope="search:GET,HEAD")
+        assert names(loader, scope="search", method="HEAD") == ["both"]
+        assert names(loader, scope="search", method="GET") == ["both", "reads"]
+
+    @pytest.mark.parametrize("mode", ["shadow", "off"])
+    def test_a_rule_that_is_not_enforced_takes_no_others_place(self, loader: Loader, mode: str) -> None:
+        rule("reads", scope="search:GET")
+        rule("heads", scope="search:HEAD", mode=mode)
+        shown = {"shadow": ["heads", "reads"], "off": ["reads"]}
+        assert names(loader, scope="search", method="HEAD") == shown[mode]
+
+    def test_a_rule_of_a_plan_takes_a_place_for_who_is_on_it_alone(self, loader: Loader) -> None:
+        plan = Plan.objects.create(slug="pro", name="Pro")
+        PlanMembership.objects.create(plan=plan, key="api_key:9")
+        rule("reads", scope="search:GET")
+        rule("heads", scope="search:HEAD", plan=plan)
+        assert names(loader, KEY, scope="search", method="HEAD") == ["heads"]
+        assert names(loader, USER, scope="search", method="HEAD") == ["reads"]
+
     def test_a_scope_may_be_narrowed_to_methods(self, loader: Loader) -> None:
         rule("all")
         rule("search", scope="search")
