@@ -11,6 +11,7 @@ from django.core import checks
 from redis import ConnectionPool
 
 from ratelimits.conf import CALLABLES, DEFAULTS, conf
+from ratelimits.identity import proxies
 
 _ALLOWED = {"FAILURE_POLICY": ("allow", "deny"), "FENCE": ("aof", "none")}
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -106,5 +107,21 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
             "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
             hint="A request that another one refuses is charged and billed all the same: make them rules.",
             id="ratelimits.W001",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Where other settings tell of a proxy, its number is said: else all clients have the proxy's address, or none."""
+    told = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
+    if not told or proxies() is not None:
+        return []
+    return [
+        checks.Warning(
+            f"{' and '.join(told)} tell of a proxy, but nothing says how many there are: every client is counted under"
+            " the proxy's address.",
+            hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies in front that you run yourself (0 for none).",
+            id="ratelimits.W003",
         )
     ]

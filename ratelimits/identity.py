@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import logging
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -13,6 +14,13 @@ from django.http import HttpRequest
 from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf
+from ratelimits.models.keys import UNKNOWN_ADDRESS
+
+logger = logging.getLogger(__name__)
+
+#: No text that is longer is an address (IPv6 with a scope and a port in front of them).
+_LONGEST = 100
+_told = False
 
 
 class Identity(NamedTuple):
@@ -57,36 +65,57 @@ def api_key_of(auth: Any) -> str | None:
     return None
 
 
-def _proxies() -> int | None:
+def proxies() -> int | None:
+    """Return how many proxies are believed: by our setting, else by Django REST framework's; None: neither is set."""
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
         configured = api_settings.NUM_PROXIES
     return configured
 
 
-def address_of(request: HttpRequest) -> str | None:
-    """The client's address as a key: IPv4 whole, IPv6 by its /64, which one subscriber has to himself.
+def address_of(request: HttpRequest) -> str:
+    """Return the client's address as a key: IPv4 whole, IPv6 by its /64, which one subscriber has to himself.
 
     X-Forwarded-For is believed for as many entries, from its end, as there are trusted proxies (NUM_PROXIES, as in
-    DRF); with none configured it is not believed at all, since whoever asks can write it.
+    DRF); with none configured it is not believed at all, since whoever asks can write it. Requests without an address
+    that can be read share UNKNOWN_ADDRESS: each without a key would pass every limit by address.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
-    proxies = _proxies()
+    trusted = proxies()
     address = None
-    if proxies and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
+    if trusted and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         chain = forwarded.split(",")
-        address = network(chain[-min(proxies, len(chain))].strip())
-    # Whatever is no address is not believed: without one, no limit by address would hold.
-    return address or (network(remote) if remote else None)
+        address = network(chain[-min(trusted, len(chain))].strip())
+    return address or (network(remote) if remote else None) or _unknown(remote)
+
+
+def _unknown(remote: str | None) -> str:
+    """Return UNKNOWN_ADDRESS; the first time in this process, log what to set."""
+    global _told
+    if not _told:
+        _told = True
+        logger.warning(
+            "A request came without a client address that can be read (REMOTE_ADDR is %.100r). All such requests are"
+            " counted together, as %s. Behind a proxy, by way of a unix socket for instance, set"
+            " RATELIMITS['NUM_PROXIES'] to the number of your proxies and have them send X-Forwarded-For.",
+            remote,
+            UNKNOWN_ADDRESS,
+        )
+    return UNKNOWN_ADDRESS
 
 
 _PREFIX = ~((1 << 64) - 1)
 
 
-@lru_cache(maxsize=8192)
 def network(text: str) -> str | None:
-    """An address, with or without a port, as a key; None for text that is none (a unix socket's peer, say)."""
+    """Return an address, with or without a port, as a key; None for other text (a unix socket's path, say)."""
+    # Clients choose this text: what is remembered of it must stay small.
+    return _network(text) if len(text) <= _LONGEST else None
+
+
+@lru_cache(maxsize=8192)
+def _network(text: str) -> str | None:
     host, colon, port = text.partition(":")
     if text.startswith("["):
         text = text[1:].partition("]")[0]

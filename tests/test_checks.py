@@ -74,3 +74,18 @@ def test_other_throttles_beside_ours_are_warned_of() -> None:
     (warning,) = messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": classes})
     assert warning.id == "ratelimits.W001"
     assert messages(REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": [ours]}) == []
+
+
+@pytest.mark.parametrize(
+    "told", [{"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, {"USE_X_FORWARDED_HOST": True}]
+)
+def test_a_proxy_that_other_settings_tell_of_is_to_be_counted(told: dict[str, Any]) -> None:
+    unsaid = {**settings.RATELIMITS, "NUM_PROXIES": None}
+    drfs = {**settings.REST_FRAMEWORK, "NUM_PROXIES": None}
+    (warning,) = messages(RATELIMITS=unsaid, REST_FRAMEWORK=drfs, **told)
+    assert warning.id == "ratelimits.W003"
+    assert next(iter(told)) in warning.msg
+    assert "RATELIMITS['NUM_PROXIES']" in str(warning.hint)
+    assert messages(RATELIMITS=unsaid, REST_FRAMEWORK=drfs) == []
+    assert messages(RATELIMITS={**unsaid, "NUM_PROXIES": 0}, REST_FRAMEWORK=drfs, **told) == []
+    assert messages(RATELIMITS=unsaid, REST_FRAMEWORK={**drfs, "NUM_PROXIES": 1}, **told) == []

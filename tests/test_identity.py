@@ -14,7 +14,9 @@ from django.test import AsyncRequestFactory, RequestFactory
 from rest_framework.request import Request
 
 from project.models import ApiKey
+from ratelimits import identity
 from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
+from ratelimits.models.keys import UNKNOWN_ADDRESS
 
 
 class Token(models.Model):
@@ -95,6 +97,7 @@ class TestAddresses:
             ("203.0.113.9:80:90", None),
             ("/run/gunicorn.sock", None),
             ("203.0.113.9\r\nX-Evil: 1", None),
+            ("9" * 1_000_000, None),
         ],
     )
     def test_an_address_is_a_network(self, text: str, key: str | None) -> None:
@@ -134,15 +137,37 @@ class TestAddresses:
         settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": configured}
         assert address_of(request(forwarded="192.0.2.1")) == address
 
-    @pytest.mark.parametrize("remote", [None, "", "unix:"])
-    def test_behind_a_unix_socket_there_is_no_address(self, remote: str | None) -> None:
-        assert address_of(request(remote)) is None
+    @pytest.mark.parametrize(
+        "remote", [None, "", "unix:", "unknown", "203.0.113.999", "ip:unknown", "\ud800", "٣.٣.٣.٣"]
+    )
+    @pytest.mark.parametrize(("trusted", "forwarded"), [(0, "192.0.2.1"), (1, None), (1, "unknown"), (2, ",")])
+    def test_requests_without_an_address_that_can_be_read_have_one_key(
+        self, settings: Any, remote: str | None, trusted: int, forwarded: str | None
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "NUM_PROXIES": trusted}
+        assert address_of(request(remote, forwarded)) == UNKNOWN_ADDRESS == "ip:unknown"
+
+    def test_the_log_says_once_what_to_set(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(identity, "_told", False)
+        for _ in range(3):
+            address_of(request("unix:"))
+        (said,) = caplog.messages
+        assert "REMOTE_ADDR is 'unix:'" in said
+        assert "RATELIMITS['NUM_PROXIES']" in said
+
+    def test_what_is_remembered_of_texts_that_clients_choose_is_small(self) -> None:
+        before = identity._network.cache_info().currsize
+        for number in range(10):
+            assert network(f"{number}" * 8000) is None
+        assert identity._network.cache_info().currsize == before
 
 
 class TestIdentities:
     def test_nobody_is_an_address(self) -> None:
         assert identify(request()) == Identity(address="ip:198.51.100.7")
-        assert identify(HttpRequest()) == Identity()
+        assert identify(HttpRequest()) == Identity(address=UNKNOWN_ADDRESS)
 
     def test_a_user_is_its_own_account_where_nothing_is_said(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}

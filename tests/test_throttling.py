@@ -19,7 +19,7 @@ from rest_framework.viewsets import ViewSet
 from project.models import ApiKey
 from ratelimits import quota
 from ratelimits.embedded import free_port
-from ratelimits.models import Account, Rule
+from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.throttling import QuotaThrottle
 from tests.faces import Clock, away, begin_afresh, counted
 from tests.rows import rule
@@ -186,6 +186,19 @@ class TestScopes:
         assert [client.post("/scoped/").status_code for _ in range(3)] == [200, 200, 429]
         assert [client.get("/scoped/").status_code for _ in range(3)] == [200, 200, 200]
 
+    def test_head_is_governed_as_get_whose_handler_answers_it(
+        self, client: APIClient, redis_client: redis.Redis
+    ) -> None:
+        row = slow("reads", scope="search:GET")
+        assert [client.head("/scoped/").status_code for _ in range(2)] == [200, 200]
+        assert client.get("/scoped/").status_code == 429
+        assert client.head("/scoped/").status_code == 429
+        quota.sender.flush()
+        assert counted(redis_client) == {
+            "a requests 0 - anonymous 1": 2,
+            f"d requests {row.pk} - anonymous 1": 2,
+        }
+
     def test_a_view_set_has_one_too(self, client: APIClient) -> None:
         slow("set", scope="set", capacity=1)
         assert [client.get("/set/").status_code for _ in range(2)] == [200, 429]
@@ -250,6 +263,20 @@ class TestWho:
         assert statuses == [200, 200, 429]
         assert client.get("/plain/", REMOTE_ADDR="2001:db8::9:9").status_code == 429
         assert client.get("/plain/", REMOTE_ADDR="2001:db8:0:1::1").status_code == 200
+
+    @pytest.mark.parametrize("kind", ["ip", "key"])
+    def test_who_has_neither_key_nor_address_is_counted_with_all_such(
+        self, client: APIClient, settings: Any, kind: str
+    ) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
+        slow(key_kind=kind)
+        assert [client.get("/plain/", REMOTE_ADDR="").status_code for _ in range(4)] == [200, 200, 429, 429]
+        assert client.get("/plain/", REMOTE_ADDR="203.0.113.9").status_code == 200
+        # Staff can give them numbers of their own.
+        override = KeyOverride(key="ip:unknown", rule="slow", capacity=5)
+        override.full_clean()
+        override.save()
+        assert [client.get("/plain/", REMOTE_ADDR="").status_code for _ in range(4)] == [200, 200, 200, 429]
 
     def test_a_forged_header_opens_no_door(self, client: APIClient) -> None:
         slow(key_kind="ip")
