@@ -38,7 +38,7 @@ class Plan(Versioned):
     name = models.CharField(_("name"), max_length=80)
     slug = models.SlugField(_("slug"), max_length=40, unique=True, help_text=_("Its name in reports and code."))
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     class Meta:
         verbose_name = _("plan")
@@ -58,7 +58,7 @@ class PlanInclusion(Versioned):
         _("quantity"), help_text=_("Units of the meter that each billing period includes.")
     )
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     class Meta:
         verbose_name = _("included quantity")
@@ -106,7 +106,7 @@ class Account(Versioned):
     )
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     about = ("identifier",)
     derived_fields = ("shard",)
@@ -157,7 +157,7 @@ class PlanMembership(Versioned):
     valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     about = ("key",)
     derived_fields = ("shard",)

@@ -38,7 +38,7 @@ class KeyOverride(Versioned):
     reason = models.CharField(_("reason"), max_length=200, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     about = ("key", "rule")
     derived_fields = ("shard",)

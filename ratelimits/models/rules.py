@@ -225,7 +225,7 @@ class Rule(Versioned):
         ),
     )
 
-    history = HistoricalRecords()
+    history = HistoricalRecords(use_base_model_db=True)
 
     about = ("name", "plan_id")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publish_version
+from ratelimits.models.history import record
 
 logger = logging.getLogger(__name__)
 
@@ -163,38 +164,39 @@ class VersionedQuerySet(models.QuerySet[M]):
     def _rows(self, pks: Collection[Any]) -> list[M]:
         return list(self.model._base_manager.using(self.db).in_bulk(list(pks)).values())
 
-    def _record(self, rows: Sequence[M], *, created: bool) -> None:
-        history = getattr(self.model, "history", None)
-        if history is not None and rows:
-            history.bulk_history_create(rows, update=not created)
+    def _editing(self) -> AbstractContextManager[Edit]:
+        # Said before `self.db` is asked, or a router would name the database to read from.
+        self._for_write = True
+        return editing(self.db)
 
     def update(self, **kwargs: Any) -> int:
-        with editing(self.db) as edit:
+        with self._editing() as edit:
             before = self._rows(self.values_list("pk", flat=True))
             derived = self.model.derive(kwargs)
             changed = super().update(**{**kwargs, **derived, "version": edit.version, "since": edit.since})
             after = self._rows([row.pk for row in before])
             _bury_former(before, after, edit)
-            self._record(after, created=False)
+            record(after, "~", self.db)
             return changed
 
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        if args[1:] or kwargs.keys() - {"batch_size"}:
+        # Asked by value: abulk_create() names every option.
+        if any(args[1:]) or any(value for name, value in kwargs.items() if name != "batch_size"):
             raise ValueError(
                 "bulk_create of configuration takes no conflict options: history could not say what changed"
             )
-        with editing(self.db) as edit:
+        with self._editing() as edit:
             rows = list(objs)
             for row in rows:
                 row.stamp(edit)
             created = super().bulk_create(rows, *args, **kwargs)
-            self._record(created, created=True)
+            record(created, "+", self.db)
             return created
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
-        with editing(self.db) as edit:
+        with self._editing() as edit:
             rows = list(objs)
             before = self._rows([row.pk for row in rows])
             for row in rows:
@@ -204,11 +206,11 @@ class VersionedQuerySet(models.QuerySet[M]):
             plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = plain.bulk_update(rows, written, batch_size)
             _bury_former(before, rows, edit)
-            self._record(self._rows([row.pk for row in rows]), created=False)
+            record(self._rows([row.pk for row in rows]), "~", self.db)
             return changed
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        with editing(self.db):
+        with self._editing():
             return super().delete()
 
     delete.alters_data = True  # type: ignore[attr-defined]
@@ -275,11 +277,13 @@ class Versioned(models.Model):
     @classmethod
     def as_of(cls, pk: int, version: int) -> Self:
         """The row as it was at a configuration version; DoesNotExist before it was made and once deleted."""
-        records = cls.history.filter(id=pk, version__lte=version)  # type: ignore[attr-defined]
-        record = records.order_by("-version", "-history_id").first()
-        if record is None or record.history_type == "-":
+        # Not from a replica, which may not have heard of that version yet.
+        history: Any = cls.history.using(router.db_for_write(cls))  # type: ignore[attr-defined]
+        records = history.filter(id=pk, version__lte=version)
+        newest = records.order_by("-version", "-history_id").first()
+        if newest is None or newest.history_type == "-":
             raise cls.DoesNotExist(f"{cls._meta.verbose_name} {pk} was not in force at version {version}")
-        row: Self = record.instance
+        row: Self = newest.instance
         return row
 
 

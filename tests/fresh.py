@@ -1,0 +1,125 @@
+"""A Django project of its own, in a folder of its own, whose commands run in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+
+from tests.servers import TestServers
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_SETTINGS = """\
+import json
+from pathlib import Path
+
+BASE_DIR = Path(__file__).resolve().parent
+SECRET_KEY = "a test's"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history",
+                  "ratelimits", "shop"]
+ROOT_URLCONF = "urls"
+MIDDLEWARE = ["ratelimits.middleware.QuotaMiddleware"]
+REST_FRAMEWORK = {
+    "DEFAULT_THROTTLE_CLASSES": ["ratelimits.throttling.QuotaThrottle"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "NUM_PROXIES": 0,
+    "UNAUTHENTICATED_USER": None,
+}
+globals().update(json.loads((BASE_DIR / "settings.json").read_text()))
+"""
+_URLS = """\
+from django.urls import path
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+
+class Hello(APIView):
+    def get(self, request):
+        return Response({"hello": "world"})
+
+
+urlpatterns = [path("hello/", Hello.as_view())]
+"""
+_MANAGE = """\
+import os
+import sys
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+from django.core.management import execute_from_command_line
+
+execute_from_command_line(sys.argv)
+"""
+
+
+class Project:
+    """A project with one app, `shop`, and one view, `/hello/`, that QuotaThrottle guards."""
+
+    def __init__(self, directory: Path, servers: TestServers, namespace: str = "fresh") -> None:
+        self.directory, self.servers = directory, servers
+        self.settings: dict[str, Any] = {
+            "DATABASES": {"default": self.database("default")},
+            "CACHES": {
+                "ratelimits": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": servers.redis.url},
+                "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+            },
+            "RATELIMITS": {"CACHE_ALIAS": "ratelimits", "NAMESPACE": namespace},
+        }
+        self.write("settings.py", _SETTINGS)
+        self.write("urls.py", _URLS)
+        self.write("manage.py", _MANAGE)
+        self.write("shop/__init__.py", "")
+
+    def database(self, name: str) -> dict[str, Any]:
+        """The settings of a database: a file, or one of the session's PostgreSQL that is named after the folder."""
+        if self.servers.database_kind == "sqlite":
+            return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(self.directory / f"{name}.sqlite3")}
+        url = self.servers.url_of_database("postgres")
+        return {**dj_database_url.parse(url), "NAME": f"{self.directory.name}_{name}".replace("-", "_").lower()}
+
+    def create_database(self, name: str) -> None:
+        """Make the database; a SQLite file comes into being by itself."""
+        if self.servers.database_kind == "postgres":
+            import psycopg
+
+            with psycopg.connect(self.servers.url_of_database("postgres"), autocommit=True) as connection:
+                connection.execute(f'CREATE DATABASE "{self.database(name)["NAME"]}"')  # type: ignore[call-overload]
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the project."""
+        target = self.directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+    def run(self, *arguments: str, fails: bool = False) -> str:
+        """Run Python with these arguments in the project, and return all that it said."""
+        self.write("settings.json", json.dumps(self.settings))
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
+        done = subprocess.run(
+            [sys.executable, "-W", "default::ResourceWarning", *arguments],
+            cwd=self.directory,
+            env={**environment, "PYTHONPATH": f"{self.directory}:{ROOT}", "DJANGO_SETTINGS_MODULE": "settings"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert (done.returncode != 0) is fails, done.stdout
+        return done.stdout
+
+    def manage(self, *arguments: str, fails: bool = False) -> str:
+        """Run a management command."""
+        return self.run("manage.py", *arguments, fails=fails)
+
+    def python(self, text: str) -> str:
+        """Run a script in which Django is set up."""
+        self.write("script.py", f"import django\n\ndjango.setup()\n{text}")
+        return self.run("script.py")
