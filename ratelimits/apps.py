@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -10,7 +12,21 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import checks, witness  # noqa: F401  (registers the system checks)
+        from ratelimits import background, checks, stop_signals, witness  # noqa: F401  (registers the system checks)
         from ratelimits.usage import totals
 
         witness.write_with(totals.write)
+        # Here, since a server loads the app in its main thread and may then answer requests in others alone.
+        stop_signals.watch(background.end)
+        if "celery" in sys.modules:
+            from celery.signals import worker_process_shutdown, worker_shutdown
+
+            # The children of a worker end without `atexit`.
+            for ending in (worker_process_shutdown, worker_shutdown):
+                ending.connect(_end, weak=False, dispatch_uid="ratelimits")
+
+
+def _end(**kwargs: object) -> None:
+    from ratelimits import background
+
+    background.end()

@@ -3,13 +3,11 @@
 "admitted" is what the server said yes to, by account alone: the ledger must have at least that. Two kinds of requests
 are not in the ledger for certain, and are kept by key: those whose reply was lost ("unanswered") and those that the
 failure policy let through ("unmetered"). A thread hands those that have grown to the ledger wing every WITNESS_INTERVAL
-seconds and when the process ends, so that every report can state them.
+seconds and when the process ends, and the second kind at once, so that every report can state them.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import threading
 import time
@@ -17,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.engine.numbers import MICROSECONDS
-
-logger = logging.getLogger(__name__)
 
 Kind = Literal["admitted", "unanswered", "unmetered"]
 Totals = dict["Place", tuple[int, int]]
@@ -53,7 +50,6 @@ _MOST_GRANTED = 10_000
 _forgotten = 0
 _process = ""
 _pid = 0
-_thread: threading.Thread | None = None
 _write: Callable[[str, Totals], None] | None = None
 
 
@@ -66,8 +62,8 @@ def process() -> str:
 
 
 def _begin() -> None:
-    global _lock, _thread, _forgotten
-    _lock, _thread, _forgotten = threading.Lock(), None, 0
+    global _lock, _forgotten
+    _lock, _forgotten = threading.Lock(), 0
     _totals.clear()
     _granted.clear()
 
@@ -89,8 +85,9 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
         start = max(start, _forgotten)
         for meter, cost in costs.items():
             _add(Place(kind, account, key, meter, start), cost)
-    if _thread is None:
-        _start()
+    _start()
+    # Nothing else knows of it: it must not be lost with the process.
+    _background.wake()
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
@@ -99,7 +96,7 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
     _granted.append((account, costs, now))
     if len(_granted) >= _MOST_GRANTED:
         _add_up()
-    if _thread is None:
+    if not _background.running:
         _start()
 
 
@@ -162,30 +159,8 @@ def write() -> None:
 
 
 def _start() -> None:
-    """The thread that writes, one in each process, from the first total on."""
-    global _thread
-    interval: float = conf.WITNESS_INTERVAL
-    with _lock:
-        if _thread is None and _write is not None and interval > 0:
-            _thread = threading.Thread(target=_run, args=(interval,), name="ratelimits-witness", daemon=True)
-            _thread.start()
+    if _write is not None and conf.WITNESS_INTERVAL > 0:
+        _background.start()
 
 
-def _run(interval: float) -> None:
-    while True:
-        time.sleep(interval)
-        _try()
-
-
-def _try() -> None:
-    try:
-        write()
-    except Exception:
-        logger.warning("The totals of this process could not be written; they are kept.", exc_info=True)
-
-
-@atexit.register
-def _last() -> None:
-    # A forked child has none of its parent's threads: whose thread it is, its totals they are.
-    if _thread is not None:
-        _try()
+_background = Background("ratelimits-witness", lambda: conf.WITNESS_INTERVAL, write, turn=1)

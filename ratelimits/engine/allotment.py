@@ -18,11 +18,12 @@ from weakref import WeakSet
 
 from redis.exceptions import ResponseError
 
-from ratelimits.engine.background import Background
+from ratelimits.background import Background
 from ratelimits.engine.call import Call, Command, Receipt
-from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.decide import ask, receipt_call
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
+from ratelimits.engine.fallback import NodeUnavailable
 from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.engine.server import Server
 
@@ -160,12 +161,15 @@ class Allotment:
             return batch.left if self._clock() >= batch.until else None
 
     def give_back(self, batch: _Batch, left: int) -> None:
-        """Have the server know that so many were not spent; what is lost on the way is lost to the window."""
+        """Have the server know that so many were not spent; what is lost on the way is lost to the window.
+
+        Raises Unavailable if the server does not answer.
+        """
         assert batch.receipt is not None
         spent = tuple((batch.size - left) * cost for cost in self._call.costs)
         try:
             ask(self._here, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
-        except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
+        except (ResponseError, Stale, AlreadySettled) as error:
             logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 
 
@@ -175,17 +179,27 @@ def _power(size: int) -> int:
 
 
 def give_back(*, everything: bool = False) -> None:
-    """Give back what was not spent in time, or `everything` that is held."""
+    """Give back what was not spent in time, or `everything` that is held.
+
+    Nothing more is tried once the server does not answer; what certainly was not sent is tried again the next time.
+    """
     global _lent
     with _lock:
         lent, _lent = _lent, []
-    kept = []
+    kept, away = [], False
     for allotment, batch in lent:
         left = allotment.end(batch, now=everything)
-        if left is None:
+        if left is None or (left and away):
             kept.append((allotment, batch))
         elif left:
-            allotment.give_back(batch, left)
+            try:
+                allotment.give_back(batch, left)
+            except Unavailable as error:
+                logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
+                # Other nodes of a cluster may well answer.
+                away = not isinstance(error, NodeUnavailable)
+                if isinstance(error, NotSent):
+                    kept.append((allotment, batch))
     with _lock:
         _lent += kept
 
@@ -194,7 +208,9 @@ _lock = threading.Lock()
 _all: WeakSet[Allotment] = WeakSet()
 #: What was taken and may have to be given back.
 _lent: list[tuple[Allotment, _Batch]] = []
-_background = Background("ratelimits-allotments", INTERVAL, give_back, lambda: give_back(everything=True))
+_background = Background(
+    "ratelimits-allotments", lambda: INTERVAL, give_back, lambda: give_back(everything=True), turn=3
+)
 
 
 def _forked() -> None:

@@ -17,11 +17,12 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ratelimits.engine.background import Background
+from ratelimits.background import Background
 from ratelimits.engine.call import Usage, home, nonce
-from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import Decision
+from ratelimits.engine.fallback import NodeUnavailable
 from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.server import Server
 
@@ -64,6 +65,7 @@ class DenyCache:
         self._lock = threading.Lock()
         self._known: dict[Hashable, Denied] = {}
         self._ended: list[Denied] = []
+        self._unsent: list[Counted] = []
 
     def look(self, place: Hashable) -> Denied | None:
         """The refusal that still stands for such a request, counted once more; None if it has to be asked for."""
@@ -96,19 +98,31 @@ class DenyCache:
         # One that was looked up while it stood may be repeated a moment later: no sooner than now it is forgotten.
         ended = self.clock() - INTERVAL
         with self._lock:
+            unsent, self._unsent = self._unsent, []
             every = [*self._ended, *self._known.values()]
             self._ended = [denied for denied in self._ended if denied.until > ended]
             for place, denied in list(self._known.items()):
                 if denied.until <= ended:
                     self._known.pop(place, None)
         asked = [(denied, denied.counted(), denied.decision.call.usage) for denied in every]
-        return [_counted(denied, usage, count) for denied, count, usage in asked if count and usage is not None]
+        return unsent + [
+            _counted(denied, usage, count) for denied, count, usage in asked if count and usage is not None
+        ]
+
+    def put_back(self, unsent: list[Counted]) -> None:
+        """Keep counts that could not be sent for the next `take`, MOST of them at most."""
+        with self._lock:
+            self._unsent += unsent
+            if len(self._unsent) > MOST:
+                logger.error("Too many refusals wait to be counted as denied: the oldest are dropped.")
+                del self._unsent[:-MOST]
 
     def clear(self) -> None:
         """Forget everything, counts included: for a process that starts out as another's copy."""
         self._lock = threading.Lock()
         self._known.clear()
         self._ended.clear()
+        self._unsent.clear()
 
 
 def _counted(denied: Denied, usage: Usage, requests: int) -> Counted:
@@ -118,21 +132,33 @@ def _counted(denied: Denied, usage: Usage, requests: int) -> Counted:
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
-def send(here: Server, counted: list[Counted]) -> None:
-    """Count refusals in the open batches; those that could not be sent are logged, and lost."""
-    commands: dict[tuple[int, tuple[int, ...]], Count] = {}
+def send(here: Server, counted: list[Counted]) -> list[Counted]:
+    """Count refusals in the open batches; return those that certainly were not sent.
+
+    Nothing more is tried once the server does not answer. What a reply was lost of is not sent again: it is logged.
+    """
+    together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
     for one in counted:
-        shard = home(here.keyspace, one.usage)
-        command = commands.get((shard, one.usage.periods))
-        if command is None:
-            command = Count(here.keyspace.head(shard), here.keyspace.open(shard), one.usage)
-            commands[shard, one.usage.periods] = command
-        command.add(one)
-    for command in commands.values():
+        together.setdefault((home(here.keyspace, one.usage), one.usage.periods), []).append(one)
+    unsent: list[Counted] = []
+    away = False
+    for (shard, _periods), some in together.items():
+        if away:
+            unsent += some
+            continue
+        command = Count(here.keyspace.head(shard), here.keyspace.open(shard), some[0].usage)
+        for one in some:
+            command.add(one)
         try:
             here.wire.call(command, nonce())
         except (Unavailable, ResponseError) as error:
-            logger.error("Refusals that this process answered could not be counted as denied: %s", error)
+            # Other nodes of a cluster may well answer.
+            away = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
+            if isinstance(error, NotSent):
+                unsent += some
+            else:
+                logger.error("Refusals that this process answered could not be counted as denied: %s", error)
+    return unsent
 
 
 class Sender:
@@ -141,7 +167,7 @@ class Sender:
     def __init__(self, cache: DenyCache, here: Callable[[], Server]) -> None:
         self._cache = cache
         self._here = here
-        self._background = Background("ratelimits-denied", INTERVAL, self._send)
+        self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, turn=2)
         self.start = self._background.start
         self.flush = self._background.run
         os.register_at_fork(after_in_child=cache.clear)
@@ -149,4 +175,4 @@ class Sender:
     def _send(self) -> None:
         counted = self._cache.take()
         if counted:
-            send(self._here(), counted)
+            self._cache.put_back(send(self._here(), counted))

@@ -3,18 +3,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from ratelimits.embedded import free_port
 from ratelimits.engine.allotment import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import ask, call_for
 from ratelimits.engine.limits import ALGORITHMS
-from ratelimits.engine.server import server
+from ratelimits.engine.server import Server, server
 from tests.engine.asking import NOW, SECOND, limit
-from tests.faces import Clock
+from tests.engine.proxy import Proxy
+from tests.faces import Clock, away
+from tests.servers import TestServers
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,12 @@ def _nothing_lent() -> Iterator[None]:
     give_back(everything=True)
     yield
     give_back(everything=True)
+
+
+def _server_at(settings: Any, port: int) -> Server:
+    """The server of the limits, at another port."""
+    away(settings, port)
+    return server()
 
 
 def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user:1") -> Call:
@@ -167,6 +178,35 @@ def test_a_process_that_ends_gives_everything_back_and_spends_no_more() -> None:
     assert process.allotment.spend() is None
 
 
+def test_what_could_not_be_sent_is_given_back_later(servers: TestServers, settings: Any) -> None:
+    process = Process(call(capacity=100))
+    assert all(process.request() for _ in range(5))
+    assert process.left() == 100 - 7
+    process.allotment._here = _server_at(settings, free_port())
+    give_back(everything=True)
+    process.allotment._here = _server_at(settings, servers.redis.port)
+    assert process.left() == 100 - 7
+    give_back(everything=True)
+    assert process.left() == 100 - 5
+
+
+def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServers, settings: Any) -> None:
+    processes = [Process(call(key=f"user:{number}")) for number in range(10)]
+    assert all(process.request() for process in processes for _ in range(2))
+    with Proxy(servers.redis.port) as proxy:
+        hanging = _server_at(settings, proxy.port)
+        for process in processes:
+            process.allotment._here = hanging
+        proxy.lose.set()
+        give_back(everything=True)
+        assert proxy.count(b"EVALSHA") <= 1
+        proxy.lose.clear()
+        give_back(everything=True)
+    away(settings, servers.redis.port)
+    # The reply of one may have been lost; it is not tried again.
+    assert sum(process.left() < 1000 - 2 for process in processes) <= 1
+
+
 def test_bursts_lose_nothing_in_the_long_run() -> None:
     process, admitted = Process(call(capacity=200)), 0
     for _ in range(20):
@@ -176,7 +216,7 @@ def test_bursts_lose_nothing_in_the_long_run() -> None:
     assert admitted == 200
 
 
-@settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(
     capacity=st.integers(1, 60),
     most=st.integers(1, 70),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import redis
+from django.test import override_settings
 
+from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.calendar import boundaries
-from ratelimits.engine.denied import DenyCache, send
+from ratelimits.engine.denied import DenyCache, Sender, send
 from ratelimits.engine.server import server
+from tests.faces import away
 
 BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})
 LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60})
@@ -151,3 +155,19 @@ def test_many_threads_lose_no_count() -> None:
         counts += [one.requests for one in cache.take()]
     counts += [one.requests for one in cache.take()]
     assert sum(counts) == 80_000
+
+
+def test_counts_that_could_not_be_sent_are_sent_later(redis_client: redis.Redis, settings: Any) -> None:
+    cache = DenyCache()
+    sender = Sender(cache, server)
+    cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 60.0)
+    for _ in range(5):
+        cache.look("place")
+    with override_settings(CACHES=settings.CACHES):
+        away(settings, free_port())
+        sender.flush()
+        cache.look("place")
+    sender.flush()
+    (open_batch,) = redis_client.keys("*:open")
+    counts = [int(value) for name, value in redis_client.hgetall(open_batch).items() if name[:2] == b"d|"]
+    assert sum(counts) == 1 + 6

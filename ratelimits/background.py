@@ -1,0 +1,128 @@
+"""Work that a process does beside its requests: at intervals, soon after `wake`, and once more when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from ratelimits import stop_signals
+
+logger = logging.getLogger(__name__)
+
+#: Seconds in which all the last work of a process that ends must be done; what is not done by then is given up.
+END_SECONDS = 5.0
+#: `wake` starts the work again no sooner than this many seconds, and this many times its own duration, after it ended.
+PAUSE, PAUSE_FACTOR = 0.1, 9
+
+
+class Background:
+    """Do `work` every `seconds()` in a daemon thread, which begins with the first `start`.
+
+    When the process ends the thread does `last`; `turn` says in which order several of them begin. A forked child
+    begins anew: its threads are gone, and what they were about to do was its parent's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: Callable[[], float],
+        work: Callable[[], None],
+        last: Callable[[], None] | None = None,
+        *,
+        turn: int = 0,
+    ) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._work = work
+        self._last = last or work
+        self.turn = turn
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+        _all.append(self)
+        _all.sort(key=lambda background: background.turn)
+
+    def _begin(self) -> None:
+        self.running = False
+        self._woken = False
+        self._starting = threading.Lock()
+        self._working = threading.Lock()
+        # A signal handler may put into it even if it interrupts its own thread in the middle of `put`.
+        self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Start the thread of this process unless it runs."""
+        if self.running:
+            return
+        with self._starting:
+            if not self.running:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self.running = True
+                stop_signals.watch(end)
+
+    def run(self) -> None:
+        """Do the work now, in this thread; wait for the other one if it is doing it."""
+        with self._working:
+            self._work()
+
+    def wake(self) -> None:
+        """Have the thread do the work as soon as it has rested from the last time, and not only at its interval."""
+        if not self._woken:
+            self._woken = True
+            self._orders.put(None)
+
+    def finish(self) -> threading.Event | None:
+        """Have the thread do the last work at once; return the event that is set afterwards, None if it never began."""
+        if not self.running:
+            return None
+        finished = threading.Event()
+        self._orders.put(finished)
+        return finished
+
+    def _run(self) -> None:
+        # A child that this thread forks has other orders, and a thread of its own for them.
+        orders, working = self._orders, self._working
+        rested, due = 0.0, time.monotonic() + self._seconds()
+        while True:
+            finished = None
+            try:
+                finished = orders.get(timeout=max(due - time.monotonic(), 0))
+            except queue.Empty:
+                pass
+            else:
+                if finished is None:
+                    due = min(due, rested)
+                    continue
+            self._woken = False
+            began = time.monotonic()
+            try:
+                with working:
+                    (self._work if finished is None else self._last)()
+            except Exception:
+                logger.warning("%s failed; it is tried again.", self._name, exc_info=True)
+            if finished is not None:
+                finished.set()
+            ended = time.monotonic()
+            rested, due = ended + max(PAUSE, PAUSE_FACTOR * (ended - began)), ended + self._seconds()
+
+
+_all: list[Background] = []
+
+
+def end(seconds: float = END_SECONDS) -> None:
+    """Have all last work done, and wait for it for `seconds` at most. Doing it twice is harmless.
+
+    The threads do it, so this may be called where the work itself must not be done, as in a signal handler.
+    """
+    deadline = time.monotonic() + seconds
+    for finished in [background.finish() for background in _all]:
+        if finished is not None and not finished.wait(max(deadline - time.monotonic(), 0)):
+            logger.error("The process ends before it has written all that it counted.")
+            return
+
+
+atexit.register(end)

@@ -1,0 +1,16 @@
+"""The demo project's settings for processes that are stopped: nothing is written at an interval.
+
+LIMITS_URL names the server of the limits, where it is not that of everything else.
+"""
+
+from __future__ import annotations
+
+import os
+
+from project.settings import *  # noqa: F403
+from project.settings import CACHES, RATELIMITS
+
+RATELIMITS.update(
+    WITNESS_INTERVAL=3600, DENY_CACHE_SECONDS=60, ALLOTMENT_SECONDS=float(os.environ.get("HELD_SECONDS", "1"))
+)
+CACHES["ratelimits"]["LOCATION"] = os.environ.get("LIMITS_URL", CACHES["ratelimits"]["LOCATION"])

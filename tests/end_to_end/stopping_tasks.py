@@ -1,0 +1,20 @@
+"""A Celery app whose task asks for requests of one user: `celery -A tests.end_to_end.stopping_tasks worker`."""
+
+from __future__ import annotations
+
+import redis
+from django.conf import settings
+
+from project.celery import app
+
+
+@app.task(name="tests.ask", ignore_result=True)
+def ask(user: str, times: int) -> None:
+    """Ask so many times, then say so in the broker's list "asked"."""
+    from ratelimits import quota
+    from ratelimits.identity import Identity
+
+    for _ in range(times):
+        quota.check(Identity(user, account="account:acme"))
+    with redis.Redis.from_url(settings.CELERY_BROKER_URL) as client:
+        client.rpush("asked", user)

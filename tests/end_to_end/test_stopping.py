@@ -1,0 +1,212 @@
+"""Processes that are asked to stop write what they counted, under every server and pool that the docs name."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db.models import Sum
+
+from project.demo import processes
+from project.models import ApiKey
+from ratelimits.models import DurabilityGap, ProcessTotal
+from tests.engine.proxy import Proxy
+from tests.eventually import until
+from tests.rows import rule
+from tests.servers import TestServers
+
+GUNICORN = ("gunicorn", "--workers", "1", "--bind", "fd://{fd}", "--no-control-socket")
+SERVERS = {
+    "gunicorn, sync": (*GUNICORN, "project.wsgi"),
+    "gunicorn, gthread": (*GUNICORN, "--threads", "4", "project.wsgi"),
+    "gunicorn, preload": (*GUNICORN, "--threads", "4", "--preload", "project.wsgi"),
+    "gunicorn, recycled": (*GUNICORN, "--max-requests", "10", "project.wsgi"),
+    "gunicorn, asgi": (*GUNICORN, "-k", "asgi", "project.asgi"),
+    "gunicorn, uvicorn": (*GUNICORN, "-k", "uvicorn.workers.UvicornWorker", "project.asgi:application"),
+    "uvicorn": ("uvicorn", "--fd", "{fd}", "project.asgi:application"),
+}
+POOLS = ("prefork", "threads", "solo")
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture
+def settings_of_others(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of processes that write nothing at an interval."""
+    return {**environment, "DJANGO_SETTINGS_MODULE": "tests.end_to_end.stopping_settings"}
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """The URL of a server that refuses every connection."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"redis://127.0.0.1:{unused.getsockname()[1]}/0"
+
+
+@contextmanager
+def served(arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> Iterator[int]:
+    """A server on a port; it is asked to stop with SIGTERM after the block, and waited for."""
+    with processes.listening_socket(0) as listener:
+        listener.set_inheritable(True)
+        named = [argument.format(fd=listener.fileno()) for argument in arguments]
+        port: int = listener.getsockname()[1]
+        with processes.running(named, log, environment, pass_fds=(listener.fileno(),)) as process:
+            processes.wait_until_up(f"http://127.0.0.1:{port}/", process, log)
+            yield port
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def ask(port: int, secret: str, times: int) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+    for _ in range(times):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/api/time/", headers={"Authorization": f"Api-Key {secret}"})
+        with connection.getresponse() as response:
+            response.read()
+            statuses[response.status] += 1
+        connection.close()
+    return statuses
+
+
+def denied(client: redis.Redis) -> int:
+    """Requests that are counted as denied in the open batches."""
+    fields = (item for key in client.keys("rl:*:open") for item in client.hgetall(key).items())
+    return sum(int(value) for name, value in fields if name[:2] == b"d|" and name[-2:] in (b"|1", b"|n"))
+
+
+def said(kind: str) -> int:
+    """Requests of a kind in the totals of all processes."""
+    found: int | None = ProcessTotal.objects.filter(kind=kind).aggregate(sum=Sum("requests"))["sum"]
+    return found or 0
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_that_stops_has_counted_every_refusal(
+    server: str,
+    settings_of_others: dict[str, str],
+    issue_key: Callable[[str], Key],
+    redis_client: redis.Redis,
+    tmp_path: Path,
+) -> None:
+    rule("one", "fixed_window", capacity=1, period=700_000_000)
+    _key, secret = issue_key("acme")
+    log = tmp_path / "server.log"
+    with served(SERVERS[server], settings_of_others, log) as port:
+        assert ask(port, secret, 36) == {200: 1, 429: 35}, log.read_text()
+    assert (denied(redis_client), said("admitted")) == (35, 1), log.read_text()
+
+
+@pytest.mark.parametrize("server", ["gunicorn, gthread", "gunicorn, uvicorn", "uvicorn"])
+def test_a_server_that_stops_has_declared_what_it_let_through_unmetered(
+    server: str, settings_of_others: dict[str, str], issue_key: Callable[[str], Key], nowhere: str, tmp_path: Path
+) -> None:
+    rule("one", "fixed_window", capacity=1, period=700_000_000)
+    _key, secret = issue_key("acme")
+    log = tmp_path / "server.log"
+    with served(SERVERS[server], {**settings_of_others, "LIMITS_URL": nowhere}, log) as port:
+        assert ask(port, secret, 30) == {200: 30}, log.read_text()
+    assert said("unmetered") == 30, log.read_text()
+    assert sum(DurabilityGap.objects.filter(kind="unmetered").values_list("units", flat=True)) == 30
+
+
+def test_a_process_that_is_killed_has_declared_what_it_let_through_unmetered(
+    settings_of_others: dict[str, str], issue_key: Callable[[str], Key], nowhere: str, tmp_path: Path
+) -> None:
+    rule("one", "fixed_window", capacity=1, period=700_000_000)
+    _key, secret = issue_key("acme")
+    environment = {**settings_of_others, "LIMITS_URL": nowhere}
+    with served(SERVERS["uvicorn"], environment, tmp_path / "server.log") as port:
+        assert ask(port, secret, 30) == {200: 30}
+        until(lambda: said("unmetered") == 30, "what was let through is declared while the process runs")
+
+
+@contextmanager
+def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = ["celery", "-A", "tests.end_to_end.stopping_tasks", "worker", "--pool", pool, "--concurrency", "2"]
+    with processes.running(arguments, log, environment) as process:
+        yield process
+        stop(process)
+
+
+def have_asked(environment: dict[str, str], times: int) -> None:
+    """Have one task ask so many times, and wait for it."""
+    order = f"from tests.end_to_end.stopping_tasks import ask; ask.delay('user:7', {times})"
+    subprocess.run([sys.executable, "-c", order], env=environment, check=True)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_celery_worker_that_stops_has_written_what_its_tasks_counted(
+    pool: str, settings_of_others: dict[str, str], redis_client: redis.Redis, redis_url: str, tmp_path: Path
+) -> None:
+    rule("one", "fixed_window", key_kind="user", capacity=1, period=700_000_000)
+    broker = redis.Redis.from_url(f"{redis_url[:-1]}2")
+    log = tmp_path / "celery.log"
+    with broker, worker(pool, settings_of_others, log):
+        have_asked(settings_of_others, 36)
+        until(lambda: broker.llen("asked"), "the task has asked")
+    assert (denied(redis_client), said("admitted")) == (35, 1), log.read_text()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_celery_worker_that_stops_has_declared_what_its_tasks_did_unmetered(
+    pool: str, settings_of_others: dict[str, str], redis_url: str, nowhere: str, tmp_path: Path
+) -> None:
+    rule("one", "fixed_window", key_kind="user", capacity=1, period=700_000_000)
+    environment: dict[str, Any] = {**settings_of_others, "LIMITS_URL": nowhere}
+    broker = redis.Redis.from_url(f"{redis_url[:-1]}2")
+    log = tmp_path / "celery.log"
+    with broker, worker(pool, environment, log):
+        have_asked(environment, 30)
+        until(lambda: broker.llen("asked"), "the task has asked")
+    assert said("unmetered") == 30, log.read_text()
+
+
+HOLDS_PERMITS = """
+import sys, time, django
+django.setup()
+from ratelimits import quota, witness
+from ratelimits.identity import Identity
+for user in range(50):
+    for _ in range(2):
+        assert quota.check(Identity(f"user:{user}")).allowed
+witness.admitted("account:acme", {"requests": 1}, time.time_ns() // 1000)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_totals(
+    settings_of_others: dict[str, str], servers: TestServers
+) -> None:
+    rule("ahead", "fixed_window", key_kind="user", capacity=10_000, period=700_000_000, allotment=64)
+    with Proxy(servers.redis.port) as proxy:
+        holding = subprocess.Popen(
+            [sys.executable, "-c", HOLDS_PERMITS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Held for longer than the test takes, so that nothing is given back before.
+            env={**settings_of_others, "LIMITS_URL": proxy.url, "HELD_SECONDS": "3600"},
+        )
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == b"held\n"
+        before = proxy.count(b"EVALSHA") + proxy.connections
+        proxy.lose.set()
+        holding.communicate(b"\n")
+        # On a connection that is there, or on a new one.
+        assert 1 <= proxy.count(b"EVALSHA") + proxy.connections - before <= 2
+    assert (holding.returncode, said("admitted")) == (0, 1)
