@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.rules import InForceFilter
-from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.sentences import amount
 
 
@@ -34,6 +34,12 @@ class PlanAdmin(AuditedAdmin):
     readonly_fields = ["rules_listed"]
     fields = ["name", "slug", "rules_listed"]
     inlines = [PlanInclusionInline]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave the rules out for those who may not see rules."""
+        rules = self.admin_site.get_model_admin(Rule)
+        shown = rules.has_view_permission(request)
+        return [name for name in super().get_fields(request, obj) if shown or name != "rules_listed"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Plan]:
         plans: QuerySet[Plan] = super().get_queryset(request).prefetch_related("inclusions")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -25,6 +27,11 @@ class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ["account__identifier", "account__name", "email", "webhook_url"]
     autocomplete_fields = ["account"]
     fields = ["account", "email", "webhook_url", "secret", "active"]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave the secret out for those who may only look: whoever knows it can sign webhooks."""
+        may = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
+        return [name for name in super().get_fields(request, obj) if may or name != "secret"]
 
 
 @admin.register(Alert)

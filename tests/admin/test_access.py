@@ -1,0 +1,414 @@
+"""Who may do what in the admin: every page and action by its address, for every set of permissions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection, models
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from ratelimits.models import (
+    Account,
+    Adjustment,
+    AlertChannel,
+    KeyOverride,
+    Plan,
+    PlanMembership,
+    QuarantinedBatch,
+    Report,
+    Rule,
+    ShardState,
+)
+from tests.rows import NEEDED
+
+pytestmark = pytest.mark.django_db
+
+ADMINS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "ratelimits"}
+#: What people edit; the other tables are written by workers, adjustments only by adding to them.
+EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
+AUDITED = EDITED - {AlertChannel}
+_numbers = itertools.count(1)
+
+
+# What there is to look at and to change
+
+
+def filled(model: type[models.Model], **given: Any) -> Any:
+    """A new row in which every column that needs a value has one of its own."""
+    number = next(_numbers)
+    for field in model._meta.concrete_fields:
+        needed = not (field.has_default() or field.null or field.blank or getattr(field, "auto_now_add", False))
+        if field.name in given or not (needed or field.primary_key) or isinstance(field, models.BigAutoField):
+            continue
+        if isinstance(field, models.ForeignKey):
+            given[field.name] = filled(field.related_model)  # type: ignore[arg-type]
+        elif isinstance(field, models.UUIDField):
+            given[field.name] = f"00000000-0000-4000-8000-{number:012}"
+        elif isinstance(field, models.DateTimeField):
+            given[field.name] = timezone.now()
+        elif isinstance(field, models.IntegerField):
+            given[field.name] = number
+        else:
+            given[field.name] = f"x{number}"[: field.max_length]
+    return model._default_manager.create(**given)
+
+
+def row_of(model: type[models.Model]) -> Any:
+    number = next(_numbers)
+    if model is Rule:
+        return filled(Rule, algorithm="token_bucket", initial="full", **NEEDED["token_bucket"])
+    if model is KeyOverride:
+        return filled(KeyOverride, key=f"user:{number}", rule=row_of(Rule).name, capacity=5)
+    if model is PlanMembership:
+        return filled(PlanMembership, key=f"user:{number}")
+    if model is AlertChannel:
+        return filled(AlertChannel, email="a@example.com")
+    if model is QuarantinedBatch:
+        return filled(QuarantinedBatch, shard=filled(ShardState).pk, name="3f9c:1", fields=[])
+    if model is Adjustment:
+        return filled(Adjustment, author=User.objects.create(username=f"author{number}"), quantity=1)
+    return filled(model)
+
+
+#: What is typed into the form of a new row, and into that of one that is there.
+def typed(model: type[models.Model]) -> dict[str, Any]:
+    number = next(_numbers)
+    inline = {"inclusions-TOTAL_FORMS": "0", "inclusions-INITIAL_FORMS": "0"}
+    plan = {"plan": filled(Plan).pk}
+    report = {"period_start_0": "2026-11-01", "period_start_1": "00:00:00", "meter": "requests", "reason": "goodwill"}
+    forms: dict[Any, dict[str, Any]] = {
+        Rule: {
+            "name": f"typed{number}",
+            "scope": "*",
+            "key_kind": "key",
+            "meter": "requests",
+            "mode": "enforce",
+            "algorithm": "token_bucket",
+            "capacity": "999",
+            "rate": "5",
+            "period": "1",
+            "on_failure": "",
+        },
+        Plan: {"name": "Typed", "slug": f"typed{number}", **inline},
+        PlanMembership: {"key": f"user:{number}", **plan},
+        Account: {"identifier": f"typed{number}", "name": "Typed", "timezone": "UTC"},
+        AlertChannel: {"email": "typed@example.com", "secret": "whsec_" + "QUJD" * 8},
+        Adjustment: {"quantity": "-2", **report},
+    }
+    if model is KeyOverride:
+        return {"key": f"user:{number}", "rule": row_of(Rule).name, "capacity": "77", "mode": ""}
+    if model in (AlertChannel, Adjustment):
+        account = filled(Account, identifier=f"payer{number}")
+        forms[AlertChannel]["account"], forms[Adjustment]["account"] = account.pk, account.identifier
+    return forms.get(model, {})
+
+
+# Who looks
+
+Permissions = frozenset[str]
+Test = Callable[[Permissions], bool]
+
+
+def see(held: Permissions) -> bool:
+    return not held.isdisjoint({"view", "change"})
+
+
+def may(name: str) -> Test:
+    return lambda held: name in held
+
+
+def nobody(held: Permissions) -> bool:
+    return False
+
+
+def both(one: Test, other: Test) -> Test:
+    return lambda held: one(held) and other(held)
+
+
+def held_by_people(model: type[models.Model]) -> Iterator[Permissions]:
+    """Nothing, each permission of a table alone, and together with looking; all."""
+    every = [permission.codename.rpartition("_")[0] for permission in permissions_of(model)]
+    assert set(every) >= {"view", "add", "change", "delete"}
+    yield frozenset()
+    for name in every:
+        yield frozenset({name})
+        if name != "view":
+            yield frozenset({"view", name})
+    yield frozenset(every)
+
+
+def permissions_of(model: type[models.Model]) -> models.QuerySet[Permission]:
+    return Permission.objects.filter(content_type__app_label="ratelimits", content_type__model=model._meta.model_name)
+
+
+#: One for all users: each client reads all static files when it is made.
+CLIENT = Client()
+
+
+def client_with(model: type[models.Model], held: Permissions, *, staff: bool = True) -> Client:
+    """Somebody who has these permissions of one table, and all of the others."""
+    user = User.objects.create(username=f"user{next(_numbers)}", is_staff=staff)
+    names = [f"{name}_{model._meta.model_name}" for name in held]
+    user.user_permissions.set(Permission.objects.exclude(pk__in=permissions_of(model)))
+    user.user_permissions.add(*permissions_of(model).filter(codename__in=names))
+    CLIENT.force_login(user)
+    return CLIENT
+
+
+def state() -> dict[str, list[Any]]:
+    """All that the app's tables and Django's own log hold."""
+    found = {}
+    with connection.cursor() as cursor:
+        for table in (*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry):
+            cursor.execute(f"SELECT * FROM {table._meta.db_table} ORDER BY {table._meta.pk.column}")
+            found[table._meta.label] = cursor.fetchall()
+    return found
+
+
+# What each page takes: who may get it, who may post to it, and what is posted. A post by those who may must change
+# something, one by others must not.
+
+
+class Page:
+    def __init__(self, get: Test, post: Test | None = None, *, changes: bool = True, query: str = "") -> None:
+        self.get, self.post = get, post or get
+        self.changes, self.query = changes and post is not None, query
+
+
+def page_of(model: type[models.Model], name: str) -> Page:
+    edited = model in EDITED
+    pages = {
+        "changelist": Page(see),
+        "add": Page(may("add"), may("add")) if edited or model is Adjustment else Page(nobody),
+        "history": Page(see),
+        "delete": Page(may("delete"), may("delete")) if edited else Page(nobody),
+        "change": Page(see, may("change")) if edited else Page(see, nobody),
+    }
+    if model in AUDITED:
+        pages["simple_history"] = Page(see, may("change"))
+    if model is Rule:
+        pages["preview"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
+    if model is Report:
+        pages["download"] = Page(see)
+        pages["download_month"] = Page(see, query="?period=2026-11")
+    return pages[name]
+
+
+def pages(model: type[models.Model]) -> Iterator[str]:
+    """The names of all pages that the admin has for a table, without those of the table."""
+    start = f"ratelimits_{model._meta.model_name}_"
+    for pattern in ADMINS[model].get_urls():
+        if pattern.name is None:  # Django's redirect from the addresses of old
+            assert str(pattern.pattern) == "<path:object_id>/"
+            continue
+        assert pattern.name.startswith(start)
+        yield pattern.name.removeprefix(start)
+
+
+def address(model: type[models.Model], name: str, row: Any) -> str:
+    arguments: list[Any] = [] if name in ("changelist", "add", "preview", "download_month") else [row.pk]
+    if name == "simple_history":
+        arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]
+    return reverse(f"admin:ratelimits_{model._meta.model_name}_{name}", args=arguments)
+
+
+def posted(model: type[models.Model], name: str, row: Any) -> dict[str, Any]:
+    if name == "delete":
+        return {"post": "yes"}
+    if name not in ("add", "change", "simple_history"):
+        return {}
+    values = typed(model)
+    if name == "simple_history":
+        values = {key: value for key, value in values.items() if not key.startswith("inclusions")}
+    return values
+
+
+CASES = [(model, name) for model in ADMINS for name in pages(model)]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES, ids=lambda case: case if isinstance(case, str) else case.__name__)
+def test_a_page_is_for_those_who_may(model: type[models.Model], name: str) -> None:
+    page = page_of(model, name)
+    for held in held_by_people(model):
+        row, client = row_of(model), client_with(model, held)
+        url = address(model, name, row) + page.query
+        about = f"{sorted(held)} at {url}"
+        values = posted(model, name, row)
+        before = state()
+        assert client.get(url).status_code == (200 if page.get(held) else 403), f"GET by {about}"
+        assert state() == before, f"GET by {about}"
+        response = client.post(url, values)
+        if not page.post(held):
+            assert response.status_code == 403, f"POST by {about}"
+        else:
+            assert response.status_code == (302 if page.changes else 200), f"POST by {about}: {said(response)}"
+        assert (state() != before) == (page.changes and page.post(held)), f"POST by {about}"
+
+
+def said(response: Any) -> Any:
+    context = response.context
+    return context["errors"] if context and "errors" in context else response
+
+
+@pytest.mark.parametrize(("model", "name"), CASES, ids=lambda case: case if isinstance(case, str) else case.__name__)
+@pytest.mark.parametrize("who", ["anonymous", "not of the staff"])
+def test_a_page_is_for_staff(model: type[models.Model], name: str, who: str) -> None:
+    every = frozenset({"view", "add", "change", "delete"})
+    client = client_with(model, every, staff=False)
+    if who == "anonymous":
+        client.logout()
+    row = row_of(model)
+    url = address(model, name, row) + page_of(model, name).query
+    values, before = posted(model, name, row), state()
+    for response in (client.get(url), client.post(url, values)):
+        assert response.status_code == 302
+        assert response["Location"].startswith("/admin/login/")
+    assert state() == before
+
+
+#: Who may take each action, of those who see the list; whether it changes anything here.
+ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
+    **{(model.__name__, "delete_selected"): (may("delete"), True) for model in EDITED},
+    **{("Rule", name): (may("change"), True) for name in ("enforce", "shadow", "switch_off")},
+    **{("QuarantinedBatch", name): (may("change"), True) for name in ("accept", "discard")},
+    ("AlertDelivery", "again"): (may("change"), True),
+    ("Report", "verify"): (see, False),
+    ("Adjustment", "finalise"): (may("add"), False),
+}
+
+
+def action_names(model: type[models.Model]) -> list[str]:
+    every = [name for _function, name, _description in ADMINS[model]._get_base_actions()]
+    return [name for name in every if name != "delete_selected" or model in EDITED]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(model, name) for model in ADMINS for name in action_names(model)],
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
+)
+def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) -> None:
+    test, changes = ACTIONS[model.__name__, name]
+    for held in held_by_people(model):
+        row, client = row_of(model), client_with(model, held)
+        if name == "again":
+            model._default_manager.filter(pk=row.pk).update(state="failed")
+        before = state()
+        values = {"action": name, "_selected_action": [row.pk], "post": "yes"}
+        response = client.post(address(model, "changelist", row), values, follow=see(held))
+        expected = both(see, test)(held)
+        assert response.status_code == (200 if see(held) else 403), sorted(held)
+        assert (state() != before) == (expected and changes), sorted(held)
+        if see(held):
+            messages = {str(message) for message in response.context["messages"]}
+            assert bool(messages - {"No action selected."}) == expected, (sorted(held), messages)
+
+
+def test_nobody_deletes_selected_rows_of_what_workers_write(admin_client: Client) -> None:
+    for model in ADMINS.keys() - EDITED:
+        row, values = row_of(model), {"action": "delete_selected", "post": "yes"}
+        before = state()
+        admin_client.post(address(model, "changelist", row), {**values, "_selected_action": [row.pk]})
+        assert state() == before
+
+
+COMPLETED = [(model, field) for model, page in ADMINS.items() for field in page.autocomplete_fields]
+
+
+@pytest.mark.parametrize(("model", "field"), COMPLETED)
+def test_names_are_completed_for_those_who_may_see_them(model: type[models.Model], field: str) -> None:
+    target: Any = model._meta.get_field(field).related_model
+    row_of(target)
+    about = {"app_label": "ratelimits", "model_name": model._meta.model_name, "field_name": field}
+    for held in held_by_people(target):
+        client = client_with(target, held)
+        response = client.get(reverse("admin:autocomplete"), about)
+        assert response.status_code == (200 if see(held) else 403), sorted(held)
+    assert Client().get(reverse("admin:autocomplete"), about).status_code == 302
+
+
+class TestTheHistory:
+    def url(self, row: Any) -> str:
+        return address(type(row), "simple_history", row)
+
+    def test_who_may_only_look_reads_a_former_state_as_text(self) -> None:
+        row = row_of(Rule)
+        page = client_with(Rule, frozenset({"view"})).get(self.url(row)).content.decode()
+        assert f'<div class="readonly">{row.name}</div>' in page
+        assert 'name="capacity"' not in page
+        assert "Revert" not in page
+
+    def test_a_former_state_is_brought_back_as_an_edit(self) -> None:
+        row = row_of(Rule)
+        former = row.history.latest()
+        Rule.objects.filter(pk=row.pk).update(capacity=20)
+        version = Rule.objects.get(pk=row.pk).version
+        client = client_with(Rule, frozenset({"change"}))
+        page = client.get(address(Rule, "simple_history", row).replace(str(row.history.latest().pk), str(former.pk)))
+        assert "Revert" in page.content.decode()
+        form = page.context["adminform"].form
+        values = {name: form[name].value() for name in form.fields if form[name].value() not in (None, False)}
+        assert client.post(page.request["PATH_INFO"], values).status_code == 302
+        changed = Rule.objects.get(pk=row.pk)
+        assert (changed.capacity, changed.version) == (10, version + 1)
+        record = row.history.latest()
+        assert (record.version, record.history_user.pk) == (version + 1, int(client.session["_auth_user_id"]))
+
+    def test_what_makes_no_sense_is_not_brought_back(self) -> None:
+        row, values = row_of(Rule), {**typed(Rule), "rate": "0"}
+        before = state()
+        response = client_with(Rule, frozenset({"change"})).post(self.url(row), values)
+        assert "rate must be above 0, not 0." in response.content.decode()
+        assert state() == before
+
+    @pytest.mark.parametrize(("held", "status"), [({"change"}, 403), ({"change", "add"}, 302)])
+    def test_a_row_that_was_deleted_comes_back_for_those_who_may_add_one(self, held: set[str], status: int) -> None:
+        row = row_of(Rule)
+        url, pk = self.url(row), row.pk
+        row.delete()
+        client = client_with(Rule, frozenset(held))
+        assert client.get(url).status_code == 200
+        assert client.post(url, typed(Rule)).status_code == status
+        assert Rule.objects.filter(pk=pk).exists() == (status == 302)
+
+    def test_permission_for_the_history_alone_changes_no_rule(self, settings: Any) -> None:
+        settings.SIMPLE_HISTORY_ENFORCE_HISTORY_MODEL_PERMISSIONS = True
+        row = row_of(Rule)
+        values, before = typed(Rule), state()
+        client = client_with(Rule, frozenset({"view"}))  # and all of the history's table
+        assert client.get(self.url(row)).status_code == 200
+        assert client.post(self.url(row), values).status_code == 403
+        assert state() == before
+
+    def test_a_project_may_have_nothing_brought_back(self, settings: Any) -> None:
+        settings.SIMPLE_HISTORY_REVERT_DISABLED = True
+        row = row_of(Rule)
+        assert client_with(Rule, frozenset({"change"})).post(self.url(row), typed(Rule)).status_code == 403
+
+    @pytest.mark.parametrize("page", ["x/history/", "x/history/1/", "1/history/x/", "7/history/"])
+    def test_what_is_no_row_is_not_found(self, admin_client: Client, page: str) -> None:
+        assert admin_client.get(f"/admin/ratelimits/rule/{page}").status_code == 404
+
+
+class TestWhatIsShownOfOtherTables:
+    def test_a_webhook_s_secret_is_for_those_who_may_change_it(self) -> None:
+        row = row_of(AlertChannel)
+        for held, shown in ((frozenset({"view"}), False), (frozenset({"change"}), True)):
+            page = client_with(AlertChannel, held).get(address(AlertChannel, "change", row)).content.decode()
+            assert (row.secret in page) == shown
+
+    def test_a_plan_s_rules_are_for_those_who_may_see_rules(self) -> None:
+        row = row_of(Rule)
+        Rule.objects.filter(pk=row.pk).update(plan=filled(Plan))
+        url = address(Plan, "change", Rule.objects.get(pk=row.pk).plan)
+        for held, shown in ((frozenset[str](), False), (frozenset({"view"}), True)):
+            assert (row.name in client_with(Rule, held).get(url).content.decode()) == shown
