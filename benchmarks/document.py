@@ -153,6 +153,31 @@ def ledger(runs: dict[str, Run]) -> str:
     return markdown((*heads, over, "its rows", "its peak memory, MB"), rows)
 
 
+def closing(runs: dict[str, Run]) -> str:
+    """A month's closing."""
+    run = runs["closing"]
+    rows = [
+        (
+            {"postgres": "PostgreSQL", "sqlite": "SQLite"}[kind],
+            one["reports"],
+            float(one["seconds"]),
+            one["ms_per_report"],
+            one["resident_mb"],
+            one["grows_mb"],
+        )
+        for kind, one in run["results"].items()
+    ]
+    heads = (
+        "database",
+        "accounts",
+        "seconds",
+        "ms per account",
+        "resident, MB",
+        "from the first tenth on it grows by, MB",
+    )
+    return markdown(heads, rows)
+
+
 def exports(runs: dict[str, Run]) -> str:
     """Finalised reports to files."""
     run = runs["exports"]
@@ -216,6 +241,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
+    "closing": (("closing",), closing),
     "exports": (("exports",), exports),
     "capacity": (("decide", "server"), capacity),
 }

@@ -10,11 +10,12 @@ from itertools import islice
 from typing import Any
 
 from django.db import connection
+from django.db.models import QuerySet
 
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import server
-from ratelimits.models import Line
+from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
 #: Counters of one batch: it is sealed when it has as many.
 FIELDS = 5_000
@@ -42,11 +43,12 @@ def month() -> str:
     return f"{_first_day():%Y-%m}"
 
 
-def _by_shard(first: int, count: int, keys: int, shards: int) -> dict[int, list[str]]:
+def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) -> dict[int, list[str]]:
     """The counters of lines `first` and following, by shard: a bin after the other, all keys in each."""
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
-    place = [(shard_of(f"account:{key // 4}", shards), f"acct-{key // 4}|api_key:{key}|1") for key in range(keys)]
+    owners = [f"acct-{key // per_account}" for key in range(keys)]
+    place = [(shard_of(f"account:{name}", shards), f"{name}|api_key:{key}|1") for key, name in enumerate(owners)]
     for number in range(first, first + count):
         shard, about = place[number % keys]
         at = start + number // keys * BIN_SECONDS
@@ -54,16 +56,45 @@ def _by_shard(first: int, count: int, keys: int, shards: int) -> dict[int, list[
     return out
 
 
-def fill(first: int, count: int, keys: int) -> None:
+def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     """Put so many lines' counters into sealed batches."""
     here = server()
     client: Any = here.wire.client
     info = client.info()
     run, text = f"{info['run_id']}:{info['master_replid']}", f"{scripts.read('batch').text.decode()}\n{_FILL}"
-    for shard, counters in _by_shard(first, count, keys, here.keyspace.shards).items():
+    for shard, counters in _by_shard(first, count, keys, here.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]
             client.eval(text, 1, here.keyspace.open(shard), run, secrets.token_hex(12), *names)
+
+
+def make_accounts(count: int) -> None:
+    """Make so many accounts on one plan, of old."""
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanInclusion.objects.create(plan=plan, meter="requests", quantity=3)
+    names = iter(range(count))
+    while chunk := list(islice(names, 2_000)):
+        Account.objects.bulk_create([Account(identifier=f"acct-{number}", plan=plan) for number in chunk])
+    for model in (Account, Plan, PlanInclusion):
+        QuerySet(model).update(since=0)
+        model.history.update(since=0)  # type: ignore[attr-defined]
+
+
+def declare_gaps(count: int, start: int, end: int) -> None:
+    """Declare so many gaps of a second each, spread over the shards and over the time between two moments in µs."""
+    step = (end - start) // max(count, 1)
+    shards = server().keyspace.shards
+    DurabilityGap.objects.bulk_create(
+        DurabilityGap(
+            event=f"benchmark:{number}",
+            kind=GapKind.RESTART,
+            shard=number % shards,
+            since=start + number * step,
+            until=start + number * step + 1_000_000,
+            fsync="everysec",
+        )
+        for number in range(count)
+    )
 
 
 def floor(count: int) -> float:

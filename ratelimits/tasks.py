@@ -58,7 +58,8 @@ def drain() -> None:
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
     """Close the billing periods whose usage is complete, and correct closed ones."""
-    closing.finalise()
+    for _closed in closing.finalise_each():
+        pass
 
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)

@@ -26,6 +26,7 @@ COMMANDS = {
     "server": ("--rounds 1 --calls 100 --seconds 0.05 --users 100 --keys 100", "bare script, one rule"),
     "growth": ("--rounds 1 --calls 2 --overrides 50 --keys 200 --only all", "3 rules, 1 key"),
     "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
+    "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "exports": ("--rows 1500", "cloudevents-ndjson"),
     "simulate": ("--lines 30", "three rules"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from itertools import chain
 
 from django.db.models import Q
 
@@ -14,27 +15,29 @@ from ratelimits.reports.periods import iso
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
 
 
-@dataclass(frozen=True, slots=True)
 class Gaps:
-    """The gaps that touch a span of time, read once."""
+    """The gaps that touch a span of time, read once and kept by the shard and the account that they are of."""
 
-    rows: tuple[DurabilityGap, ...]
+    def __init__(self, rows: Iterable[DurabilityGap]) -> None:
+        self._by_place: dict[tuple[int | None, str], list[tuple[int, DurabilityGap]]] = {}
+        for number, gap in enumerate(rows):
+            self._by_place.setdefault((gap.shard, gap.account), []).append((number, gap))
 
     @classmethod
     def between(cls, using: str, start: int, end: int) -> Gaps:
-        """Those that overlap the half-open interval, in µs since 1970 UTC."""
+        """Read those that overlap the half-open interval, in µs since 1970 UTC."""
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
-        return cls(tuple(rows.order_by("since", "event")))
+        return cls(rows.order_by("since", "event"))
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
-        """What a report line of that account, in that shard and period, says of them; "" where there is none."""
+        """Return what a report line of that account, in that shard and period, says of them; "" for nothing."""
+        places = [(place, name) for place in (None, shard) for name in ("", account or ANONYMOUS)]
+        found = chain.from_iterable(self._by_place.get(place, ()) for place in places)
+        # By number, so in the order in which they were read.
         return "; ".join(
             describe(gap)
-            for gap in self.rows
-            if gap.since < end
-            and gap.until >= start
-            and gap.shard in (None, shard)
-            and gap.account in ("", account or ANONYMOUS)
+            for _number, gap in sorted(found, key=lambda each: each[0])
+            if gap.since < end and gap.until >= start
         )
 
 

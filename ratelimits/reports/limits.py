@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, islice
 from typing import Any
 
@@ -62,9 +62,15 @@ class Limits:
         rest = iter(groups)
         while chunk := list(islice(rest, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
-            overrides = _read(self._using, keys)
+            overrides = _read(self._using, keys) if self._has_overrides else {}
             for group in chunk:
                 yield group | {"limit": self._limit(group, overrides)}
+
+    @cached_property
+    def _has_overrides(self) -> bool:
+        """Whether there ever was an override: most projects have none, and need not be asked for each account."""
+        history: Any = KeyOverride.history
+        return bool(KeyOverride.objects.using(self._using).exists() or history.using(self._using).exists())
 
     def _limit(self, group: Mapping[str, Any], overrides: _Overrides) -> str:
         text, version = self._rules.of(group["rule"], group["version"]), group["version"]

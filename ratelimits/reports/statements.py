@@ -100,7 +100,8 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
         condition &= Q(account=account)
     rules = RuleBook(using)
     last = end + 32 * 86400 * SECOND
-    gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, account)
+    accounts = None if account is None else [account]
+    gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
     with_terms = _with_terms(Limits(using, rules).of(grouped(condition, using)), TermsBook(using))
     for _key, chunk in groupby(with_terms, key=lambda found: (found[0]["account"], found[0]["period"])):
         group, terms = next(chunk)

@@ -31,7 +31,7 @@ class RuleText:
 
 
 def then(model: Any, using: str, at: int, **about: Any) -> Any:
-    """The newest state of a row at a moment, None if there was none. `about` names the row by its own fields."""
+    """Return the newest state of a row at a moment, None if there was none. `about` names it by its own fields."""
     record = model.history.using(using).filter(since__lte=at, **about).order_by("-version", "-history_id").first()
     return None if record is None or record.history_type == "-" else record
 
@@ -45,26 +45,27 @@ class TermsBook:
         self._plans: dict[int, tuple[str, Mapping[str, int]]] = {}
 
     def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
-        """The terms of these accounts; of one that is not known, those that hold by default."""
+        """Return the terms of these accounts; of one that is not known, those that hold by default."""
         wanted = set(identifiers)
-        rows = Account.objects.using(self._using).filter(identifier__in=wanted)
-        found = {row.identifier: self._terms(row) for row in rows}
-        missing = wanted - found.keys()
+        rows = {row.identifier: row for row in Account.objects.using(self._using).filter(identifier__in=wanted)}
+        # Edited since, or no more: the history says what they were.
+        past = {name for name in wanted if name not in rows or (self._at is not None and rows[name].since > self._at)}
+        then, recorded = self._past(past - {""})
+        # A row without any history was written past the models: nothing better is known of it than what it says.
+        held = rows | {name: then.get(name, rows.get(name) if name not in recorded else None) for name in past}
+        return {name: Terms() if row is None else self._of(row) for name, row in held.items()}
+
+    def _past(self, names: set[str]) -> tuple[dict[str, Any], set[str]]:
+        """The accounts' states at the moment by name (None: deleted by then), and those that have a history at all."""
+        if not names:
+            return {}, set()
         history: Any = Account.history
-        gone = history.using(self._using).filter(identifier__in=missing).values_list("identifier", flat=True)
-        known = set(gone.order_by().distinct()) if missing else set()
-        return found | {name: self._gone(name) if name in known else Terms() for name in missing}
-
-    def _terms(self, row: Account) -> Terms:
-        if self._at is not None and row.since > self._at:
-            return self._gone(row.identifier)
-        return self._of(row)
-
-    def _gone(self, identifier: str) -> Terms:
-        """Of an account that was edited since, or is no more: what its history says."""
-        at = self._at if self._at is not None else 2**62
-        record = then(Account, self._using, at, identifier=identifier) if identifier else None
-        return Terms() if record is None else self._of(record)
+        records = history.using(self._using).filter(identifier__in=names)
+        recorded = set(records.order_by().values_list("identifier", flat=True).distinct())
+        if self._at is not None:
+            records = records.filter(since__lte=self._at)
+        newest = {record.identifier: record for record in records.order_by("version", "history_id")}
+        return {name: None if row.history_type == "-" else row for name, row in newest.items()}, recorded
 
     def _of(self, row: Any) -> Terms:
         plan, included = self._plan(row.plan_id) if row.plan_id else ("", _NOTHING)
@@ -81,6 +82,9 @@ class TermsBook:
         return slug, dict(rows.values_list("meter", "quantity"))
 
     def _plan_then(self, pk: int, at: int) -> tuple[str, Mapping[str, int]]:
+        recorded: Any = Plan.history
+        if not recorded.using(self._using).filter(id=pk).exists():
+            return self._plan_now(pk)
         plan = then(Plan, self._using, at, id=pk)
         history: Any = PlanInclusion.history
         rows = history.using(self._using).filter(plan_id=pk, since__lte=at).order_by("version", "history_id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from django.db.models import Sum
 
@@ -13,14 +14,14 @@ KeyAndMeter = tuple[str, str]
 
 
 class Unknown:
-    """Counts of lost replies between two moments (µs), by account; read once, since there are few."""
+    """Counts of lost replies between two moments (µs), of these accounts or of all; read once, since there are few."""
 
-    def __init__(self, using: str, start: int, end: int, account: str | None = None) -> None:
+    def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
         rows = ProcessTotal.objects.using(using).filter(
             kind="unanswered", bin__gte=start // SECOND, bin__lt=-(-end // SECOND)
         )
-        if account is not None:
-            rows = rows.filter(account=account)
+        if accounts is not None:
+            rows = rows.filter(account__in=accounts)
         self._rows: dict[str, list[tuple[int, str, str, int]]] = {}
         sums = rows.values_list("account", "bin", "key", "meter").order_by().annotate(Sum("requests"))
         for name, *rest in sums.iterator():

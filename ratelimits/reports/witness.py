@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from django.db.models import Q, Sum
@@ -33,19 +33,31 @@ class Comparison:
         return self.witnessed - self.edge <= self.ledger
 
 
-def compare(using: str, account: str, start: int, end: int) -> Iterator[Comparison]:
-    """By meter, of the billing period of an account that starts and ends at these µs since 1970 UTC."""
+def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
+    """Compare by meter, in the billing period of an account that starts and ends at these µs since 1970 UTC."""
+    return compare_all(using, [account], start, end)[account]
+
+
+def compare_all(using: str, accounts: Collection[str], start: int, end: int) -> dict[str, list[Comparison]]:
+    """Compare for many accounts whose billing periods start and end alike."""
     start, end = start // SECOND, end // SECOND
     # Not `period=start` alone: a change of the account's time zone or anchor may begin another one meanwhile.
-    usage = PeriodUsage.objects.using(using).filter(account=account, period__gte=start, period__lt=end)
-    ledger = dict(usage.values_list("meter").order_by().annotate(Sum("admitted_requests")))
-    said = ProcessTotal.objects.using(using).filter(account=account, bin__gte=start, bin__lt=end)
+    usage = PeriodUsage.objects.using(using).filter(account__in=accounts, period__gte=start, period__lt=end)
+    ledger: dict[str, dict[str, int]] = {account: {} for account in accounts}
+    for account, meter, requests in usage.values_list("account", "meter").order_by().annotate(Sum("admitted_requests")):
+        ledger[account][meter] = requests
+    said = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
-    sums = said.values_list("meter", "kind").order_by()
-    totals = {
-        (meter, kind): (requests, edge or 0)
-        for meter, kind, requests, edge in sums.annotate(total=Sum("requests"), edge=Sum("requests", filter=at_edge))
-    }
+    sums = said.values_list("account", "meter", "kind").order_by()
+    totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}
+    for account, meter, kind, requests, edge in sums.annotate(
+        total=Sum("requests"), edge=Sum("requests", filter=at_edge)
+    ):
+        totals[account][meter, kind] = requests, edge or 0
+    return {account: list(_compared(ledger[account], totals[account])) for account in accounts}
+
+
+def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:
     for meter in sorted({*ledger, *(meter for meter, _kind in totals)}):
         granted, edge = totals.get((meter, "admitted"), (0, 0))
         yield Comparison(
@@ -58,10 +70,8 @@ def compare(using: str, account: str, start: int, end: int) -> Iterator[Comparis
         )
 
 
-def text(using: str, account: str, start: int, end: int) -> str:
-    """What a report prints where the ledger has less than processes were granted; "" where it has all."""
+def text(compared: Iterable[Comparison]) -> str:
+    """Return what a report prints where the ledger has less than processes were granted; "" where it has all."""
     return "; ".join(
-        f"witness {each.meter} processes={each.witnessed} ledger={each.ledger}"
-        for each in compare(using, account, start, end)
-        if not each.holds
+        f"witness {each.meter} processes={each.witnessed} ledger={each.ledger}" for each in compared if not each.holds
     )

@@ -4,11 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.db import connection
+from django.db.models import QuerySet
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from ratelimits import engine
-from ratelimits.models import Account, Adjustment, Plan, PlanInclusion, Report, ReportLine, ShardState
-from ratelimits.reports.close import finalise
+from ratelimits.models import Account, Adjustment, Batch, Plan, PlanInclusion, Report, ReportLine, ShardState
+from ratelimits.reports.close import close_together, finalise, finalise_each, home_shard
 from ratelimits.reports.periods import iso
 from tests.reports.invoices import account, close, lines, spend
 from tests.usage.traffic import at, flow
@@ -76,6 +79,16 @@ def test_the_included_quantity_is_that_of_the_plan_at_the_periods_end() -> None:
     # These changes, made by the clock of today, come after the period.
     PlanInclusion.objects.update(quantity=1000)
     Account.objects.filter(pk=acme.pk).update(plan=Plan.objects.create(name="New", slug="new"))
+    (report,) = close("2026-11-02")
+    assert (report.plan, report.included) == ("plan-acme", {"requests": 100})
+
+
+def test_rows_that_were_written_without_a_history_are_billed_by_what_they_say() -> None:
+    acme = account(included=100)
+    spend(acme, "2026-10-03", 150)
+    for model in (Account, Plan, PlanInclusion):
+        QuerySet(model).update(since=at("2026-11-20"))
+        model.history.all().delete()
     (report,) = close("2026-11-02")
     assert (report.plan, report.included) == ("plan-acme", {"requests": 100})
 
@@ -225,6 +238,65 @@ def test_usage_without_an_account_is_reported_as_anonymous() -> None:
     spend("", "2026-10-15", key="anonymous")
     (report,) = close("2026-11-02")
     assert (report.account, str(report)) == ("", "anonymous 2026-10-01 v1")
+
+
+def break_zone(name: str) -> None:
+    """The account's time zone is no more, as after an update of tzdata."""
+    QuerySet(Account).filter(identifier=name).update(timezone="Mars/Olympus")
+    Account.history.filter(identifier=name).update(timezone="Mars/Olympus")
+
+
+def test_an_account_that_cannot_be_closed_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"shop-{number}" for number in range(130)]  # some share a shard with the broken one
+    for name in names:
+        spend(account(name), "2026-10-15")
+    break_zone("shop-64")
+    assert sorted(report.account for report in close("2026-11-02")) == sorted(set(names) - {"shop-64"})
+    assert "Account 'shop-64' cannot be closed" in caplog.text
+    assert "Mars/Olympus" in caplog.text
+
+
+def test_a_missing_batch_keeps_open_only_the_accounts_of_its_shard(caplog: pytest.LogCaptureFixture) -> None:
+    spend(account("acme"), "2026-10-15")
+    spend(account("other"), "2026-10-15")
+    flow()
+    QuerySet(Batch).filter(shard=home_shard("acme")).delete()
+    assert home_shard("acme") != home_shard("other")
+    assert [report.account for report in close("2026-11-02")] == ["other"]
+    assert "has no batch at position 1" in caplog.text
+
+
+def test_no_period_is_closed_before_its_end_by_this_machines_clock_either() -> None:
+    spend(account(), "2026-10-15")
+    flow()
+    ShardState.objects.update(watermark=at("2027-06-01"))  # the server's clock was ahead once
+    assert finalise(at("2026-10-28")) == []
+    assert finalise(at("2026-11-01T00:59:59")) == []
+    assert len(finalise(at("2026-11-01T01:00"))) == 1
+
+
+def test_finalising_says_how_far_it_is() -> None:
+    for name in ("a", "b", "c"):
+        spend(account(name), "2026-10-15")
+    flow()
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    steps = list(finalise_each(at("2026-11-02")))
+    assert [(step.done, step.total) for step in steps] == [(1, 3), (2, 3), (3, 3)]
+    assert sorted(report.account for step in steps for report in step.reports) == ["a", "b", "c"]
+
+
+def test_an_account_more_takes_three_queries_more() -> None:
+    names = [f"shop-{number}" for number in range(3000) if home_shard(f"shop-{number}") == 7][:16]
+    for name in names:
+        spend(account(name), "2026-10-15")
+    flow()
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    with CaptureQueriesContext(connection) as few:
+        assert len(close_together("default", names[:4], at("2026-11-02"))) == 4
+    with CaptureQueriesContext(connection) as more:
+        assert len(close_together("default", names[4:], at("2026-11-02"))) == 12
+    # Its ledger lines, its report, the report's lines.
+    assert len(more) - len(few) == 3 * 8, "\n".join(query["sql"][:150] for query in more.captured_queries)
 
 
 def test_finalising_twice_at_once_writes_one_report() -> None:

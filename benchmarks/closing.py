@@ -1,0 +1,130 @@
+"""How long closing a month takes, with many accounts and many gaps, on PostgreSQL and on SQLite.
+
+    python -m benchmarks.closing [--accounts 20000] [--keys 5] [--gaps 20000] [--out DIR]
+
+Each account has a row, a plan that includes something, and one ledger line for each of its keys. The closing runs in a
+process of its own, as the Celery task does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report, servers
+
+DATABASES = ("postgres", "sqlite")
+#: Seconds in which a month is promised to be closed.
+BOUNDS = {"postgres": 180, "sqlite": 300}
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.closing", description=__doc__.splitlines()[0])
+    parser.add_argument("--accounts", type=int, default=20_000, help="accounts that have usage in the month")
+    parser.add_argument("--keys", type=int, default=5, help="keys of each account")
+    parser.add_argument("--gaps", type=int, default=20_000, help="durability gaps declared in the month")
+    parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # what this command starts
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        servers.start_django({})
+        print(json.dumps({"fill": fill, "close": close}[options.process](options)))
+        return 0
+    with servers.redis_server(None) as redis_server:
+        about = report.machine(redis_server.url, ("psycopg",))
+    results = {}
+    for kind in options.database or DATABASES:
+        with servers.redis_server(None) as redis_server, servers.database(kind) as url:
+            environment = {**os.environ, **servers.environment(redis_server, url)}
+            print(f"{kind}: {options.accounts:,} accounts, {options.gaps:,} gaps", file=sys.stderr, flush=True)
+            _process("fill", options, environment)
+            results[kind] = _process("close", options, environment)
+    claims = [
+        report.Claim(f"a month of {options.accounts:,} accounts closed on {kind}, s", BOUNDS[kind], one["seconds"])
+        for kind, one in results.items()
+    ]
+    run = report.run_json("closing", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _process(what: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("accounts", "keys", "gaps")]
+    command = [sys.executable, "-m", "benchmarks.closing", "--process", what, *sizes]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def fill(options: argparse.Namespace) -> dict[str, Any]:
+    """Bring last month's usage into the ledger, and declare the gaps."""
+    from benchmarks.usage import declare_gaps, make_accounts, month
+    from benchmarks.usage import fill as fill_redis
+    from ratelimits.reports.periods import month_in
+    from ratelimits.usage.drain import drain
+    from ratelimits.usage.tally import tally
+
+    make_accounts(options.accounts)
+    keys = options.accounts * options.keys
+    fill_redis(0, keys, keys, options.keys)
+    drained = drain()
+    tally()
+    start, end = month_in(month(), "UTC")
+    declare_gaps(options.gaps, start, end)
+    return {"lines": drained.lines}
+
+
+def close(options: argparse.Namespace) -> dict[str, Any]:
+    """Close the month: seconds, reports, and the memory that the process grew by."""
+    from benchmarks.usage import month
+    from ratelimits.models import Report, ShardState
+    from ratelimits.reports.close import finalise_each
+    from ratelimits.reports.periods import month_in
+
+    end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000
+    ShardState.objects.update(watermark=end)
+    start = time.perf_counter()
+    resident = [_resident_mb() for _closed in finalise_each(end)]
+    seconds = time.perf_counter() - start
+    reports = Report.objects.count()
+    assert reports == options.accounts, reports
+    return {
+        "seconds": round(seconds, 1),
+        "reports": reports,
+        "ms_per_report": round(seconds / reports * 1000, 2),
+        "resident_mb": round(max(resident), 1),
+        # From the first tenth of the accounts on: what grows with their number.
+        "grows_mb": round(max(resident) - resident[len(resident) // 10], 1),
+    }
+
+
+def _resident_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [
+        (kind, one["reports"], one["seconds"], one["ms_per_report"], one["resident_mb"], one["grows_mb"])
+        for kind, one in run["results"].items()
+    ]
+    heads = ("closing", "reports", "seconds", "ms per report", "resident, MB", "grows by, MB")
+    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
