@@ -8,10 +8,14 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils.module_loading import import_string
 from redis import ConnectionPool
 
 from ratelimits.conf import CALLABLES, DEFAULTS, conf
 from ratelimits.identity import proxies
+from ratelimits.middleware import QuotaMiddleware
+from ratelimits.throttling import QuotaThrottle
 
 _ALLOWED = {"FAILURE_POLICY": ("allow", "deny"), "FENCE": ("aof", "none")}
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -125,3 +129,49 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             id="ratelimits.W003",
         )
     ]
+
+
+@checks.register("ratelimits")
+def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of requests that are decided, but that no middleware finishes."""
+    if any(_is_a(QuotaMiddleware, import_string(path)) for path in settings.MIDDLEWARE):
+        return []
+    decided = next(_decided(), "")
+    if not decided:
+        return []
+    return [
+        checks.Warning(
+            f"MIDDLEWARE has no QuotaMiddleware, and requests are decided: {decided}.",
+            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware: without it PATHS are not"
+            " limited, server errors are billed, and the leases of concurrency rules stay taken until lease_ttl.",
+            id="ratelimits.W002",
+        )
+    ]
+
+
+def _decided() -> Iterator[str]:
+    """Yield what has requests decided: settings first, which are quick to look at, then views."""
+    if _THROTTLE in getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ()):
+        yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
+    if conf.PATHS:
+        yield "RATELIMITS['PATHS'] is set"
+    for pattern in _patterns(get_resolver()) if getattr(settings, "ROOT_URLCONF", None) else ():
+        view: Any = pattern.callback
+        # An extra action of a view set has throttles of its own in its arguments.
+        throttles: Any = getattr(view, "initkwargs", {}).get("throttle_classes")
+        if throttles is None:
+            throttles = getattr(getattr(view, "cls", None), "throttle_classes", ())
+        if hasattr(view, "ratelimits") or any(_is_a(QuotaThrottle, one) for one in throttles):
+            yield f"the view {pattern.lookup_str}"
+
+
+def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
+    for pattern in resolver.url_patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _patterns(pattern)
+        else:
+            yield pattern
+
+
+def _is_a(base: type, found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, base)

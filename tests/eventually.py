@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 PATIENCE = 20.0
 
 
-def until(holds: Callable[[], Any], what: str) -> Any:
+def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Wait for a condition, without errors of servers that are changing places; its value."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         try:
             if value := holds():

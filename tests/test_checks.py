@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+import functools
+import sys
+import types
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core import checks
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
+from django.urls import include, path
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from ratelimits.decorators import limited
+from ratelimits.middleware import QuotaMiddleware
+from ratelimits.throttling import QuotaThrottle
 
 LOCATION = "redis://127.0.0.1:6379/4"
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": LOCATION}
@@ -89,3 +103,83 @@ def test_a_proxy_that_other_settings_tell_of_is_to_be_counted(told: dict[str, An
     assert messages(RATELIMITS=unsaid, REST_FRAMEWORK=drfs) == []
     assert messages(RATELIMITS={**unsaid, "NUM_PROXIES": 0}, REST_FRAMEWORK=drfs, **told) == []
     assert messages(RATELIMITS=unsaid, REST_FRAMEWORK={**drfs, "NUM_PROXIES": 1}, **told) == []
+
+
+def without_the_middleware() -> list[str]:
+    return [name for name in settings.MIDDLEWARE if "ratelimits" not in name]
+
+
+@limited()
+def decorated(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@functools.wraps(decorated)
+def wrapped(request: HttpRequest) -> HttpResponse:
+    return decorated(request)
+
+
+class Throttled(ViewSet):
+    throttle_classes = [QuotaThrottle]
+
+    def list(self, request: Request) -> Response:
+        return Response()
+
+
+class Extra(ViewSet):
+    throttle_classes = []
+
+    @action(detail=False, throttle_classes=[QuotaThrottle])
+    def extra(self, request: Request) -> Response:
+        return Response()
+
+
+class Free(APIView):
+    throttle_classes = []
+
+
+class OwnMiddleware(QuotaMiddleware):
+    pass
+
+
+def urlconf(*patterns: Any) -> str:
+    module = types.ModuleType("urls_of_a_check")
+    module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    return module.__name__
+
+
+@pytest.mark.parametrize(
+    ("changes", "decided"),
+    [
+        ({}, "names QuotaThrottle"),
+        ({"REST_FRAMEWORK": {}, "RATELIMITS": {**settings.RATELIMITS, "PATHS": ["/files/"]}}, "PATHS"),
+    ],
+)
+def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[str, Any], decided: str) -> None:
+    (warning,) = messages(MIDDLEWARE=without_the_middleware(), **changes)
+    assert warning.id == "ratelimits.W002"
+    assert decided in warning.msg
+    assert "'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware" in str(warning.hint)
+    assert messages(MIDDLEWARE=[*without_the_middleware(), "tests.test_checks.OwnMiddleware"], **changes) == []
+
+
+@pytest.mark.parametrize(
+    ("view", "name"),
+    [
+        (decorated, "tests.test_checks.decorated"),
+        (wrapped, "tests.test_checks.decorated"),
+        (Throttled.as_view({"get": "list"}), "tests.test_checks.Throttled"),
+        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.test_checks.Extra"),  # type: ignore[attr-defined]
+    ],
+)
+def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> None:
+    urls = urlconf(path("free/", Free.as_view()), path("api/", include([path("decided/", view)])))
+    (warning,) = messages(MIDDLEWARE=without_the_middleware(), REST_FRAMEWORK={}, ROOT_URLCONF=urls)
+    assert warning.id == "ratelimits.W002"
+    assert warning.msg.endswith(f"the view {name}.")
+
+
+def test_where_nothing_is_decided_nothing_needs_the_middleware() -> None:
+    urls = urlconf(path("free/", Free.as_view()))
+    assert messages(MIDDLEWARE=[], REST_FRAMEWORK={}, ROOT_URLCONF=urls) == []

@@ -152,11 +152,11 @@ class TestFields:
         assert "Retry-After" not in response
         assert response.json()["detail"] == "Request was throttled."
 
-    def test_a_view_that_fails_has_them_as_well(self, client: APIClient) -> None:
+    def test_after_a_view_that_failed_they_say_that_it_was_not_charged(self, client: APIClient) -> None:
         slow()
         client.raise_request_exception = False
         assert client.get("/failing/").status_code == 500
-        assert client.get("/plain/")["RateLimit"].startswith('"slow";r=0;')
+        assert client.get("/plain/")["RateLimit"].startswith('"slow";r=1;')
 
     def test_without_a_rule_there_are_none(self, client: APIClient) -> None:
         response = client.get("/plain/")
