@@ -29,6 +29,7 @@ COMMANDS = {
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "exports": ("--rows 1500", "cloudevents-ndjson"),
     "simulate": ("--lines 30", "three rules"),
+    "bounded": ("--entries 200", "charge, all but a few have ended"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),
 }
 

@@ -160,11 +160,10 @@ def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     ]
 
 
-def indexes(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
+def beside(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     """What the script finds without being told of it, beside its own states."""
     own = [(number, name) for number, name in call.program.places if name is not None]
-    found = (keyspace.index(shards[number], name, call.keys[number]) for number, name in own)
-    return [key for key in found if key is not None]
+    return [key for number, name in own for key in keyspace.beside(shards[number], name, call.keys[number])]
 
 
 class Clock:
@@ -214,7 +213,7 @@ class Command:
             keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
         if len(own) > packed:
             # Where a slot is on the move, a script begins only if all the keys that it is told of are there.
-            keys += [*own[packed:], *indexes(keyspace, call, shards)]
+            keys += [*own[packed:], *beside(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         # Only the usual question has a short way.

@@ -60,6 +60,8 @@ def _quote(text: str) -> str:
 
 #: What states are called that have a key of their own: sub-windows, logs, and leases.
 _OWN = {"sliding_window": "w", "sliding_log": "l", "concurrency": "c"}
+#: What is behind an own key where one is not enough: a log's older times, and the leases by name and beyond one permit.
+BEHIND = {"w": (), "l": (":b",), "c": (":n", ":x")}
 
 
 def own_name(algorithm: str, name: str) -> str:
@@ -116,13 +118,14 @@ class Keyspace:
     def own(self, shard: int, own_name: str, key: str) -> str:
         """The key of a state that is not of fixed size, of the limit with that `own_name`.
 
-        The leases' index by name has ":n" behind it; no own key ends so.
+        What lies beside it is named by `beside`; no own key ends so.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
-    def index(self, shard: int, own_name: str, key: str) -> str | None:
-        """Hash: the leases of each name, where an own state is of leases."""
-        return f"{self.own(shard, own_name, key)}:n" if own_name[0] == _OWN["concurrency"] else None
+    def beside(self, shard: int, own_name: str, key: str) -> tuple[str, ...]:
+        """The keys that belong to an own state, beside its own."""
+        own = self.own(shard, own_name, key)
+        return tuple(own + behind for behind in BEHIND[own_name[0]])
 
     def receipt(self, shard: int, nonce: str) -> str:
         """String: there once the receipt was refunded or settled."""

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ratelimits.engine.call import ANY, Call, Command, Op, indexes, states
+from ratelimits.engine.call import ANY, Call, Command, Op, beside, states
 from ratelimits.engine.decision import Stale
-from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.keys import BEHIND, Keyspace
 from ratelimits.engine.program import Program
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
@@ -93,7 +93,7 @@ class Asking:
 
     def _keys(self, key: str) -> list[bytes]:
         call = Call(self.program, (key,), (0,))
-        return [one.encode() for one in (*self.states(key), *indexes(self._keyspace, call, [0]))]
+        return [one.encode() for one in (*self.states(key), *beside(self._keyspace, call, [0]))]
 
     def states(self, key: str) -> list[str]:
         """The Redis keys of a key's states."""
@@ -121,6 +121,7 @@ def replay(here: Server, questions: Sequence[Question]) -> list[Answer]:
 
 def forget(here: Server, keys: Iterable[str]) -> None:
     """Leave nothing behind of these states."""
-    found = sorted({name for key in keys for name in (key, key + ":n")})
+    endings = {"", *(ending for endings in BEHIND.values() for ending in endings)}
+    found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):
         here.wire.client.unlink(*found[start : start + 1000])

