@@ -114,9 +114,9 @@ def steps() -> list[Case]:
     from benchmarks import in_place, ours
     from benchmarks.pipelines import run_of
     from ratelimits import headers, quota, rules
-    from ratelimits.decorators import costs_of
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.server import server
+    from ratelimits.http import costs_of
     from ratelimits.identity import Identity, address_of, identify
     from ratelimits.throttling import QuotaThrottle
 

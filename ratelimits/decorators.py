@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ratelimits import headers
+from ratelimits import finishing
+from ratelimits.http import Cost, costs_of, refusal, told
 from ratelimits.identity import aidentify, identify
-from ratelimits.quota import ONE_REQUEST, Answer
 from ratelimits.waiting import acheck_and_wait, check_and_wait
 
-Cost = int | Mapping[str, int]
 View = TypeVar("View", bound=Callable[..., Any])
-
-
-def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
-    """A view's cost by meter: None is one request, a number so many, a callable is asked, a mapping says it all."""
-    if callable(cost):
-        cost = cost(*about)
-    if cost is None:
-        return ONE_REQUEST
-    return cost if isinstance(cost, Mapping) else {"requests": cost}
-
-
-def refusal(answer: Answer) -> HttpResponse:
-    """The response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
-    if answer.unavailable:
-        body, status = headers.unavailable(), 503
-    else:
-        rule = answer.binding
-        body, status = headers.problem([rule.name] if rule is not None else [], answer.retry_after), 429
-    return JsonResponse(body, status=status, headers=answer.headers(), content_type="application/problem+json")
-
-
-def told(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """The response with the RateLimit fields on it."""
-    for field, value in answer.headers().items():
-        response.headers.setdefault(field, value)
-    return response
 
 
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
@@ -55,19 +28,38 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             answer = check_and_wait(identify(request), scope, request.method or "", costs_of(cost, request))
-            request.quota = answer  # type: ignore[attr-defined]
+            finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
-            return told(view(request, *args, **kwargs), answer)
+            try:
+                response = view(request, *args, **kwargs)
+            except Exception:
+                # Django makes a response of it. The middleware gives back what a server error cost.
+                finishing.end(request)
+                raise
+            except BaseException as error:
+                finishing.fail(request, error)
+                raise
+            finishing.leave(request, response)
+            return told(response, answer)
 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             who = await aidentify(request)
             answer = await acheck_and_wait(who, scope, request.method or "", costs_of(cost, request))
-            request.quota = answer  # type: ignore[attr-defined]
+            finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
-            return told(await view(request, *args, **kwargs), answer)
+            try:
+                response = await view(request, *args, **kwargs)
+            except Exception:
+                await finishing.aend(request)
+                raise
+            except BaseException as error:
+                await finishing.afail(request, error)
+                raise
+            await finishing.aleave(request, response)
+            return told(response, answer)
 
         wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
         wrapped.ratelimits = True

@@ -1,7 +1,7 @@
-"""The middleware: governs plain Django views by path, and closes what a request left open once its response is made.
+"""The middleware: governs plain Django views by path, and finishes every request that was admitted.
 
-Any request that a face has admitted, DRF's throttle and the decorator included, is finished here: a server error is
-given back, and a `concurrency` lease ends with the response instead of with its time to live.
+That includes those of the throttle and the decorator: what a server error cost is given back, and a `concurrency` lease
+ends with the response instead of with its time to live.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 
-from ratelimits import receipts
+from ratelimits import finishing
 from ratelimits.conf import conf
-from ratelimits.decorators import refusal, told
+from ratelimits.http import refusal, told
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import ONE_REQUEST
 from ratelimits.waiting import acheck_and_wait, check_and_wait
@@ -53,20 +53,28 @@ class QuotaMiddleware:
         answer = None
         if governed(request):
             answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST)
-            request.quota = answer  # type: ignore[attr-defined]
+            finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
-        response = cast("HttpResponseBase", self.get_response(request))
-        receipts.finish(request, response.status_code)
+        try:
+            response = cast("HttpResponseBase", self.get_response(request))
+        except BaseException as error:
+            finishing.fail(request, error)
+            raise
+        finishing.finish(request, response)
         return response if answer is None else told(response, answer)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         answer = None
         if governed(request):
             answer = await acheck_and_wait(await aidentify(request), "*", request.method or "", ONE_REQUEST)
-            request.quota = answer  # type: ignore[attr-defined]
+            finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
-        response = await cast("Awaitable[HttpResponseBase]", self.get_response(request))
-        await receipts.async_finish(request, response.status_code)
+        try:
+            response = await cast("Awaitable[HttpResponseBase]", self.get_response(request))
+        except BaseException as error:
+            await finishing.afail(request, error)
+            raise
+        await finishing.afinish(request, response)
         return response if answer is None else told(response, answer)

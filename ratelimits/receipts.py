@@ -1,4 +1,4 @@
-"""What can still happen to a request that was admitted: refunded, settled at what it truly used, its leases ended.
+"""What a view can do to a request that was admitted: refund it, or settle it at what it truly used.
 
 Each acts on the answer that a face left as `request.quota`, and at most once; a request that was not admitted, or that
 no server decided, has nothing to give back, and they say so with None.
@@ -7,26 +7,13 @@ no server decided, has nothing to give back, and they say so with None.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from redis.exceptions import ResponseError
-
-from ratelimits.conf import conf
-from ratelimits.engine import (
-    AlreadySettled,
-    Decision,
-    Receipt,
-    Unavailable,
-    arefund,
-    arelease,
-    asettle,
-)
+from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
-from ratelimits.engine import release as _release
 from ratelimits.engine import settle as _settle
 from ratelimits.engine.allotment import Taken
-from ratelimits.engine.limits import Concurrency
 
 logger = logging.getLogger(__name__)
 
@@ -79,52 +66,3 @@ async def async_refund(request: Any) -> Decision | None:
     """`refund`, awaited."""
     receipt = _to_settle(request)
     return None if receipt is None else await arefund(receipt)
-
-
-def _leases(receipt: Receipt) -> bool:
-    return any(isinstance(term.algorithm, Concurrency) for term in receipt.program.terms)
-
-
-def _last(receipt: Receipt, status: int) -> list[Callable[[Receipt], Decision]]:
-    """What is left to do after a response of that status."""
-    refunds = status >= 500 and not conf.BILL_ERRORS
-    return [*([_refund] if refunds else []), *([_release] if _leases(receipt) else [])]
-
-
-_Step = Callable[[Receipt], Decision]
-_ASYNC: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {_refund: arefund, _release: arelease}
-
-
-def finish(request: Any, status: int) -> None:
-    """After the response: give back what a server error cost (unless BILL_ERRORS), and end the request's leases.
-
-    Never raises: the response is on its way. What could not be done is logged.
-    """
-    receipt = receipt_of(request)
-    if receipt is None:
-        return
-    for step in _last(receipt, status):
-        try:
-            step(receipt)
-        except AlreadySettled:
-            continue
-        except (Unavailable, ResponseError) as error:
-            logger.error(
-                "%s of receipt %s failed after the response: %s", getattr(step, "__name__", step), receipt.nonce, error
-            )
-
-
-async def async_finish(request: Any, status: int) -> None:
-    """`finish`, awaited."""
-    receipt = receipt_of(request)
-    if receipt is None:
-        return
-    for step in _last(receipt, status):
-        try:
-            await _ASYNC[step](receipt)
-        except AlreadySettled:
-            continue
-        except (Unavailable, ResponseError) as error:
-            logger.error(
-                "%s of receipt %s failed after the response: %s", getattr(step, "__name__", step), receipt.nonce, error
-            )

@@ -11,6 +11,7 @@ from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
 from ratelimits.engine.allotment import Allotment, Take, lends_itself
 from ratelimits.engine.call import Call, Command
+from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.server import server
@@ -26,7 +27,8 @@ ANONYMOUS = "anonymous"
 class Prepared:
     """A selection for certain meters, with all that does not change from request to request.
 
-    `allotment` is the most requests whose permits may be taken ahead: 0 unless every rule lends itself to that.
+    `leases`: whether a rule hands out leases, which end with their request. `allotment` is the most requests whose
+    permits may be taken ahead: 0 unless every rule lends itself to that.
     """
 
     rules: tuple[AppliedRule, ...]
@@ -34,6 +36,7 @@ class Prepared:
     fields: tuple[str, ...]
     meters: tuple[Meter, ...]
     waits: bool
+    leases: bool
     allotment: int
     policies: str
     quoted: tuple[str, ...]
@@ -70,9 +73,10 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     )
     shown = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
     waits = any(rule.max_wait > 0 for rule in applied)
+    leases = any(isinstance(rule.algorithm, Concurrency) for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
     ahead = min((rule.allotment if _ahead(rule) else 0 for rule in applied), default=0)
-    return Prepared(applied, program(terms), fields, billed, waits, ahead, headers.policies(shown), quoted)
+    return Prepared(applied, program(terms), fields, billed, waits, leases, ahead, headers.policies(shown), quoted)
 
 
 def _ahead(rule: AppliedRule) -> bool:

@@ -12,7 +12,8 @@ from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from ratelimits.decorators import costs_of
+from ratelimits import finishing
+from ratelimits.http import costs_of
 from ratelimits.identity import identify
 from ratelimits.quota import ONE_REQUEST, Answer
 from ratelimits.waiting import check_and_wait
@@ -54,7 +55,7 @@ class QuotaThrottle(BaseThrottle):
         scope = getattr(view, "throttle_scope", None) or "*"
         answer = check_and_wait(identify(request), scope, plain.method or "", costs)
         self._answer = answer
-        plain.quota = answer
+        finishing.begin(plain, answer)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())

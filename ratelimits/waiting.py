@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ratelimits import quota, routes
+from ratelimits import finishing, quota, routes
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
 from ratelimits.quota import Answer
@@ -40,7 +40,8 @@ waiters = Waiters()
 def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
     """`quota.check`, and, when the rules grant the request for later, the wait.
 
-    Beyond MAX_WAITING requests that wait in this process, one that would have to is refused, uncharged.
+    Beyond MAX_WAITING requests that wait in this process, one that would have to is refused, uncharged. One whose wait
+    is interrupted, by a client that hangs up for instance, is given back as if it had never been.
     """
     # Where nothing waits no place is needed; an edit under way may still make this one wait.
     crowded = routes.may_wait()
@@ -48,7 +49,11 @@ def check_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[s
     try:
         answer = quota.check(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait:
-            time.sleep(answer.wait)
+            try:
+                time.sleep(answer.wait)
+            except BaseException:
+                finishing.give_back(answer)
+                raise
         return answer
     finally:
         if entered:
@@ -62,7 +67,11 @@ async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Ma
     try:
         answer = await quota.acheck(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait:
-            await asyncio.sleep(answer.wait)
+            try:
+                await asyncio.sleep(answer.wait)
+            except BaseException:
+                await finishing.agive_back(answer)
+                raise
         return answer
     finally:
         if entered:

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from ratelimits import rules
+from ratelimits import finishing, rules
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
@@ -102,6 +102,7 @@ class UnbilledThrottle(BaseThrottle):
         if decision is None:
             return True
         answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
+        finishing.begin(getattr(request, "_request", request), answer)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())

@@ -1,0 +1,40 @@
+"""What the entry points have in common: a view's cost, and what the answer makes of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.http import HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+
+from ratelimits import headers
+from ratelimits.quota import ONE_REQUEST, Answer
+
+Cost = int | Mapping[str, int]
+
+
+def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
+    """A view's cost by meter: None is one request, a number so many, a callable is asked, a mapping says it all."""
+    if callable(cost):
+        cost = cost(*about)
+    if cost is None:
+        return ONE_REQUEST
+    return cost if isinstance(cost, Mapping) else {"requests": cost}
+
+
+def refusal(answer: Answer) -> HttpResponse:
+    """The response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
+    if answer.unavailable:
+        body, status = headers.unavailable(), 503
+    else:
+        rule = answer.binding
+        body, status = headers.problem([rule.name] if rule is not None else [], answer.retry_after), 429
+    return JsonResponse(body, status=status, headers=answer.headers(), content_type="application/problem+json")
+
+
+def told(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
+    """The response with the RateLimit fields on it."""
+    for field, value in answer.headers().items():
+        response.headers.setdefault(field, value)
+    return response

@@ -1,0 +1,85 @@
+"""Clients that read no further, or hang up: they speak to Django's own handlers for WSGI and ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import Any
+from wsgiref.util import FileWrapper, setup_testing_defaults
+
+
+class Wsgi:
+    """A request to a WSGI application; `body` is read by whoever wants it, and is to be closed."""
+
+    def __init__(self, application: Any, path: str, **environ: Any) -> None:
+        full: dict[str, Any] = {"PATH_INFO": path, "REMOTE_ADDR": "203.0.113.9", "wsgi.input": BytesIO(), **environ}
+        setup_testing_defaults(full)
+        self.status = 0
+        self.body: Iterable[bytes] = application(full, self._start)
+
+    def _start(self, status: str, headers: list[tuple[str, str]]) -> None:
+        self.status = int(status[:3])
+
+    def close(self) -> None:
+        """What every server does at the end, whatever happened (PEP 3333)."""
+        self.body.close()  # type: ignore[attr-defined]
+
+
+#: With it a WSGI server sends files by itself.
+FILES = {"wsgi.file_wrapper": FileWrapper}
+
+
+class Asgi:
+    """A request to an ASGI application, whose client hangs up when it is told to."""
+
+    def __init__(self, application: Any, path: str, method: str = "GET") -> None:
+        self.status = 0
+        self.body = b""
+        self._begun = False
+        self._gone = asyncio.Event()
+        self._read = asyncio.Event()
+        self._most: int | None = None
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "method": method,
+            "path": path,
+            "query_string": b"",
+            "headers": [],
+            "client": ("203.0.113.9", 1),
+        }
+        self.task = asyncio.ensure_future(application(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._begun:
+            self._begun = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+        if self._most is not None and len(self.body) >= self._most:
+            self._read.set()
+            await asyncio.Event().wait()  # it reads no further, and the server's buffers are full
+
+    async def read(self, size: int) -> None:
+        """Read no more than so many bytes, and return once they are there."""
+        self._most = size
+        reading = asyncio.ensure_future(self._read.wait())
+        await asyncio.wait([reading, self.task], return_when=asyncio.FIRST_COMPLETED)
+        reading.cancel()
+
+    async def hang_up(self) -> None:
+        """Go away, and wait for what the application makes of it."""
+        self._gone.set()
+        await self.task
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    """Let the loop go on until something is so."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (what tells of it may be another thread)
+            await asyncio.sleep(0.001)
