@@ -18,6 +18,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.exports import ReportDownloads
+from ratelimits.admin.open_periods import OpenPeriods
 from ratelimits.admin.readonly import BoundedPaginator, ReadOnlyAdmin
 from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
@@ -86,7 +87,7 @@ class _Lines(admin.TabularInline):  # type: ignore[type-arg]
 
 
 @admin.register(Report)
-class ReportAdmin(ReportDownloads, ReadOnlyAdmin):
+class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     """The finalised reports."""
 
     list_display = ["payer", "starts", "ends", "timezone", "version", "line_count", "plan", "finalised_at"]

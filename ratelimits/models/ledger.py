@@ -193,6 +193,7 @@ class GapKind(models.TextChoices):
     FORK = "fork", _("a batch came again with less in it")
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
+    FORCED = "forced", _("a period was closed before its usage was complete")
 
 
 class DurabilityGap(models.Model):

@@ -59,7 +59,7 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
     wanted = names if account is None else names & {account}
     done = 0
-    for chunk in _chunks(wanted):
+    for chunk in in_chunks(wanted):
         reports = _close_each(using, chunk, now)
         done += len(chunk)
         yield Closed(reports, done, len(wanted))
@@ -70,8 +70,8 @@ def home_shard(account: str) -> int:
     return shard_of(f"account:{account}" if account else "anonymous", conf.SHARDS)
 
 
-def _chunks(names: Iterable[str]) -> Iterator[list[str]]:
-    """The accounts by shard, at most TOGETHER at once."""
+def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the accounts by shard, at most TOGETHER at once."""
     placed = sorted((home_shard(name), name) for name in names)
     for _shard, those in groupby(placed, key=lambda each: each[0]):
         while chunk := [name for _shard, name in islice(those, TOGETHER)]:
@@ -104,7 +104,7 @@ def close_together(using: str, names: list[str], now: int) -> list[Report]:
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         for name in names:
             written += Closing(books, name, shards[name], now).close()
-        _mark(using, written)
+        mark(using, written)
     for report in written:
         logger.info("report %s was finalised", report)
     return written
@@ -119,8 +119,8 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
     return {name: sorted(shards) for name, shards in found.items()}
 
 
-def _mark(using: str, reports: list[Report]) -> None:
-    """Note what the reports cover: compaction joins no batches across the ends, and their usage is not due again."""
+def mark(using: str, reports: list[Report]) -> None:
+    """Note what reports cover: compaction joins no batches across the ends, and their usage is not due again."""
     ends = {(int(shard), position) for report in reports for shard, position in report.chain.items()}
     marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
     ChainMark.objects.using(using).bulk_create(marks, ignore_conflicts=True)

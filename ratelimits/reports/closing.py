@@ -38,6 +38,7 @@ class Closing:
         self._reports = list(books.reports(account))
         self._closed = {report.period_start for report in self._reports}
         self._adjustments = books.adjustments(account)
+        self._headless = False
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
@@ -72,6 +73,32 @@ class Closing:
         if not self._states:
             return "nothing of its shard has reached the ledger yet: is a worker draining?"
         return next(filter(None, (_not_yet(state, end) for state in self._states)), "")
+
+    def why(self, period: Period) -> str:
+        """Return what a period without a report waits for, as a sentence."""
+        waits = self.open_because(period)
+        if waits:
+            return waits
+        try:
+            self._head()
+        except signing.BrokenChainError as error:
+            return f"{error}: restore it from a backup, or close by force"
+        return "nothing: the next ratelimits_finalise closes it"
+
+    def _head(self) -> str:
+        try:
+            return self._books.chain_head(self.chain)
+        except signing.BrokenChainError:
+            if self._headless:
+                return ""  # verifying the report names the batch for as long as it is missing
+            raise
+
+    def close_one(self, start: int) -> Report:
+        """Write the first report of a period, complete or not; without a chain's head where a batch is missing."""
+        period, terms = self.period(start)
+        self._headless = True
+        mine = [adjustment for adjustment in self._adjustments if start_of(adjustment) == start]
+        return self._first_version(period, terms, mine, set())
 
     def period(self, start: int) -> tuple[Period, Terms]:
         """Return the period that starts then by the terms that held, and the terms at its end."""
@@ -131,7 +158,7 @@ class Closing:
             version=version,
             since={str(start // SECOND): self._covered(start) for start in sorted(taken)},
             chain=self.chain,
-            chain_head=self._books.chain_head(self.chain),
+            chain_head=self._head(),
             gaps=self._books.gaps(self.account, shards, period.start, period.end),
         )
 

@@ -200,6 +200,8 @@ def page_of(model: type[models.Model], name: str) -> Page:
     if model is Report:
         pages["download"] = Page(see)
         pages["download_month"] = Page(see, query="?period=2026-11")
+        pages["open"] = Page(see)
+        pages["force"] = Page(both(see, may("add")), changes=False)
     return pages[name]
 
 
@@ -215,7 +217,9 @@ def pages(model: type[models.Model]) -> Iterator[str]:
 
 
 def address(model: type[models.Model], name: str, row: Any) -> str:
-    arguments: list[Any] = [] if name in ("changelist", "add", "preview", "download_month") else [row.pk]
+    arguments: list[Any] = (
+        [] if name in ("changelist", "add", "preview", "download_month", "open", "force") else [row.pk]
+    )
     if name == "simple_history":
         arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]
     return reverse(f"admin:ratelimits_{model._meta.model_name}_{name}", args=arguments)

@@ -16,7 +16,8 @@ import redis
 from django.db import connection
 
 from ratelimits.conf import DEFAULTS
-from ratelimits.models import ConfigVersion, GapKind
+from ratelimits.models import ConfigVersion, GapKind, ShardState
+from ratelimits.reports.close import home_shard
 from ratelimits.usage import totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
@@ -41,12 +42,15 @@ SNIPPETS = [
 
 @pytest.fixture
 def _october() -> None:
-    """What the page takes for granted: 7 requests of an account whose plan includes 5."""
+    """What the page takes for granted: 7 requests of an account whose plan includes 5, another one's that are stuck."""
     monthly = rule("monthly", bills=True, key_kind="key")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
     place = Place("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
     totals.write("p1", {place: (1, 7)})
+    spend(account("initech"), "2025-10-10T12:00")
     flow()
+    assert home_shard("initech") != home_shard("acme")
+    ShardState.objects.filter(shard=home_shard("initech")).update(frozen=True)
 
 
 @pytest.fixture

@@ -1,0 +1,109 @@
+"""Open periods in the admin: what each waits for, and closing one in spite of that."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.usage import shown
+from ratelimits.models import Report
+from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Report]
+else:
+    _Base = object
+
+#: Periods that the page shows; `ratelimits_finalise --open` shows all.
+_MOST = 200
+
+
+class ForceForm(forms.Form):
+    """What closing by force asks for."""
+
+    account = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
+    start = forms.IntegerField(widget=forms.HiddenInput)
+    reason = forms.CharField(label=_("Reason"), max_length=300, widget=forms.TextInput(attrs={"size": 60}))
+
+
+class OpenPeriods(_Base):
+    """For the admin page of Report: the periods that are over and have none.
+
+    Whoever may view reports sees them; whoever may add reports closes one by force.
+    """
+
+    def get_urls(self) -> list[URLPattern]:
+        """The pages in front: the admin takes what is left for a primary key."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("open/", wrap(self.open_view), name="ratelimits_report_open"),
+            path("force/", wrap(self.force_view), name="ratelimits_report_force"),
+            *super().get_urls(),
+        ]
+
+    def has_force_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may close periods by force: reports are never added otherwise."""
+        user: Any = request.user
+        return bool(user.has_perm("ratelimits.add_report"))
+
+    def open_view(self, request: HttpRequest) -> HttpResponse:
+        """List the periods that are over and open, and what each waits for."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        over = (found for found in open_periods() if found.over)
+        rows = [_row(found) for found in islice(over, _MOST + 1)]
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Open periods"),
+            "opts": self.model._meta,
+            "rows": rows[:_MOST],
+            "more": len(rows) > _MOST,
+            "may_force": self.has_force_permission(request),
+        }
+        return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
+
+    def force_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for the reason, then close the period."""
+        if not (self.has_view_permission(request) and self.has_force_permission(request)):
+            raise PermissionDenied
+        asked = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
+        form = ForceForm(request.POST) if request.method == "POST" else ForceForm(initial=asked)
+        if request.method == "POST" and form.is_valid():
+            about = form.cleaned_data
+            try:
+                report = force(about["account"], about["start"], request.user.get_username(), about["reason"])
+            except NotForcedError as error:
+                self.message_user(request, str(error), messages.ERROR)
+            else:
+                self.log_addition(request, report, f"closed by force: {about['reason']}")
+                self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
+            return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_open"))
+        start = form.data.get("start") or form.initial.get("start") or ""
+        account = form.data.get("account") or form.initial.get("account") or _("anonymous")
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Close by force: %(account)s, %(start)s")
+            % {"account": account, "start": shown(int(start)) if start.isascii() and start.isdigit() else "–"},
+            "opts": self.model._meta,
+            "form": form,
+        }
+        return TemplateResponse(request, "ratelimits/admin/force_period.html", context)
+
+
+def _row(found: OpenPeriod) -> dict[str, Any]:
+    return {
+        "account": found.account,
+        "start": found.start,
+        "starts": shown(found.start),
+        "ends": shown(found.period.end) if found.period is not None else "–",
+        "units": ", ".join(f"{count:,} {meter}" for meter, count in found.units.items()) or "–",
+        "why": found.why,
+    }

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from ratelimits.models import DurabilityGap, Report, ShardState
+from tests.admin.test_usage import text, url
+from tests.reports.invoices import account, spend
+from tests.usage.traffic import at, flow
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+
+@pytest.mark.parametrize("name", ["acme", "a&b <i>", ""])
+def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Client, name: str) -> None:
+    spend(account(name) if name else "", "2025-10-15", 5)
+    flow()
+    ShardState.objects.update(watermark=at("2025-10-20"))
+    page = admin_client.get(url(Report, "open"))
+    assert "is complete until 2025-10-20T00:00:00Z" in text(page)
+    assert "<i>" not in page.content.decode()
+    about = {"account": name, "start": at("2025-10-01")}
+    assert "Close by force" in text(admin_client.get(url(Report, "force"), about))
+    refused = admin_client.post(url(Report, "force"), {**about, "reason": ""})
+    assert refused.status_code == 200
+    assert not Report.objects.exists()
+    done = admin_client.post(url(Report, "force"), {**about, "reason": "the invoice is due"}, follow=True)
+    assert "was finalised" in text(done)
+    assert Report.objects.get().account == name
+    assert DurabilityGap.objects.get(kind="forced").detail.startswith("admin: the invoice is due (shard ")
+    again = admin_client.post(url(Report, "force"), {**about, "reason": "once more"}, follow=True)
+    assert "has no open period that starts" in text(again)
+
+
+def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
+    assert "None." in text(admin_client.get(url(Report, "open")))
+    assert admin_client.get(url(Report, "force"), {"start": "²"}).status_code == 200
