@@ -143,7 +143,7 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
         checks.Warning(
             f"MIDDLEWARE has no QuotaMiddleware, and requests are decided: {decided}.",
             hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware: without it PATHS are not"
-            " limited, server errors are billed, and the leases of concurrency rules stay taken until lease_ttl.",
+            " limited, server errors are billed, and the leases of requests that are cut off last until lease_ttl.",
             id="ratelimits.W002",
         )
     ]
