@@ -71,7 +71,7 @@ def layers(url: str) -> list[Case]:
     from ratelimits import quota, waiting
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.decide import ask
-    from ratelimits.engine.wire import resp
+    from ratelimits.engine.resp import resp
 
     here, raw = ours.engine_server(), floors.RawSocket(url)
     command = Command(here.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))

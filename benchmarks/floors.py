@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import redis
 
 from benchmarks.timing import Case
-from ratelimits.engine.wire import resp
+from ratelimits.engine.resp import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
 #: A script that does nothing, and answers as one that admits.

@@ -48,7 +48,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     """Name -> title and the commands of all users, in batches."""
     from benchmarks import floors, ours
     from benchmarks.pipelines import FIRST_ID, batched, for_users, run_of
-    from ratelimits.engine.wire import resp
+    from ratelimits.engine.resp import resp
 
     floors.load(url)
     here, now = ours.engine_server(), time.time_ns() // 1000

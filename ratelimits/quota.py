@@ -232,7 +232,7 @@ def _again(denied: Denied) -> Answer:
 
 def _note(error: Exception, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
     if isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable):
-        breaker.failed()
+        breaker.failed(error.event)
     if isinstance(error, Unanswered) and metered:
         witness.unanswered(identity.owner, routes.booked_to(identity), costs)
     logger.error("No decision could be had, the failure policy decides: %s", error)

@@ -12,11 +12,11 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ratelimits.engine import wire
 from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Packed, Program
+from ratelimits.engine.resp import bulks
 
 #: As a timeout: wait as long as it takes.
 ANY = float("inf")
@@ -222,7 +222,7 @@ class Command:
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
             8 + len(keys) + meters + leases + short,
             self.script.sha,
-            wire.bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
+            bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
 
     def to(self, run: str, name: bytes) -> bytes:
@@ -263,7 +263,7 @@ class Command:
         # Questions at moments of their own, and receipts, are not asked again.
         around = _around if call.now is None and receipt is None else _around.__wrapped__
         before, behind = around(packed, self._short, f"{call.version or 0} {run}", request, call.costs)
-        return run, start, end, b"%b%b%b" % (before, wire.bulks(*fields), behind)
+        return run, start, end, b"%b%b%b" % (before, bulks(*fields), behind)
 
 
 @lru_cache(maxsize=1024)
@@ -273,7 +273,7 @@ def _around(
     """What lies before and behind a call's own fields: the same for all who ask alike."""
     first, *formats = packed.short if short else (b"",)
     told = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
-    return wire.bulks(head.encode(), told, packed.program, first), wire.bulks(*formats)
+    return bulks(head.encode(), told, packed.program, first), bulks(*formats)
 
 
 def place(usage: Usage, now: int) -> tuple[int, int, int]:

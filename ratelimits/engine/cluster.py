@@ -19,9 +19,10 @@ from ratelimits.engine.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.counting import Count
 from ratelimits.engine.fallback import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.resp import Prepared, resp
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.split import Reply, course, parts, slot_of
-from ratelimits.engine.wire import Prepared, Wire, resp
+from ratelimits.engine.wire import Wire
 
 Address = tuple[str, int]
 #: The primary of each slot, as far as is known.
@@ -156,10 +157,10 @@ class ClusterWire(Wire):
             self._owners = None
             raise NodeNotSent(f"the cluster is down, says {_named(address)}: {error}") from error
         except Unavailable as error:
-            node.breaker.failed()
+            node.breaker.failed(error.event)
             self._owners, self._doubted = None, address
             of_one_node = NodeUnanswered if isinstance(error, Unanswered) else NodeNotSent
-            raise of_one_node(f"{_named(address)}: {error}") from error
+            raise of_one_node(f"{_named(address)}: {error}", error.event) from error
         else:
             node.breaker.succeeded()
 

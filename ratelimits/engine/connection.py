@@ -17,7 +17,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 
 class Unavailable(Exception):
-    """The server could not be asked."""
+    """The server could not be asked.
+
+    `event` is what failed. Calls that one lost connection failed share it: it is one failure of the server.
+    """
+
+    def __init__(self, message: str = "", event: object = None) -> None:
+        super().__init__(message)
+        self.event = event
 
 
 class NotSent(Unavailable):
@@ -51,7 +58,18 @@ def failure(error: BaseException) -> Unavailable:
     return NotSent(str(error)) if refused else Unanswered(str(error))
 
 
-_MORE = object()
+#: What a connection is asked first, and `run_of` reads: by default all sections but the costly ones.
+INFO = b"*1\r\n$4\r\nINFO\r\n"
+
+
+def run_of(info: bytes) -> str:
+    """Return the run of the server, "run_id:master_replid", that the reply to INFO names."""
+    found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    return f"{found.get('run_id', '?')}:{found.get('master_replid', '?')}"
+
+
+#: What a parser says that needs more bytes for a reply.
+MORE = object()
 _READ = 4096
 
 
@@ -63,7 +81,7 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
         # Where every parser reads from.
         self.socket = connection._sock
         self.timeout = connection.socket_timeout
-        self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=_MORE)
+        self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=MORE)
         self.slow = True
 
     def can_read(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,17 +112,32 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
 
 
 class Own:
-    """A connection that a call has to itself, the server's run, and when it was last used (seconds)."""
+    """A connection that a call has to itself, the server's run, and when it was last used (seconds).
 
-    __slots__ = ("connection", "run", "straight", "used")
+    `process` is a token of the process that made it.
+    """
 
-    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    __slots__ = ("connection", "process", "run", "straight", "used")
+
+    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.straight: Straight | None = None
         # Not where somebody has configured another parser.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
+        self.process = process
         self.run = ""
         self.used = 0.0
+
+    def greet(self) -> None:
+        """Connect and learn the run of the server. Raise NotSent."""
+        self.run = greet(self.connection)
+
+    def closed(self) -> bool:
+        """Return whether the server has closed it, or has said what nobody asked for."""
+        try:
+            return bool(self.connection.can_read(0))
+        except (RedisError, OSError):
+            return True
 
     def _parser(self, socket_read_size: int) -> Straight:
         self.straight = Straight(socket_read_size)
@@ -120,8 +153,8 @@ class Own:
                 straight.hurry()
             sock, reader = straight.socket, straight.reader
             sock.sendall(packed)
-            reply: Any = _MORE
-            while reply is _MORE:
+            reply: Any = MORE
+            while reply is MORE:
                 data = sock.recv(_READ)
                 if not data:
                     raise RedisConnectionError("the server closed the connection")
@@ -160,3 +193,14 @@ def ask(connection: Any, packed: bytes) -> Any:
     except (RedisError, OSError) as error:
         connection.disconnect()
         raise failure(error) from error
+
+
+def greet(connection: Any) -> str:
+    """Connect any connection of redis-py's and return the run of the server. Raise NotSent."""
+    try:
+        connection.connect()
+        connection.send_packed_command([INFO], check_health=False)
+        return run_of(connection.read_response())
+    except (RedisError, OSError) as error:
+        connection.disconnect()
+        raise NotSent(str(error)) from error

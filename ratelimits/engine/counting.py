@@ -6,9 +6,10 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from ratelimits.engine import scripts, wire
+from ratelimits.engine import scripts
 from ratelimits.engine.call import Usage
 from ratelimits.engine.keys import quoted
+from ratelimits.engine.resp import resp
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +49,4 @@ class Count:
     def to(self, run: str, name: bytes) -> bytes:
         """The command in RESP."""
         arguments = [run.encode(), name, self._periods, *self._threes]
-        return wire.resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)
+        return resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)

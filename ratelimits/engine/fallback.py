@@ -43,6 +43,7 @@ class Breaker:
         self._clock = clock
         self._failures = 0
         self._until = 0.0
+        self._event: object = None
 
     @property
     def closed(self) -> bool:
@@ -60,8 +61,11 @@ class Breaker:
         if self._failures:
             self._failures = 0
 
-    def failed(self) -> None:
-        """A call was not answered."""
+    def failed(self, event: object = None) -> None:
+        """A call was not answered. Calls that the same event failed, such as a lost connection, are one failure."""
+        if event is not None and event is self._event:
+            return
+        self._event = event
         self._failures += 1
         self._until = self._clock() + PAUSE
 

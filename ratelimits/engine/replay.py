@@ -10,9 +10,9 @@ from ratelimits.engine.call import ANY, Call, Command, Op, beside, states
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import BEHIND, Keyspace
 from ratelimits.engine.program import Program
+from ratelimits.engine.resp import bulks
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
-from ratelimits.engine.wire import bulks
 
 #: A question as the wire takes it, and the script that it asks.
 Question = tuple[bytes, Script]

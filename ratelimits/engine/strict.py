@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from redis.asyncio.connection import BlockingConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import ConnectionPool as AsyncConnectionPool
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -21,8 +21,6 @@ from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDoma
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-#: Connections of one event loop; a call that finds them all taken waits for one, TIMEOUT at most.
-ASYNC_CONNECTIONS = 50
 _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
     Connection: AsyncConnection,
     SSLConnection: AsyncSSLConnection,
@@ -88,8 +86,8 @@ def _strict_manager(manager: Any, timeout: float) -> Any:
     return own
 
 
-class _AsyncSentinelPool(AsyncSentinelConnectionPool, AsyncConnectionPool):
-    """A bounded pool to whatever server the sentinels name; it takes their connections along when it ends."""
+class _AsyncSentinelPool(AsyncSentinelConnectionPool):
+    """A pool to whatever server the sentinels name; it takes their connections along when it ends."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
@@ -98,8 +96,8 @@ class _AsyncSentinelPool(AsyncSentinelConnectionPool, AsyncConnectionPool):
                 await sentinel.connection_pool.disconnect()
 
 
-def twin(pool: Any, timeout: float) -> Any:
-    """The pool's twin for one event loop; ImproperlyConfigured where redis-py has none."""
+def twin(pool: Any) -> Any:
+    """The pool's twin for one event loop, which makes its connection; ImproperlyConfigured where redis-py has none."""
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
@@ -108,7 +106,7 @@ def twin(pool: Any, timeout: float) -> Any:
         raise ImproperlyConfigured(
             f"{pool.connection_class.__name__} has no async twin: use the sync functions in a thread"
         )
-    kwargs |= {"connection_class": known, "max_connections": ASYNC_CONNECTIONS, "timeout": timeout}
+    kwargs["connection_class"] = known
     if not isinstance(pool, SentinelConnectionPool):
         return AsyncConnectionPool(**kwargs)
     kwargs.pop("connection_pool")

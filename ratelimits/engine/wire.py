@@ -1,19 +1,16 @@
 """The connections that decisions travel on: those of the configured django-redis cache, made strict.
 
-Each thread has a connection of its own, with short timeouts and no retry of any kind: a decision that was sent twice
-would be charged twice. Where the configured client is not a plain one (Sentinel, say) a connection is taken from a pool
-of its kind for each call. What was never sent raises NotSent; a reply that was lost raises Unanswered, and whether the
-call took place is then unknown.
+They have short timeouts and no retry of any kind: a decision that was sent twice would be charged twice. A call takes
+an idle connection of the process, or makes one; the tasks of an event loop share one. Where the configured client is
+not a plain one (Sentinel, say) a connection is taken from a pool of its kind for each call. What was never sent raises
+NotSent; a reply that was lost raises Unanswered, and whether the call took place is then unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis
@@ -23,60 +20,13 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.connection import NotSent, Own, Unanswered, ask, failure, refuses_writes
+from ratelimits.engine.connection import NotSent, Unanswered, ask, greet
+from ratelimits.engine.idle import IdleConnections, process
 from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.multiplexed import Multiplexed
+from ratelimits.engine.resp import Prepared, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.strict import strict, twin
-
-#: After this many idle seconds a connection is looked at before it is used: the server may have closed it.
-IDLE = 1.0
-
-
-def bulks(*parts: bytes) -> bytes:
-    """Bulk strings in RESP, one behind the other."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
-
-
-def resp(*parts: bytes) -> bytes:
-    """A command in RESP."""
-    return b"*%d\r\n" % len(parts) + bulks(*parts)
-
-
-class Prepared(Protocol):
-    """What can be sent: the script that it calls, and its bytes for a run of the server and a nonce."""
-
-    @property
-    def script(self) -> Script: ...
-
-    def to(self, run: str, name: bytes) -> bytes:
-        """The command in RESP."""
-
-
-def _run_of(info: dict[str, Any] | bytes | str) -> str:
-    text = info.decode() if isinstance(info, bytes) else str(info)
-    found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return f"{found.get('run_id', '?')}:{found.get('master_replid', '?')}"
-
-
-_INFO = resp(b"INFO", b"everything")
-
-
-class _Pinned(threading.local):
-    """What each thread has, and the process that it opened it in."""
-
-    own: Own | None = None
-    process: object = None
-
-
-_process = object()
-
-
-def _forked() -> None:
-    global _process
-    _process = object()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def configured(alias: str) -> Any:
@@ -101,9 +51,10 @@ class Wire:
 
     def _open(self, pool: Any, timeout: float) -> None:
         self._pool = strict(pool, timeout)
-        self._pinned = _Pinned() if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
+        self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._loops: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
+        self._parents: list[Any] = []
         self._timeout = timeout
         #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
@@ -122,19 +73,27 @@ class Wire:
         A script that the server does not know is loaded, and the command sent again: it did not take place before.
         Raises NotSent, Unanswered, or redis.exceptions.ResponseError for what the server refuses.
         """
-        if self._pinned is not None:
-            own = self._mine(self._pinned)
+        idle = self._idle
+        if idle is not None:
+            own = idle.take()
             try:
-                return own.ask(command.to(own.run, name))
-            except NoScriptError:
-                own.ask(resp(b"SCRIPT", b"LOAD", command.script.text))
-                return own.ask(command.to(own.run, name))
+                try:
+                    reply = own.ask(command.to(own.run, name))
+                except NoScriptError:
+                    own.ask(loading(command.script))
+                    reply = own.ask(command.to(own.run, name))
+            except ResponseError:
+                idle.give(own)
+                raise
+            # Whatever else ends a call, even here, leaves a connection of which nobody knows what it says next.
+            idle.give(own)
+            return reply
         connection, run = self._take()
         try:
             try:
                 return ask(connection, command.to(run, name))
             except NoScriptError:
-                ask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
+                ask(connection, loading(command.script))
                 return ask(connection, command.to(run, name))
         finally:
             self._pool.release(connection)
@@ -145,33 +104,23 @@ class Wire:
         The scripts are loaded first. Raises as `call` does; a script flushed in between is a ResponseError, since what
         came after it was decided out of order.
         """
-        connection, run = self._take()
-        try:
-            loads = [resp(b"SCRIPT", b"LOAD", script.text) for script in scripts]
-            connection.send_packed_command([b"".join([*loads, *[make(run) for make in packed]])], check_health=False)
-            replies: list[Any] = []
-            failure: ResponseError | None = None
-            for _ in range(len(loads) + len(packed)):
-                try:
-                    replies.append(connection.read_response())
-                except ResponseError as error:
-                    failure = failure or error
-            if failure is not None:
-                raise failure
-            return replies[len(loads) :]
-        except ResponseError:
-            raise
-        except (RedisError, OSError) as error:
-            connection.disconnect()
-            raise Unanswered(str(error)) from error
-        finally:
-            if self._pinned is None:
+        if self._idle is None:
+            connection, run = self._take()
+            try:
+                return _streamed(connection, run, packed, scripts)
+            finally:
                 self._pool.release(connection)
+        own = self._idle.take()
+        try:
+            replies = _streamed(own.connection, own.run, packed, scripts)
+        except ResponseError:
+            self._idle.give(own)
+            raise
+        self._idle.give(own)
+        return replies
 
     def _take(self) -> tuple[Any, str]:
-        if self._pinned is not None:
-            own = self._mine(self._pinned)
-            return own.connection, own.run
+        """A connection of a pool that is not a plain one, and the server's run."""
         try:
             connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
@@ -179,112 +128,65 @@ class Wire:
         run = self._runs.get(connection)
         if run is None:
             try:
-                run = self._greet(connection)
+                run = greet(connection)
             except NotSent:
                 self._pool.release(connection)
                 raise
-            self._learn(connection, run)
+            self._runs[connection] = run
+            connection.register_connect_callback(self._connected_anew)
         return connection, run
-
-    def _mine(self, pinned: _Pinned) -> Own:
-        """This thread's connection, ready to be used."""
-        own, now = pinned.own, time.monotonic()
-        if own is None or pinned.process is not _process:
-            # A child of a fork must not speak on its parent's socket; dropping the object leaves the parent's open.
-            # Not one that the pool counts: threads come and go, and the pool would never hear that this one went.
-            own = pinned.own = Own(self._pool.connection_class, self._pool.connection_kwargs)
-            pinned.process = _process
-        elif now - own.used > IDLE and own.connection.is_connected and _closed(own.connection):
-            own.connection.disconnect()
-        own.used = now
-        if not own.connection.is_connected:
-            own.run = self._greet(own.connection)
-        return own
-
-    def _greet(self, connection: Any) -> str:
-        try:
-            connection.connect()
-            connection.send_packed_command([_INFO], check_health=False)
-            return _run_of(connection.read_response())
-        except (RedisError, OSError) as error:
-            connection.disconnect()
-            raise NotSent(str(error)) from error
-
-    def _learn(self, connection: Any, run: str) -> None:
-        self._runs[connection] = run
-        connection.register_connect_callback(self._connected_anew)
 
     def _connected_anew(self, connection: Any) -> None:
         """A pool has connected again by itself: perhaps to another run of the server."""
         self._runs.pop(connection, None)
 
-    async def _pool_of(self, loop: Any) -> Any:
+    async def _shared(self, loop: Any) -> Multiplexed:
+        """The loop's connection, made on its first use."""
         for other in list(self._loops):
             if other.is_closed():
                 self._loops.pop(other, None)
-        pool = twin(self._pool, self._timeout)
-        end = self._end(loop, pool)
-        self._loops[loop] = pool, end
+        if loop in self._loops:
+            # A parent's, whose loop this child goes on with: closing it would close the parent's.
+            self._parents.append(self._loops[loop])
+        shared = Multiplexed(twin(self._pool), self._timeout, process())
+        end = self._end(loop, shared)
+        self._loops[loop] = shared, end
         await anext(end)
-        return pool
+        return shared
 
-    async def _end(self, loop: Any, pool: Any) -> AsyncGenerator[None]:
-        """Closes a loop's connections before the loop itself is closed: runners end asynchronous generators last."""
+    async def _end(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
+        """Closes a loop's connection before the loop itself is closed: runners end asynchronous generators last."""
         try:
             yield
         finally:
             self._loops.pop(loop, None)
-            await pool.disconnect()
+            await shared.close()
 
     async def acall(self, command: Prepared, name: bytes) -> Any:
-        """The same for async code, on connections of its event loop."""
+        """The same for async code, on the connection of its event loop."""
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
-        pool = known[0] if known is not None else await self._pool_of(loop)
-        try:
-            connection = await pool.get_connection()
-        except (RedisError, OSError) as error:
-            raise NotSent(str(error)) from error
-        try:
-            run = self._runs.get(connection)
-            if run is None:
-                run = await _agreet(connection)
-                self._learn(connection, run)
+        if known is None or known[0].process is not process():
+            return await (await self._shared(loop)).ask(command, name)
+        return await known[0].ask(command, name)
+
+
+def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
+    try:
+        loads = [loading(script) for script in scripts]
+        connection.send_packed_command([b"".join([*loads, *[make(run) for make in packed]])], check_health=False)
+        replies: list[Any] = []
+        failure: ResponseError | None = None
+        for _ in range(len(loads) + len(packed)):
             try:
-                return await _aask(connection, command.to(run, name))
-            except NoScriptError:
-                await _aask(connection, resp(b"SCRIPT", b"LOAD", command.script.text))
-                return await _aask(connection, command.to(run, name))
-        finally:
-            await pool.release(connection)
-
-
-def _closed(connection: Any) -> bool:
-    try:
-        return bool(connection.can_read(0))
-    except (RedisError, OSError):
-        return True
-
-
-async def _aask(connection: Any, packed: bytes) -> Any:
-    try:
-        await connection.send_packed_command([packed], check_health=False)
-        return await connection.read_response()
-    except ResponseError as error:
-        if not refuses_writes(error):
-            raise
-        await connection.disconnect()
-        raise NotSent(str(error)) from error
+                replies.append(connection.read_response())
+            except ResponseError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return replies[len(loads) :]
+    except ResponseError:
+        raise
     except (RedisError, OSError) as error:
-        await connection.disconnect()
-        raise failure(error) from error
-
-
-async def _agreet(connection: Any) -> str:
-    try:
-        await connection.connect()
-        await connection.send_packed_command([_INFO], check_health=False)
-        return _run_of(await connection.read_response())
-    except (RedisError, OSError) as error:
-        await connection.disconnect()
-        raise NotSent(str(error)) from error
+        connection.disconnect()
+        raise Unanswered(str(error)) from error

@@ -56,6 +56,7 @@ class Loader:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
 
     def current(self) -> Snapshot:
@@ -89,7 +90,7 @@ class Loader:
 
     async def aload(self, shards: frozenset[int]) -> Snapshot:
         """A snapshot with these shards of keys read."""
-        return await self._await(self._submit(self._load_shards, shards))
+        return await self._await(self._want(shards))
 
     def forget(self) -> None:
         """Hold nothing: the next use reads everything."""
@@ -115,7 +116,7 @@ class Loader:
             logger.warning("The rules could not be read again; those held stay in force: %s", error)
 
     def _at(self, held: rows.Rows, now: int) -> Snapshot:
-        return Snapshot(held, now, lambda shards: self._wait(self._submit(self._load_shards, shards)))
+        return Snapshot(held, now, lambda shards: self._wait(self._want(shards)))
 
     def _interval(self) -> int:
         return int(conf.RELOAD_INTERVAL * 1_000_000)
@@ -128,6 +129,10 @@ class Loader:
             if self._clock() - at < _PAUSE:
                 raise RulesUnavailable(message)
         return self._thread.submit(job, argument)
+
+    def _want(self, shards: frozenset[int]) -> Future[Snapshot]:
+        self._wanted.update(shards)
+        return self._submit(self._load_shards, shards)
 
     def _wait(self, future: Future[R]) -> R:
         try:
@@ -159,8 +164,15 @@ class Loader:
         return self._hold(found)
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:
-        """In the thread: read shards of keys into the rows that are held, once these are up to date."""
+        """In the thread: read shards of keys into the rows that are held, once these are up to date.
+
+        Those that others wait for behind this job are read with them: a burst of new keys is two reads, however long.
+        """
         held = self._held
+        if held is not None and all(held.rows.shards[shard] is not None for shard in shards):
+            return held
+        wanted, self._wanted = self._wanted, set()
+        shards |= wanted
 
         def read() -> rows.Rows:
             for _attempt in range(3):

@@ -24,6 +24,8 @@ class Proxy:
         self._lock = threading.Lock()
         self.sent = b""
         self.connections = 0
+        #: Connections that no side has closed.
+        self.open = 0
         self._start(self._accept)
 
     @property
@@ -43,10 +45,10 @@ class Proxy:
         with self._lock:
             return self.sent.upper().count(b"\r\n" + command.upper() + b"\r\n")
 
-    def wait_for(self, command: bytes) -> None:
-        """Wait until a client has sent it."""
+    def wait_for(self, command: bytes, times: int = 1) -> None:
+        """Wait until clients have sent it so often."""
         deadline = time.monotonic() + 5
-        while not self.count(command):
+        while self.count(command) < times:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -63,7 +65,9 @@ class Proxy:
                 return
             server = socket.create_connection(self._target)
             self._sockets += [client, server]
-            self.connections += 1
+            with self._lock:
+                self.connections += 1
+                self.open += 1
             self._start(self._forward, client, server, True)
             self._start(self._forward, server, client, False)
 
@@ -82,6 +86,9 @@ class Proxy:
                 target.sendall(data)
         except OSError:
             pass
+        if requests:
+            with self._lock:
+                self.open -= 1
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

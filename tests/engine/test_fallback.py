@@ -41,6 +41,15 @@ class TestBreaker:
             breaker.failed()
         assert not breaker.closed
 
+    def test_calls_that_one_lost_connection_failed_are_one_failure(self, clock: Clock) -> None:
+        breaker = Breaker(clock)
+        for _ in range(FAILURES):
+            event = object()
+            assert breaker.closed
+            for _call in range(100):
+                breaker.failed(event)
+        assert not breaker.closed
+
     def test_after_the_pause_one_call_tries_and_nobody_else(self, clock: Clock) -> None:
         breaker = Breaker(clock)
         for _ in range(FAILURES):

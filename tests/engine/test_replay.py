@@ -14,8 +14,8 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Asking, Question, forget, replay
+from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, server
-from ratelimits.engine.wire import bulks
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.asking import NOW, SECOND
 

@@ -23,12 +23,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.embedded import Server as RunningServer
 from ratelimits.embedded import free_port
-from ratelimits.engine import strict
-from ratelimits.engine import wire as wire_module
+from ratelimits.engine import idle, multiplexed
 from ratelimits.engine.connection import NotSent, Unanswered
+from ratelimits.engine.resp import resp
 from ratelimits.engine.scripts import Script, read
-from ratelimits.engine.wire import Wire, resp
+from ratelimits.engine.wire import Wire
 from tests.engine.proxy import Proxy
+from tests.eventually import until
 from tests.servers import TestServers, server_binary
 
 TIMEOUT = 0.25
@@ -166,7 +167,7 @@ class TestLoss:
     def test_it_is_unanswered_in_time_on_a_connection_that_was_idle_too(
         self, opened: Callable[..., Wire], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ratelimits.engine.wire.IDLE", -1.0)
+        monkeypatch.setattr(idle, "IDLE", -1.0)
         wire = opened(proxy.url)
         for _ in range(3):
             wire.call(WHO, b"")
@@ -252,7 +253,7 @@ class TestLoss:
     ) -> None:
         before = wire.call(WHO, b"")
         redis_client.client_kill_filter(_id=before)
-        monkeypatch.setattr(wire_module, "IDLE", -1.0)
+        monkeypatch.setattr(idle, "IDLE", -1.0)
         assert wire.call(WHO, b"") > before
 
     def test_a_connection_that_the_server_closed_just_now_costs_one_call(
@@ -293,19 +294,80 @@ class TestLoss:
 
 
 class TestThreadsAndProcesses:
-    def test_each_thread_has_one_connection_of_its_own(self, wire: Wire) -> None:
-        seen: list[list[int]] = []
+    def test_what_connects_at_a_time_is_bounded_and_what_is_idle_too(
+        self,
+        opened: Callable[..., Wire],
+        proxy: Proxy,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(idle, "IDLE_CONNECTIONS", 3)
+        monkeypatch.setattr(idle, "CONNECTING", 8)
+        wire, replies = opened(proxy.url, timeout=10), []
+        proxy.hold()
+        greeted = [threading.Thread(target=lambda: replies.append(wire.call(say(b"PING"), b""))) for _ in range(10)]
+        for thread in greeted:
+            thread.start()
+        until(lambda: proxy.connections == 8, "as many connect as may at a time")
+        proxy.let_go()
+        for thread in greeted:
+            thread.join()
+        assert replies == [b"PONG"] * 10
+        until(lambda: proxy.open == 3, "the others are closed")
+        assert {wire.call(say(b"ECHO", b"%d" % number), b"") for number in range(5)} == {b"0", b"1", b"2", b"3", b"4"}
+        assert proxy.connections <= 10
+
+    def test_many_threads_at_once_are_all_told_of_the_attempts_that_failed(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire, errors = opened(proxy.url), []
+        proxy.lose.set()
 
         def work() -> None:
-            seen.append([wire.call(WHO, b"") for _ in range(3)])
+            try:
+                wire.call(WHO, b"")
+            except NotSent as error:
+                errors.append(error)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(target=work) for _ in range(100)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(len(set(one)) == 1 for one in seen)
-        assert len({one[0] for one in seen}) == 4
+        assert len(errors) == 100
+        assert proxy.connections == len({error.event for error in errors}) <= 2 * idle.CONNECTING
+
+    def test_the_connection_given_back_last_is_taken_first_by_whatever_thread(self, wire: Wire) -> None:
+        first, seen = wire.call(WHO, b""), []
+        for _ in range(20):
+            thread = threading.Thread(target=lambda: seen.append(wire.call(WHO, b"")))
+            thread.start()
+            thread.join()
+        assert seen == [first] * 20
+
+    def test_a_call_that_was_interrupted_gives_nothing_back(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
+        wire = opened(proxy.url, timeout=10)
+        assert wire.call(say(b"ECHO", b"first"), b"") == b"first"
+        proxy.hold()
+
+        def interrupt() -> None:
+            proxy.wait_for(b"ECHO", 2)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        def interrupted(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGUSR1, interrupted)
+        thread = threading.Thread(target=interrupt)
+        try:
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                wire.call(say(b"ECHO", b"interrupted"), b"")
+        finally:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+            proxy.let_go()
+        assert [wire.call(say(b"ECHO", word), b"") for word in (b"a", b"b")] == [b"a", b"b"]
+        assert proxy.connections == 2
 
     def test_threads_may_come_and_go_without_end(self, wire: Wire, redis_client: redis.Redis) -> None:
         before, failures = clients(redis_client), []
@@ -339,6 +401,23 @@ class TestThreadsAndProcesses:
             theirs = int(pipe.read())
         assert theirs > mine
         assert wire.call(WHO, b"") == mine
+
+    def test_a_forked_childs_loop_has_a_connection_of_its_own_and_the_parents_stays(self, wire: Wire) -> None:
+        reading, writing = os.pipe()
+        with asyncio.Runner() as runner:
+            mine = runner.run(wire.acall(WHO, b""))
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.write(writing, b"%d" % asyncio.run(wire.acall(WHO, b"")))
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            os.waitpid(child, 0)
+            with os.fdopen(reading, "rb") as pipe:
+                theirs = int(pipe.read())
+            assert theirs > mine
+            assert runner.run(wire.acall(WHO, b"")) == mine
 
 
 class TestRuns:
@@ -490,14 +569,14 @@ class TestConfiguration:
 
 
 class TestAsync:
-    async def test_many_at_once_share_a_few_connections(
+    async def test_many_at_once_share_one_connection(
         self, opened: Callable[..., Wire], redis_url: str, redis_client: redis.Redis
     ) -> None:
         wire = opened(redis_url, timeout=5)
         before = clients(redis_client)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
-        assert clients(redis_client) <= before + strict.ASYNC_CONNECTIONS
+        assert clients(redis_client) == before + 1
 
     async def test_the_loop_goes_on_while_the_server_thinks(self, wire: Wire, redis_client: redis.Redis) -> None:
         await wire.acall(WHO, b"")
@@ -576,3 +655,167 @@ class TestAsync:
         with pytest.raises(ResponseError, match="unknown command"):
             await wire.acall(say(b"NONSENSE"), b"")
         assert await wire.acall(say(b"ECHO", b"a"), b"") == b"a"
+
+
+#: Keeps the server busy for so many seconds of its processor's time.
+BUSY = b"local start = os.clock() repeat until os.clock() - start > tonumber(ARGV[1]) return ARGV[2]"
+
+
+async def ended(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    """What became of them: their results, or the kinds of their errors."""
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    return [type(one) if isinstance(one, BaseException) else one for one in found]
+
+
+class TestMultiplexing:
+    """The tasks of a loop share one connection, and none of them another one's fate, but for a lost connection."""
+
+    async def test_what_is_asked_in_one_turn_is_written_in_one_go(
+        self, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written: list[bytes] = []
+        monkeypatch.setattr(multiplexed, "IN_FLIGHT", 1000)
+        await wire.acall(WHO, b"")
+        transport = link_of(wire)._transport
+        write = transport.write
+        monkeypatch.setattr(transport, "write", lambda data: (written.append(data), write(data)))
+        replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
+        assert replies == [b"%d" % n for n in range(500)]
+        assert len(written) == 1
+
+    async def test_callers_that_are_cancelled_in_a_burst_leave_their_replies_to_nobody(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url, timeout=10)
+        await wire.acall(WHO, b"")
+        proxy.hold()
+        tasks = [asyncio.ensure_future(wire.acall(say(b"ECHO", b"%d" % n), b"")) for n in range(1000)]
+        await asyncio.to_thread(proxy.wait_for, b"ECHO", multiplexed.IN_FLIGHT)
+        for task in tasks[::3]:
+            task.cancel()
+        proxy.let_go()
+        expected = [asyncio.CancelledError if n % 3 == 0 else b"%d" % n for n in range(1000)]
+        assert await ended(tasks) == expected
+        assert await wire.acall(say(b"ECHO", b"next"), b"") == b"next"
+        assert proxy.connections == 1
+        # Those that were cancelled while they waited were not sent.
+        assert proxy.count(b"ECHO") < 1001
+
+    async def test_what_was_written_on_a_connection_that_is_cut_is_unanswered_and_the_rest_not_sent(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire = opened(proxy.url, timeout=10)
+        await wire.acall(WHO, b"")
+        proxy.cut.set()
+        tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(1000)]
+        kinds = await ended(tasks)
+        limit = multiplexed.IN_FLIGHT
+        assert kinds == [Unanswered] * limit + [NotSent] * (1000 - limit)
+        assert len({task.exception().event for task in tasks}) == 1  # type: ignore[union-attr]
+        proxy.cut.clear()
+        assert await wire.acall(say(b"GET", b"counter"), b"") == b"%d" % limit == redis_client.get("counter")
+
+    async def test_a_server_that_stops_answers_nobody_and_is_connected_to_anew(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        wire = opened(own_server.url)
+        await wire.acall(WHO, b"")
+        own_server.process.send_signal(signal.SIGSTOP)
+        try:
+            tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(200)]
+            limit = multiplexed.IN_FLIGHT
+            assert await ended(tasks) == [Unanswered] * limit + [NotSent] * (200 - limit)
+            # The system accepts the connection, the server says nothing.
+            tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(200)]
+            assert await ended(tasks) == [NotSent] * 200
+        finally:
+            own_server.process.send_signal(signal.SIGCONT)
+        assert await wire.acall(say(b"ECHO", b"a"), b"") == b"a"
+
+    async def test_all_who_ask_before_there_is_a_connection_share_one_attempt(
+        self, opened: Callable[..., Wire], proxy: Proxy
+    ) -> None:
+        wire = opened(proxy.url)
+        proxy.cut.set()
+        tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(100)]
+        assert await ended(tasks) == [NotSent] * 100
+        assert (proxy.connections, proxy.count(b"INCR")) == (1, 0)
+        proxy.cut.clear()
+        assert await asyncio.gather(*(wire.acall(say(b"INCR", b"c"), b"") for _ in range(9))) == [*range(1, 10)]
+        assert proxy.connections == 2
+
+    async def test_the_caller_that_connects_may_be_cancelled(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
+        wire = opened(proxy.url, timeout=10)
+        proxy.hold()
+        first, second = (asyncio.ensure_future(wire.acall(say(b"ECHO", word), b"")) for word in (b"a", b"b"))
+        await asyncio.to_thread(until, lambda: proxy.connections, "somebody connects")
+        first.cancel()
+        proxy.let_go()
+        assert await ended([first, second]) == [asyncio.CancelledError, b"b"]
+        assert (proxy.connections, proxy.count(b"ECHO")) == (1, 1)
+
+    async def test_waiting_for_ones_own_turn_takes_as_long_as_it_takes(
+        self, opened: Callable[..., Wire], redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nine calls one after the other take longer, in all, than TIMEOUT."""
+        monkeypatch.setattr(multiplexed, "IN_FLIGHT", 1)
+        wire = opened(redis_url, timeout=3)
+        commands = [script_call(BUSY, b"0", b"0.4", b"%d" % number) for number in range(9)]
+        replies = await asyncio.gather(*(wire.acall(command, b"") for command in commands))
+        assert replies == [b"%d" % number for number in range(9)]
+
+    @pytest.mark.parametrize("connected", [True, False])
+    async def test_a_loop_that_is_busy_is_no_failure_of_the_server(self, wire: Wire, connected: bool) -> None:
+        if connected:
+            await wire.acall(WHO, b"")
+        waiting = asyncio.ensure_future(wire.acall(say(b"ECHO", b"a"), b""))
+        for _ in range(5):
+            time.sleep(2 * TIMEOUT)  # noqa: ASYNC251  (the loop has other things to do)
+            await asyncio.sleep(0)
+        assert await waiting == b"a"
+
+    async def test_a_server_that_takes_no_writes_is_left_when_it_has_answered_all_that_it_was_sent(
+        self, opened: Callable[..., Wire], own_server: RunningServer
+    ) -> None:
+        wire, command = opened(own_server.url), script_call(COUNT, b"1", b"counter")
+        before = await wire.acall(WHO, b"")
+        await wire.acall(command, b"")
+        with redis.Redis.from_url(own_server.url) as client:
+            client.replicaof("127.0.0.1", free_port())
+            asked = [say(b"ECHO", b"a"), command, say(b"ECHO", b"b"), command]
+            tasks = [asyncio.ensure_future(wire.acall(one, b"")) for one in asked]
+            assert await ended(tasks) == [b"a", NotSent, b"b", NotSent]
+            client.replicaof("NO", "ONE")
+        assert await wire.acall(WHO, b"") > before
+        assert await wire.acall(command, b"") == 2
+
+    async def test_a_command_that_cannot_be_made_is_its_callers_own_error(self, wire: Wire) -> None:
+        class Broken(Said):
+            def to(self, run: str, name: bytes) -> bytes:
+                raise ValueError("no such moment")
+
+        tasks = [
+            asyncio.ensure_future(wire.acall(one, b"")) for one in (say(b"ECHO", b"a"), Broken(()), say(b"ECHO", b"b"))
+        ]
+        assert await ended(tasks) == [b"a", ValueError, b"b"]
+
+    def test_what_waits_as_the_loop_ends_is_let_go(
+        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+    ) -> None:
+        wire, before = opened(proxy.url, timeout=10), clients(redis_client)
+
+        async def leave() -> None:
+            await wire.acall(WHO, b"")
+            proxy.hold()
+            asyncio.ensure_future(wire.acall(say(b"ECHO", b"a"), b""))  # noqa: RUF006
+            await asyncio.to_thread(proxy.wait_for, b"ECHO")
+
+        asyncio.run(leave())
+        proxy.let_go()
+        until(lambda: clients(redis_client) == before, "the connection is closed")
+        assert len(wire._loops) == 0
+
+
+def link_of(wire: Wire) -> Any:
+    """The open connection of the running loop."""
+    return wire._loops[asyncio.get_running_loop()][0]._link

@@ -1,0 +1,183 @@
+"""Many requests at the same moment on a limit that is used up, while the server is up: not one of them passes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.core.handlers.asgi import ASGIHandler
+from django.urls import path
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from ratelimits import quota
+from ratelimits.engine.idle import IDLE_CONNECTIONS
+from ratelimits.engine.server import server
+from ratelimits.identity import Identity
+from ratelimits.quota import Answer
+from ratelimits.throttling import QuotaThrottle
+from tests.faces import begin_afresh
+from tests.rows import rule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.end_to_end.test_bursts")]
+
+
+class View(APIView):
+    authentication_classes = ()
+    permission_classes = (AllowAny,)
+    throttle_classes = (QuotaThrottle,)
+
+    def get(self, request: Request) -> Response:
+        return Response("passed")
+
+
+urlpatterns = [path("plain/", View.as_view())]
+
+
+@pytest.fixture(autouse=True)
+def _used_up(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """A limit that all share, of which nothing is left; nobody repeats a refusal from memory."""
+    begin_afresh(monkeypatch)
+    settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
+    rule("all", "token_bucket", capacity=10, rate=1, period=86_400, key_kind="global")
+    assert [quota.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]
+
+
+def someone(number: int) -> Identity:
+    return Identity(user=f"user:{number}")
+
+
+def answers(found: list[Answer]) -> Counter[str]:
+    """How many of them passed, were refused by the limit, and were answered by the failure policy."""
+    kinds = ("passed" if one.allowed else "unavailable" if one.decision is None else "refused" for one in found)
+    return Counter(kinds)
+
+
+def connections(client: redis.Redis) -> int:
+    return len(client.client_list())
+
+
+async def ask_at_once(tasks: int) -> Counter[str]:
+    return answers(await asyncio.gather(*(quota.acheck(someone(number)) for number in range(tasks))))
+
+
+def test_three_thousand_tasks_at_once_cold_and_warm(redis_client: redis.Redis) -> None:
+    async def both() -> list[Counter[str]]:
+        return [await ask_at_once(3000), await ask_at_once(3000)]
+
+    before = connections(redis_client)
+
+    async def and_connections() -> int:
+        assert await both() == [Counter(refused=3000)] * 2
+        return connections(redis_client)
+
+    assert asyncio.run(and_connections()) == before + 1
+    assert quota.breaker.closed
+    assert connections(redis_client) == before
+
+
+def test_a_thousand_tasks_whose_script_was_forgotten_load_it_once(redis_client: redis.Redis) -> None:
+    async def forgotten() -> int:
+        await ask_at_once(10)
+        redis_client.script_flush()
+        redis_client.config_resetstat()
+        assert await ask_at_once(1000) == Counter(refused=1000)
+        stats: Any = redis_client.info("commandstats")
+        return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_script", "cmdstat_script|load"))
+
+    assert asyncio.run(forgotten()) == 1
+
+
+def test_loops_that_come_and_go_leave_nothing(redis_client: redis.Redis) -> None:
+    before = connections(redis_client)
+    for _ in range(30):
+        assert asyncio.run(ask_at_once(20)) == Counter(refused=20)
+    assert connections(redis_client) == before
+    assert len(server().wire._loops) == 0
+
+
+def in_threads(threads: int, work: Callable[[int], None]) -> None:
+    every = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join()
+
+
+def test_four_hundred_threads_at_once(redis_client: redis.Redis) -> None:
+    before = connections(redis_client)
+    found: list[Answer] = []
+    ready = threading.Barrier(400)
+
+    def work(number: int) -> None:
+        ready.wait()
+        found.append(quota.check(someone(number)))
+
+    in_threads(400, work)
+    assert answers(found) == Counter(refused=400)
+    assert quota.breaker.closed
+    assert connections(redis_client) <= before + IDLE_CONNECTIONS
+
+
+def test_a_thousand_sync_views_at_once_behind_asgi(redis_client: redis.Redis) -> None:
+    """Django gives each request of a sync view a thread of its own there."""
+    before = connections(redis_client)
+    handler = ASGIHandler()
+
+    async def ask(number: int) -> int:
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "GET",
+            "path": "/plain/",
+            "raw_path": b"/plain/",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"host", b"testserver")],
+            "client": (f"203.0.113.{number % 250}", 1),
+            "server": ("testserver", 80),
+            "http_version": "1.1",
+        }
+        sent: list[dict[str, Any]] = []
+        asked = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if asked:
+                await asyncio.Event().wait()  # a client that stays
+            asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await handler(scope, receive, send)
+        status: int = sent[0]["status"]
+        return status
+
+    async def all_at_once() -> Counter[int]:
+        return Counter(await asyncio.gather(*(ask(number) for number in range(1000))))
+
+    assert asyncio.run(all_at_once()) == Counter({429: 1000})
+    assert quota.breaker.closed
+    assert connections(redis_client) <= before + IDLE_CONNECTIONS + 1
+
+
+def test_short_threads_one_after_the_other_use_one_connection_and_learn_its_run_once(
+    redis_client: redis.Redis,
+) -> None:
+    stats: Any = redis_client.info("stats")
+    before = stats["total_connections_received"]
+    redis_client.config_resetstat()
+    for number in range(200):
+        in_threads(1, lambda _one, number=number: quota.check(someone(number)))
+    stats = redis_client.info("commandstats")
+    assert stats.get("cmdstat_info", {"calls": 0})["calls"] <= 1
+    stats = redis_client.info("stats")
+    assert stats["total_connections_received"] - before <= 1
