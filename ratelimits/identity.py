@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
 from ratelimits.models.keys import UNKNOWN_ADDRESS
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Identity(NamedTuple):
 
 
 def _digest(secret: str | bytes) -> str:
-    data = secret.encode() if isinstance(secret, str) else secret
+    data = secret.encode(errors="surrogatepass") if isinstance(secret, str) else secret
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
@@ -146,9 +147,9 @@ def identify(request: Any) -> Identity:
     number = user.pk if user is not None and user.is_authenticated else None
     account = number if conf.ACCOUNT is None else conf.ACCOUNT(request)
     return Identity(
-        user=f"user:{number}" if number is not None else None,
+        user=ledger_name(f"user:{number}") if number is not None else None,
         api_key=api_key_of(getattr(request, "auth", None)),
-        account=f"account:{account}" if account not in (None, "") else None,
+        account=f"account:{ledger_name(str(account))}" if account not in (None, "") else None,
         # DRF's request hands on to this one by a slow way.
         address=address_of(getattr(request, "_request", request)),
     )

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
-from ratelimits.engine.keys import BIN_SECONDS
+from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.engine.numbers import MICROSECONDS
 
 Kind = Literal["admitted", "unanswered", "unmetered"]
@@ -84,7 +84,7 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
         # A bin that was written and forgotten is not begun again, whatever the clock does.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
-            _add(Place(kind, account, key, meter, start), cost)
+            _add(Place(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost)
     _start()
     # Nothing else knows of it: it must not be lost with the process.
     _background.wake()
@@ -108,7 +108,7 @@ def _add_up() -> None:
             start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
             for meter, cost in costs.items():
-                _add(Place("admitted", owner, "", meter, start), cost)
+                _add(Place("admitted", ledger_name(owner), "", ledger_name(meter), start), cost)
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:

@@ -15,7 +15,8 @@ from ratelimits.engine import calendar
 from ratelimits.reports.exports import FORMATS, Format
 from ratelimits.reports.periods import month_window
 
-LONGEST_TEXT = 255
+#: Longest name that is looked for; one that is longer than the ledger's is there by its digest.
+LONGEST_TEXT = 1000
 #: Parameters of DRF's own.
 _FOREIGN = {"format"}
 

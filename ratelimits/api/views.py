@@ -22,7 +22,7 @@ from ratelimits.api.standing import UNAVAILABLE, UnbilledThrottle, standings
 from ratelimits.api.windows import DAY, Question
 from ratelimits.conf import conf
 from ratelimits.engine import calendar
-from ratelimits.engine.keys import bounded, shard_of
+from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
@@ -47,7 +47,7 @@ class UsageView(APIView):
         asked, now = _asked(request, UsageQuery), time.time_ns() // 1000
         who = _whose(request, asked)
         terms = TermsBook(conf.DATABASE).of([who.owner])[who.owner] if who.owner else Terms()
-        question = _question(asked, bounded(who.owner) if who.owner else None, terms, now)
+        question = _question(asked, who.owner or None, terms, now)
         found, last = windows.rows(conf.DATABASE, question, asked.get("cursor"), asked["page_size"])
         first = who.owner and "cursor" not in asked
         return Response(
@@ -79,7 +79,7 @@ class ReportView(APIView):
     def get(self, request: Request) -> HttpResponseBase:
         asked = _asked(request, ReportQuery)
         who, month = _whose(request, asked), asked["period"]
-        account = bounded(who.owner) if who.owner else None
+        account = who.owner or None
         found = rows(statements(month, account=account))
         return Download(asked["file"], found, f"usage-{month}")
 
@@ -98,7 +98,7 @@ def _asked(request: Request, form: type[Query]) -> dict[str, Any]:
 
 def _whose(request: Request, asked: dict[str, Any]) -> Identity:
     """Whose usage is asked for: the identity without an account is everyone, which only staff may ask for."""
-    wanted: str | None = asked.get("account")
+    wanted: str | None = ledger_name(asked["account"]) if "account" in asked else None
     if request.user.is_staff:
         key: str = asked.get("key", "")
         return Identity(
@@ -141,7 +141,7 @@ def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int
         timezone,
         terms,
         account,
-        bounded(key) if key is not None else None,
+        ledger_name(key) if key is not None else None,
         asked.get("meter"),
     )
 
@@ -167,7 +167,7 @@ def _complete_until(account: str) -> datetime | None:
 
 def _quota(who: Identity, terms: Terms, now: int) -> dict[str, Any]:
     period = period_at(terms.timezone, terms.anchor, now)
-    rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=bounded(who.owner), period=period.start // SECOND)
+    rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=who.owner, period=period.start // SECOND)
     sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}
     return {

@@ -18,10 +18,14 @@ SCHEMA = 1
 BIN_SECONDS = 900
 #: Longest text that becomes part of a key as it is.
 LONGEST = 96
-#: Longest text that becomes part of a usage field as it is, in bytes.
-LONGEST_COUNTED = 512
+#: Longest name of an account, a key or a meter in usage, in characters: as long as the ledger's columns.
+LONGEST_NAME = 255
+#: How reports name usage without an account; no account has that name.
+ANONYMOUS = "~anonymous"
 #: What quoting leaves as it is.
-_PLAIN = re.compile(rf"[A-Za-z0-9:@._~-]{{0,{LONGEST_COUNTED}}}")
+_PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
+#: Characters that no database keeps: NUL, and halves of surrogate pairs.
+_UNKEPT = re.compile("[\0\ud800-\udfff]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -35,27 +39,41 @@ def name_id(name: str) -> int:
     return crc32(name.encode())
 
 
-def bounded(text: str, longest: int = LONGEST) -> str:
-    """The text itself, or, when it is longer than so many bytes, its kind (what is before a colon) and its digest."""
+def bounded(text: str) -> str:
+    """Return the text itself, or its kind and digest if it has more than LONGEST bytes, as a part of a Redis key."""
     # A character takes four bytes at most.
-    if 4 * len(text) <= longest or len(text.encode()) <= longest:
+    if 4 * len(text) <= LONGEST or len(text.encode()) <= LONGEST:
         return text
+    return _digest(text)
+
+
+def _digest(text: str) -> str:
+    """Return a text's kind (what is before a colon) and its digest."""
     kind, colon, _rest = text[:16].partition(":")
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"
 
 
-def quoted(text: str) -> str:
-    """Text as a part of a usage field's name, where '|' and '#' have a meaning.
+def ledger_name(text: str) -> str:
+    """Return the one name that Redis, the ledger and the reports have for an account, a key or a meter.
 
-    Whatever a row of the database can name is there as it is: an account's identifier has up to 64 characters.
+    It is the text itself if that has at most LONGEST_NAME characters, else its kind and digest, as for an account that
+    is called ANONYMOUS. Characters that no database keeps are replaced by U+FFFD. A ledger name's own is itself.
     """
+    if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
+        return text
+    kept = _UNKEPT.sub("\ufffd", text)
+    return _digest(kept) if len(kept) > LONGEST_NAME or kept == ANONYMOUS else kept
+
+
+def quoted(text: str) -> str:
+    """Return the ledger name of a text as a part of a usage field's name, where '|' and '#' have a meaning."""
     return text if _PLAIN.fullmatch(text) else _quote(text)
 
 
 @lru_cache(maxsize=8192)
 def _quote(text: str) -> str:
-    return quote(bounded(text, LONGEST_COUNTED), safe=":@.-_~")
+    return quote(ledger_name(text), safe=":@.-_~")
 
 
 #: What states are called that have a key of their own: sub-windows, logs, and leases.

@@ -17,9 +17,6 @@ from django.utils.translation import gettext_lazy as _
 #: A line's primary key is its batch's times this, plus its number in the batch: unique without an index of its own.
 LINES_PER_BATCH = 1 << 22
 
-#: How a gap names usage without an account, since an empty one stands for all accounts.
-ANONYMOUS = "~anonymous"
-
 #: The counters of a line, in the order in which they are digested and exported.
 COUNTERS = (
     "admitted_requests",

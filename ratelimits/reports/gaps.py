@@ -7,8 +7,8 @@ from itertools import chain
 
 from django.db.models import Q
 
+from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
-from ratelimits.models.ledger import ANONYMOUS
 from ratelimits.reports.periods import iso
 
 #: What the units of a gap are: those of lost replies may be in the ledger or not.

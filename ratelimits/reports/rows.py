@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.reports.periods import iso
 
 PROVISIONAL, FINAL = "provisional", "final"
@@ -82,7 +83,7 @@ QUANTITIES = frozenset(
 def report_id(account: str, start: int) -> str:
     """The name of an account's report of the period that starts then; the same in every database."""
     compact = iso(start).replace("-", "").replace(":", "")
-    return f"{quote(account, safe='') or '~anonymous'}.{compact}"
+    return f"{quote(account, safe='') or ANONYMOUS}.{compact}"
 
 
 def line_id(report: str, *about: str | int) -> str:

@@ -10,10 +10,10 @@ from operator import add
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
+from ratelimits.engine.keys import ANONYMOUS, LONGEST_NAME, ledger_name
 from ratelimits.models.ledger import Batch
 
 CUM_MODULUS = 10**15
-LONGEST_TEXT = 255
 _LARGEST = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
@@ -23,6 +23,8 @@ _PLACES = {
     for number, kind in enumerate("adrs")
     for count, places in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
 }
+#: A name that stands for usage without an account is none's own.
+_UNNAMED = f"|{ANONYMOUS}|".encode()
 #: Which parts of a field are numbers, and which are texts.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
 #: What makes a text another one once it is decoded and escaped; the line feed stands between fields.
@@ -114,11 +116,7 @@ def chained(previous: str, content: str) -> str:
 
 
 def _text(raw: bytes) -> bytes:
-    # PostgreSQL keeps no NUL.
-    text = unquote_to_bytes(raw).decode(errors="replace").replace("\0", "\ufffd")
-    if len(text) > LONGEST_TEXT:
-        raise Unreadable(f"a name is longer than {LONGEST_TEXT} characters: {text[:40]}…")
-    return escaped(text).encode()
+    return escaped(ledger_name(unquote_to_bytes(raw).decode(errors="replace"))).encode()
 
 
 def _columns(names: list[bytes]) -> list[list[bytes]]:
@@ -142,8 +140,12 @@ def _columns(names: list[bytes]) -> list[list[bytes]]:
         for number in set(columns[place]):
             if _NUMBER.fullmatch(number) is None:
                 raise Unreadable(f"a field has {number[:40]!r} where a number belongs")
-    plain = text.isascii() and len(text.translate(None, _ODD)) == len(text) and max(map(len, names)) <= LONGEST_TEXT
-    if not plain:
+    if not (
+        text.isascii()
+        and len(text.translate(None, _ODD)) == len(text)
+        and max(map(len, names)) <= LONGEST_NAME
+        and _UNNAMED not in text
+    ):
         for place in _TEXTS:
             texts = {raw: _text(raw) for raw in set(columns[place])}
             columns[place] = [texts[raw] for raw in columns[place]]

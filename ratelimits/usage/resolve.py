@@ -15,7 +15,16 @@ from django.utils import timezone
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, QuarantinedBatch, ShardState
 from ratelimits.usage.apply import insert
-from ratelimits.usage.packet import CUM_MODULUS, Packet, canonical, content_digest, header_of, values
+from ratelimits.usage.packet import (
+    CUM_MODULUS,
+    Packet,
+    Unreadable,
+    canonical,
+    content_digest,
+    header_of,
+    packet,
+    values,
+)
 
 #: How such a batch is fenced: a person vouches for it.
 FENCE = "person"
@@ -63,8 +72,7 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
 
 def lacking(using: str, kept: QuarantinedBatch) -> list[bytes]:
     """The canonical lines by which a quarantined batch exceeds what the ledger has of it."""
-    if not isinstance(kept.fields, list):
-        raise UnresolvableError("this batch could not be read: discard it, and make an adjustment from its fields")
+    found = _lines(kept)
     held: dict[tuple[str, ...], list[int]] = {}
     for batch in _held(using, kept):
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS):
@@ -72,14 +80,27 @@ def lacking(using: str, kept: QuarantinedBatch) -> list[bytes]:
             had = held.get(subject, [0] * len(COUNTERS))
             held[subject] = [one + other for one, other in zip(had, counts, strict=True)]
     lines = []
-    for text in kept.fields:
-        row = values(text.encode())
+    for line in found:
+        row = values(line)
         subject, counts = tuple(row[: len(SUBJECT)]), map(int, row[len(SUBJECT) :])
         had = held.get(subject, [0] * len(COUNTERS))
         more = [max(count - one, 0) for count, one in zip(counts, had, strict=True)]
         if any(more):
             lines.append(canonical([*subject, *more]))
     return sorted(lines)
+
+
+def _lines(kept: QuarantinedBatch) -> list[bytes]:
+    """Return the canonical lines of a quarantined batch. One that an older version could not read may be readable."""
+    if isinstance(kept.fields, list):
+        return [text.encode() for text in kept.fields]
+    try:
+        fields = [(name.encode(), value.encode()) for name, value in kept.fields.items()]
+        return list(packet(kept.shard, fields).lines)
+    except Unreadable as error:
+        raise UnresolvableError(
+            f"this batch cannot be read ({error}): discard it, and make an adjustment from its fields"
+        ) from error
 
 
 def _held(using: str, kept: QuarantinedBatch) -> list[Batch]:

@@ -6,15 +6,17 @@ that dies takes with it at most what it counted since the last time.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from django.db import connections, transaction
+from django.db import DataError, connections, transaction
 from django.db.models import F, Sum
 
 from ratelimits.conf import conf
-from ratelimits.engine.keys import BIN_SECONDS
+from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
 
 if TYPE_CHECKING:
+    from ratelimits.models.ledger import ProcessTotal
     from ratelimits.witness import Totals
 
 _CHUNK = 1000
@@ -22,6 +24,10 @@ _SECOND = 1_000_000
 _PLACE = ("bin", "kind", "account", "key", "meter")
 #: Totals that are older (s) are added up over processes: none of them writes so late.
 _FOLDED = 86_400
+#: What is raised for a value that the database, or its driver, has no place for.
+_REFUSED = (DataError, ValueError, OverflowError)
+
+logger = logging.getLogger(__name__)
 
 
 def write(process: str, totals: Totals) -> None:
@@ -44,13 +50,7 @@ def write(process: str, totals: Totals) -> None:
         for place, (requests, units) in sorted(totals.items())
     ]
     try:
-        ProcessTotal.objects.using(using).bulk_create(
-            rows,
-            batch_size=_CHUNK,
-            update_conflicts=True,
-            unique_fields=[*_PLACE, "process"],
-            update_fields=["requests", "units"],
-        )
+        rows = _save(using, rows)
         for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
             if kind != "admitted":
                 _declare(using, kind, account, start)
@@ -60,8 +60,32 @@ def write(process: str, totals: Totals) -> None:
             connections[using].close()
 
 
+def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
+    """Write the rows and return them, without those that the database refuses: one must not hold up the others."""
+    try:
+        with transaction.atomic(using=using):
+            type(rows[0]).objects.using(using).bulk_create(
+                rows,
+                batch_size=_CHUNK,
+                update_conflicts=True,
+                unique_fields=[*_PLACE, "process"],
+                update_fields=["requests", "units"],
+            )
+    except _REFUSED as error:
+        if len(rows) == 1:
+            logger.error("A total of this process cannot be kept by the database: %s: %s", error, _told(rows[0]))
+            return []
+        half = len(rows) // 2
+        return _save(using, rows[:half]) + _save(using, rows[half:])
+    return rows
+
+
+def _told(row: ProcessTotal) -> str:
+    return ascii({name: getattr(row, name) for name in (*_PLACE, "requests", "units")})
+
+
 def _declare(using: str, kind: str, account: str, start: int) -> None:
-    from ratelimits.models.ledger import ANONYMOUS, DurabilityGap, GapKind, ProcessTotal
+    from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal
 
     name = account or ANONYMOUS
     gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED

@@ -257,3 +257,21 @@ def test_a_bad_parameter_is_a_400_that_names_it(
 def test_a_moment_may_have_an_offset(customer: Callable[..., Client]) -> None:
     answer = ask(customer(), window="15m", **{"from": "2026-11-02T08:20:00+01:00", "to": "2026-11-02T09:00:00Z"})
     assert (answer["from"], answer["to"]) == ("2026-11-02T07:15:00Z", "2026-11-02T09:00:00Z")
+
+
+@pytest.mark.parametrize("account", ["会" * 59, "会" * 64], ids=["59", "64"])
+def test_a_customer_with_a_long_name_sees_its_usage(
+    account: str, customer: Callable[..., Client], staff: Client
+) -> None:
+    client = customer(account)
+    spend("2026-11-02T08:00", account, cost=3)
+    flow()
+    assert [row["admitted_units"] for row in ask(client)["results"]] == [3]
+    assert [row["admitted_units"] for row in ask(client, account=account)["results"]] == [3]
+    assert [row["admitted_units"] for row in ask(staff, account=account)["results"]] == [3]
+
+
+def test_staff_find_an_account_whose_name_is_longer_than_the_ledgers(staff: Client) -> None:
+    spend("2026-11-02T08:00", "x" * 300, cost=3)
+    flow()
+    assert [row["admitted_units"] for row in ask(staff, account="x" * 300)["results"]] == [3]

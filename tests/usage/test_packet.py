@@ -74,7 +74,6 @@ def test_a_batch_without_a_counter_has_no_lines() -> None:
         (b"a|0|0|m|0||a|k|1", "'' where a number belongs"),
         (b"aa|0|0|m|0|0|a|k|1", "unknown kind: b'aa1'"),
         (b"a|0|0|m|0|0|a|k|", "unknown kind: b'a'"),
-        (b"a|0|0|m|0|0|a|" + b"k" * 256 + b"|1", "longer than 255"),
     ],
 )
 def test_a_field_that_no_script_writes_is_named(field: bytes, message: str) -> None:

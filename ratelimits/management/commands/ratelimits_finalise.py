@@ -6,6 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ratelimits.engine.calendar import instant
+from ratelimits.engine.keys import ledger_name
 from ratelimits.reports.close import finalise_each
 from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import iso
@@ -19,7 +20,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--account", help="of this account alone")
+        parser.add_argument("--account", type=ledger_name, help="of this account alone")
         parser.add_argument("--open", action="store_true", help="finalise nothing, only say what is open, and why")
         parser.add_argument(
             "--force",

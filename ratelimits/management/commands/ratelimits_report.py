@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Sum
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.exports import FORMATS, Format
 from ratelimits.reports.periods import SECOND, month_window
@@ -24,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
         parser.add_argument("--format", choices=sorted(FORMATS), help="default: what --output ends in, else csv")
         parser.add_argument("--output", metavar="FILE", help="instead of standard output; it appears when it is whole")
-        parser.add_argument("--account", help="of this account alone")
+        parser.add_argument("--account", type=ledger_name, help="of this account alone")
 
     def handle(self, *args: Any, **options: Any) -> None:
         month, account, output = options["period"], options["account"], options["output"]

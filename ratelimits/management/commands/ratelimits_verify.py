@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Report
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify import verify_report
@@ -23,7 +24,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", help="only reports of a month, such as 2026-11")
-        parser.add_argument("--account", help="only reports of this account")
+        parser.add_argument("--account", type=ledger_name, help="only reports of this account")
         parser.add_argument("--archive", type=Path, help="the directory of archived usage that reports may be made of")
         parser.add_argument("--all", action="store_true", help="name everything that does not hold")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.json import SCHEMA_ID, array, line, text
 from ratelimits.reports.periods import iso
@@ -19,8 +20,6 @@ from ratelimits.reports.rows import FINAL, Row
 
 FINAL_LINE = "ratelimits.report.line.v1"
 PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
-#: The subject of usage that no account is known for; CloudEvents has no empty subjects.
-ANONYMOUS = "~anonymous"
 
 _EVENT = (
     '{"specversion":"1.0","id":%s,"source":%s,"type":"%s","subject":%s,"time":"%s","datacontenttype":"application/json",'
@@ -56,4 +55,5 @@ def _event(row: Row, sender: str) -> str:
         name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
     # The last moment within: the end itself is already the next period's.
     time = iso(row.charge_period_end - 1)
+    # CloudEvents has no empty subjects.
     return _EVENT % (text(name), sender, kind, text(row.account or ANONYMOUS), time, data)
