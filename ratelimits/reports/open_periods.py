@@ -11,8 +11,8 @@ from django.db import transaction
 from django.db.models import Sum
 
 from ratelimits.conf import conf
+from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import Adjustment, DurabilityGap, GapKind, PeriodUsage, Report, ShardState
-from ratelimits.models.ledger import ANONYMOUS
 from ratelimits.reports.books import Books
 from ratelimits.reports.close import in_chunks, mark, shards_of
 from ratelimits.reports.closing import SHORTEST, Closing
