@@ -62,7 +62,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             return told(response, answer)
 
         wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
-        wrapped.ratelimits = True
+        wrapped.ratelimits = scope, cost  # says to the middleware and to the admin that it is governed, and how
         return cast("View", wrapped)
 
     return decorate

@@ -13,11 +13,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.rules import InForceFilter
+from ratelimits.admin.typed import TypedNumbers
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
 from ratelimits.models.sentences import amount
 
 
-class PlanInclusionInline(admin.TabularInline):  # type: ignore[type-arg]
+class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[type-arg]
     """What a plan includes."""
 
     model = PlanInclusion

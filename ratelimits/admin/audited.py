@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django.contrib import messages
 from django.contrib.admin.helpers import AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -14,6 +15,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
+from ratelimits import unknown_names
+from ratelimits.admin.typed import TypedNumbers
 from ratelimits.models.versions import editing
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ def _by(request: HttpRequest) -> Iterator[None]:
         del context.request
 
 
-class AuditedAdmin(_Base):
+class AuditedAdmin(TypedNumbers, _Base):
     """Changes, inlines, deletions, actions and reverts all go into the history with their user and version."""
 
     history_list_display = ["version"]
@@ -68,6 +71,19 @@ class AuditedAdmin(_Base):
     ) -> HttpResponse:
         with self._edit(request):
             return self._saved(request, super().changeform_view(request, object_id, form_url, extra_context))
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
+        self._warn(request, obj)
+        return super().response_add(request, obj, post_url_continue)
+
+    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        self._warn(request, obj)
+        return super().response_change(request, obj)
+
+    def _warn(self, request: HttpRequest, row: Any) -> None:
+        """Say of a row that was saved which of its names nothing has."""
+        for sentence in unknown_names.in_row(row):
+            self.message_user(request, sentence, messages.WARNING)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         with _by(request):

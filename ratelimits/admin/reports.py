@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods import OpenPeriods
 from ratelimits.admin.readonly import BoundedPaginator, ReadOnlyAdmin
+from ratelimits.admin.typed import TypedNumbers
 from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
@@ -247,7 +248,7 @@ def _edits(found: Any) -> str:
 
 
 @admin.register(Adjustment)
-class AdjustmentAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
 
     list_display = ["account", "period_start", "meter", "quantity", "reason", "author", "created_at", "report"]

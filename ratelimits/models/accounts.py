@@ -13,6 +13,7 @@ from simple_history.models import HistoricalRecords
 
 from ratelimits.engine import calendar
 from ratelimits.models.keys import derived_shard, validate_key
+from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
@@ -22,14 +23,6 @@ def validate_timezone(name: str) -> None:
         calendar.zone(name)
     except ValueError as error:
         raise ValidationError(str(error), code="timezone") from error
-
-
-def validate_period(valid_from: Any, valid_until: Any) -> None:
-    """ValidationError unless a validity period ends after it starts."""
-    if valid_from is not None and valid_until is not None and valid_until <= valid_from:
-        raise ValidationError(
-            {"valid_until": _("This ends before it starts: choose a moment after the start, or leave it empty.")}
-        )
 
 
 class Plan(Versioned):
@@ -143,12 +136,11 @@ class Account(Versioned):
 
 
 class PlanMembership(Versioned):
-    """The plan that a key is on, from and until when."""
+    """The plan that a key is on, from and until when; it may be on one after another."""
 
     key = models.CharField(
         _("key"),
         max_length=160,
-        unique=True,
         validators=[validate_key],
         help_text=_("Such as api_key:9f3c or user:42."),
     )
@@ -165,14 +157,23 @@ class PlanMembership(Versioned):
     class Meta:
         verbose_name = _("plan membership")
         verbose_name_plural = _("plan memberships")
-        ordering = ["key"]
+        ordering = ["key", "valid_from"]
+        indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
+            # What clean() says of any two, for rows that are written without it: without an end both hold in the end.
+            models.UniqueConstraint(
+                fields=["key"],
+                condition=models.Q(valid_until=None),
+                name="ratelimits_membership_open_ended",
+                violation_error_message=_("This key has a plan without an end: change that one, or end it first."),
+            ),
             models.CheckConstraint(
                 condition=models.Q(valid_from=None)
                 | models.Q(valid_until=None)
                 | models.Q(valid_until__gt=models.F("valid_from")),
                 name="ratelimits_membership_period",
-            )
+                violation_error_message=ENDS_BEFORE_IT_STARTS,
+            ),
         ]
 
     def __str__(self) -> str:
@@ -182,6 +183,10 @@ class PlanMembership(Versioned):
         if self.key.startswith("account:"):
             raise ValidationError({"key": _("An account has its plan on itself: choose the plan on the account.")})
         validate_period(self.valid_from, self.valid_until)
+        other = overlapping(self, PlanMembership.objects.filter(key=self.key).select_related("plan"))
+        if other is not None:
+            message = _("This key is on the plan %(plan)s at that time: change that membership, or end it first.")
+            raise ValidationError({"key": message % {"plan": other.plan}})
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _delete_rules(before: Document, document: Document, using: str) -> list[str]
     gone = [entry for entry in before["rules"] if _place(entry) not in wanted]
     for entry in gone:
         _find(entry, using).delete(using=using)
-    return [f"deleted rule {_shown(entry)}" for entry in gone]
+    return [f"deleted rule {shown(entry)}" for entry in gone]
 
 
 def _delete_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
@@ -209,11 +209,11 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
     held = {_place(entry): entry for entry in before["rules"]}
     # Those that do not bill first: a rule may hand its billing over to another one.
     for entry in sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False))):
-        shown, existing = _shown(entry), held.get(_place(entry))
+        about, existing = shown(entry), held.get(_place(entry))
         slug = entry.get("plan") or None
         plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None
         if slug and plan is None:
-            problems.append(f"rule {shown}: there is no plan “{slug}”: write it under plans")
+            problems.append(f"rule {about}: there is no plan “{slug}”: write it under plans")
             continue
         rule = _find(entry, using) if existing else Rule(name=entry["name"], plan=plan)
         for name in fields_of(entry["algorithm"]):
@@ -224,12 +224,12 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
         try:
             rule.full_clean()
         except ValidationError as error:
-            problems += [f"rule {shown}: {line}" for line in _lines(error)]
+            problems += [f"rule {about}: {line}" for line in _lines(error)]
             continue
         if rule_as_code(rule, slug) != existing:
             rule._change_reason = "ratelimits_rules load"  # type: ignore[attr-defined]
             rule.save(using=using)
-            said.append(f"{'changed' if existing else 'added'} rule {shown}: {rule.sentence()}")
+            said.append(f"{'changed' if existing else 'added'} rule {about}: {rule.sentence()}")
     return said
 
 
@@ -237,7 +237,8 @@ def _find(entry: dict[str, Any], using: str) -> Rule:
     return Rule.objects.using(using).get(name=entry["name"], plan__slug=entry.get("plan"))
 
 
-def _shown(entry: dict[str, Any]) -> str:
+def shown(entry: dict[str, Any]) -> str:
+    """A rule as messages name it."""
     return f"“{entry['name']}”" + (f" of plan “{entry['plan']}”" if entry.get("plan") else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import Any
@@ -55,14 +56,32 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
     return {"shard": key_shard(prefix + values[name])}
 
 
+#: Where another key begins in a text: after a comma, a semicolon, a stroke or white space.
+_NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
+#: What the id of each kind may hold: an account's is a name of the project's own, spaces and all.
+_IDS = {
+    "api_key": re.compile(r"[^\s,;\x00-\x1f]+"),
+    "user": re.compile(r"[^\s,;\x00-\x1f]+"),
+    "account": re.compile(r"[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"),
+    "ip": re.compile(r"\S+"),
+}
+
+
 def validate_key(key: str) -> None:
-    """ValidationError unless the text is a key string that a row can be about."""
+    """ValidationError unless the text is one key string that a row can be about."""
+    keys = [one for one in _NEXT_KEY.split(key.strip()) if one]
+    if len(keys) > 1:
+        raise ValidationError(
+            _("These are %(count)d keys: write %(first)s alone, and save a row of its own for each of the others."),
+            code="key",
+            params={"count": len(keys), "first": keys[0]},
+        )
     kind, _colon, name = key.partition(":")
-    if kind not in COVERS or not name or name != name.strip():
+    if kind not in COVERS or not _IDS[kind].fullmatch(name):
         raise ValidationError(
             _("%(key)s is no key: write its kind, a colon and its id, such as user:42, %(others)s."),
             code="key",
-            params={"key": key, "others": "api_key:9f3c, account:7, ip:203.0.113.9"},
+            params={"key": key, "others": "api_key:4, account:7, ip:203.0.113.9"},
         )
     if kind == "ip" and key != UNKNOWN_ADDRESS:
         _validate_address(name)

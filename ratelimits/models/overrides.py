@@ -10,9 +10,9 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
-from ratelimits.models.accounts import validate_period
 from ratelimits.models.keys import derived_shard, validate_key
-from ratelimits.models.rules import Rule, seconds_field
+from ratelimits.models.rules import Rule, decimal_field, seconds_field
+from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, validate_period
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
@@ -30,7 +30,7 @@ class KeyOverride(Versioned):
     )
     rule = models.SlugField(_("rule"), max_length=40, help_text=_("The name of the rule, in whichever plan."))
     capacity = models.BigIntegerField(_("capacity"), null=True, blank=True, help_text=_("Empty: unchanged."))
-    rate = seconds_field(_("rate"), _("Empty: unchanged."))
+    rate = decimal_field(_("rate"), _("Empty: unchanged."))
     period = seconds_field(_("period"), _("Empty: unchanged."))
     mode = models.CharField(_("mode"), max_length=10, choices=[("", _("unchanged")), *Rule.Mode.choices], blank=True)
     valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
@@ -52,9 +52,21 @@ class KeyOverride(Versioned):
             models.CheckConstraint(
                 condition=Q(valid_from=None) | Q(valid_until=None) | Q(valid_until__gt=models.F("valid_from")),
                 name="ratelimits_override_period",
+                violation_error_message=ENDS_BEFORE_IT_STARTS,
+            ),
+            # What clean() says of any two, for rows that are written without it: without an end both hold in the end.
+            models.UniqueConstraint(
+                fields=["key", "rule"],
+                condition=Q(valid_until=None),
+                name="ratelimits_override_open_ended",
+                violation_error_message=_(
+                    "There is an override of this rule for this key without an end: change that one, or end it first."
+                ),
             ),
             models.CheckConstraint(
-                condition=Q(mode__in=["", "enforce", "shadow", "off"]), name="ratelimits_override_mode"
+                condition=Q(mode__in=["", "enforce", "shadow", "off"]),
+                name="ratelimits_override_mode",
+                violation_error_message=_("Leave the mode empty, or choose enforce, shadow or off."),
             ),
         ]
 

@@ -160,8 +160,16 @@ class Adjustment(models.Model):
         verbose_name_plural = _("adjustments")
         ordering = ["-created_at"]
         constraints = [
-            models.CheckConstraint(condition=~models.Q(quantity=0), name="ratelimits_adjustment_quantity"),
-            models.CheckConstraint(condition=~models.Q(reason=""), name="ratelimits_adjustment_reason"),
+            models.CheckConstraint(
+                condition=~models.Q(quantity=0),
+                name="ratelimits_adjustment_quantity",
+                violation_error_message=_("An adjustment of 0 changes nothing: write how many units."),
+            ),
+            models.CheckConstraint(
+                condition=~models.Q(reason=""),
+                name="ratelimits_adjustment_reason",
+                violation_error_message=_("Say why: whoever reads the report will ask."),
+            ),
         ]
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ from ratelimits.engine.calendar import UNITS
 from ratelimits.engine.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
 from ratelimits.models import sentences
 from ratelimits.models.accounts import Plan
+from ratelimits.models.durations import SecondsField
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
@@ -59,9 +60,14 @@ def required_fields(algorithm: str) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.default is MISSING)
 
 
-def seconds_field(label: Any, help_text: Any = "") -> models.DecimalField[Any, Any]:
+def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
     """An optional decimal with the six places that the engine reads exactly."""
-    return models.DecimalField(
+    return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
+
+
+def seconds_field(label: Any, help_text: Any = "") -> SecondsField:
+    """An optional length of time with the six places that the engine reads exactly."""
+    return SecondsField(
         label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
     )
 
@@ -77,6 +83,11 @@ def _complete() -> Q:
             given &= Q(max_wait__isnull=False)
         condition |= given
     return condition
+
+
+def _checked(name: str, condition: Q, sentence: Any) -> models.CheckConstraint:
+    """A condition on rules, and what to write where it does not hold."""
+    return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=sentence)
 
 
 class Rule(Versioned):
@@ -151,7 +162,7 @@ class Rule(Versioned):
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Permits that can be taken at once, or per window.")
     )
-    rate = seconds_field(_("rate"), _("Permits that come back per period."))
+    rate = decimal_field(_("rate"), _("Permits that come back per period."))
     period = seconds_field(_("period"))
     initial = models.CharField(
         _("initial"),
@@ -191,7 +202,7 @@ class Rule(Versioned):
     )
     max_burst_seconds = seconds_field(_("max burst seconds"), _("Seconds of idleness that are saved up; empty: 1."))
     warm_up = seconds_field(_("warm-up"), _("Seconds until the full rate is reached; empty: 1."))
-    cold_factor = seconds_field(_("cold factor"), _("How many times slower a cold start is; empty: 3."))
+    cold_factor = decimal_field(_("cold factor"), _("How many times slower a cold start is; empty: 3."))
     lease_ttl = seconds_field(_("lease time to live"), _("Seconds after which a place that was not released is free."))
     max_wait = seconds_field(_("max wait"), _("Seconds that a request may be held back instead of being refused."))
 
@@ -250,27 +261,40 @@ class Rule(Versioned):
                 fields=["plan", "key_kind", "meter"],
                 condition=Q(bills=True),
                 name="ratelimits_one_bills_per_plan",
+                violation_error_message=_(
+                    "Another rule bills the same kind of key and meter here: untick one of them."
+                ),
             ),
             models.UniqueConstraint(
                 fields=["key_kind", "meter"],
                 condition=Q(bills=True, plan=None),
                 name="ratelimits_one_bills_by_default",
+                violation_error_message=_(
+                    "Another rule bills the same kind of key and meter here: untick one of them."
+                ),
             ),
-            models.CheckConstraint(condition=_complete(), name="ratelimits_rule_complete"),
-            models.CheckConstraint(condition=Q(capacity=None) | Q(capacity__gte=0), name="ratelimits_rule_capacity"),
-            models.CheckConstraint(condition=Q(rate=None) | Q(rate__gt=0), name="ratelimits_rule_rate"),
-            models.CheckConstraint(condition=Q(period=None) | Q(period__gt=0), name="ratelimits_rule_period"),
-            models.CheckConstraint(condition=Q(max_wait=None) | Q(max_wait__gte=0), name="ratelimits_rule_max_wait"),
-            models.CheckConstraint(
-                condition=Q(allotment=None)
+            _checked(
+                "complete",
+                _complete(),
+                _("Give the algorithm all that it needs: its numbers, and max wait if it makes requests wait."),
+            ),
+            _checked("capacity", Q(capacity=None) | Q(capacity__gte=0), _("Write a capacity of 0 or more.")),
+            _checked("rate", Q(rate=None) | Q(rate__gt=0), _("Write a rate above 0.")),
+            _checked("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
+            _checked("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
+            _checked(
+                "allotment",
+                Q(allotment=None)
                 | Q(allotment__gte=1, bills=False)
                 & (Q(algorithm="calendar_window") | Q(algorithm="fixed_window", window_start__in=["", "epoch"])),
-                name="ratelimits_rule_allotment",
+                _("Leave the allotment empty, or give 1 or more to a fixed or calendar window that does not bill."),
             ),
-            models.CheckConstraint(condition=Q(key_kind__in=KeyKind.values), name="ratelimits_rule_key_kind"),
-            models.CheckConstraint(condition=Q(mode__in=["enforce", "shadow", "off"]), name="ratelimits_rule_mode"),
-            models.CheckConstraint(
-                condition=Q(on_failure__in=["", "allow", "deny", "local"]), name="ratelimits_rule_on_failure"
+            _checked("key_kind", Q(key_kind__in=KeyKind.values), _("Choose what it is counted per from the list.")),
+            _checked("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
+            _checked(
+                "on_failure",
+                Q(on_failure__in=["", "allow", "deny", "local"]),
+                _("Choose what holds while Redis is away: allow, deny or local, or leave it empty."),
             ),
         ]
 

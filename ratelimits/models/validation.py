@@ -11,7 +11,6 @@ from decimal import ROUND_UP, Decimal
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine.keys import name_id
@@ -20,13 +19,14 @@ from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
 from ratelimits.models.sentences import WHOSE, number
+from ratelimits.models.validity import overlapping
 
 Errors = dict[str, list[Any]]
 
 _ADVICE = {
     "rate": _("Write how many permits come back per period, such as 5."),
     "capacity": _("Write how many permits can be taken at once, such as 10."),
-    "period": _("Write it in seconds, such as 1, 60 or 86400."),
+    "period": _("Write it in seconds, such as 60, or with its unit, such as 5 min, 1 h or 1 day."),
     "calendar_unit": _("Choose hour, day, week, month or year."),
 }
 
@@ -47,7 +47,7 @@ def _parameters(rule: Rule) -> Errors:
     try:
         algorithm = rule.to_algorithm()
     except ValueError as error:
-        return _at_field(str(error))
+        return _at_field(str(error)) | _not_above_zero(rule)
     for name in fields_of(rule.algorithm):
         if getattr(rule, name) in (None, ""):
             setattr(rule, name, getattr(algorithm, name) or PARAMETERS[name])
@@ -58,6 +58,16 @@ def _parameters(rule: Rule) -> Errors:
     if rule.max_wait is not None and rule.max_wait < 0:
         return {"max_wait": [_("Write 0 to let nobody wait, or a number of seconds.")]}
     return {}
+
+
+def _not_above_zero(rule: Rule) -> Errors:
+    """Say it of each such number: the engine stops at the first mistake of all."""
+    given = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
+    return {
+        name: [_("%(name)s must be above 0, not %(value)s.") % {"name": name, "value": number(value)}, _ADVICE[name]]
+        for name, value in given.items()
+        if isinstance(value, Decimal | int) and value <= 0
+    }
 
 
 def _at_field(message: str) -> Errors:
@@ -197,12 +207,7 @@ def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None
 
 
 def _overlap(override: KeyOverride) -> None:
-    others = KeyOverride.objects.filter(key=override.key, rule=override.rule).exclude(pk=override.pk)
-    if override.valid_until is not None:
-        others = others.filter(Q(valid_from=None) | Q(valid_from__lt=override.valid_until))
-    if override.valid_from is not None:
-        others = others.filter(Q(valid_until=None) | Q(valid_until__gt=override.valid_from))
-    other = others.order_by("pk").first()
+    other = overlapping(override, KeyOverride.objects.filter(key=override.key, rule=override.rule))
     if other is not None:
         message = _("Override %(pk)s holds for the same key and rule at that time: end it first.")
-        raise ValidationError({"valid_from": message % {"pk": other.pk}})
+        raise ValidationError({"key": message % {"pk": other.pk}})

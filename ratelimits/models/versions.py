@@ -42,7 +42,13 @@ class ConfigVersion(models.Model):
 
     class Meta:
         verbose_name = _("configuration version")
-        constraints = [models.CheckConstraint(condition=models.Q(pk=_ROW), name="ratelimits_one_config_version")]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(pk=_ROW),
+                name="ratelimits_one_config_version",
+                violation_error_message=_("There is one version of the configuration: change its one row."),
+            )
+        ]
 
     def __str__(self) -> str:
         return str(self.version)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
+from django.utils import timezone
 
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
+from ratelimits.models.keys import validate_key
 from tests.rows import rule
 
 pytestmark = pytest.mark.django_db
 
-JANUARY, FEBRUARY, MARCH = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2, 3))
+JANUARY, FEBRUARY, MARCH = (datetime(2126, month, 1, tzinfo=UTC) for month in (1, 2, 3))
+LONG_AGO, AGO = datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 6, 1, tzinfo=UTC)
 
 
 def override(key: str = "user:1", rule: str = "burst", **fields: Any) -> KeyOverride:
@@ -98,10 +101,28 @@ def test_two_overrides_of_one_key_and_rule_must_not_meet() -> None:
     rule()
     first = override(capacity=5, valid_until=FEBRUARY)
     override(capacity=6, valid_from=FEBRUARY, valid_until=MARCH)
-    meets = {"valid_from": [f"Override {first.pk} holds for the same key and rule at that time: end it first."]}
+    meets = {"key": [f"Override {first.pk} holds for the same key and rule at that time: end it first."]}
     assert refused(capacity=7, valid_from=JANUARY, valid_until=FEBRUARY) == meets
     assert refused(capacity=7) == meets
     override("user:2", capacity=7)
+
+
+@pytest.mark.parametrize("valid_from", [None, LONG_AGO, timezone.now() + timedelta(hours=1)])
+def test_an_override_that_has_ended_is_in_nobodys_way(valid_from: datetime | None) -> None:
+    rule()
+    ended = override(capacity=5, valid_until=AGO)
+    override(capacity=6, valid_from=valid_from)
+    ended.reason = "kept for the records"
+    ended.full_clean()
+    assert "key" in refused(capacity=7, valid_from=MARCH)
+
+
+def test_two_overrides_without_an_end_are_refused_by_the_database_too() -> None:
+    override_of = {"key": "user:1", "rule": "burst", "capacity": 5}
+    KeyOverride.objects.create(**override_of, valid_until=FEBRUARY)
+    KeyOverride.objects.create(**override_of, valid_from=FEBRUARY)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        KeyOverride.objects.bulk_create([KeyOverride(**override_of, valid_from=MARCH)])
 
 
 def test_a_period_that_ends_before_it_starts_is_refused() -> None:
@@ -127,16 +148,80 @@ def test_a_rule_cannot_be_edited_into_what_its_overrides_do_not_fit() -> None:
     }
 
 
+class TestKeys:
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *(
+                "user:42",
+                "user:3f0c9c1e-8a8e-4a57-a9ab-0c8a5d1f2b3c",
+                "user:ann@example.com",
+                "user:auth0|9f3c",
+                "api_key:9f3c",
+            ),
+            *("account:acme", "account:Acme, Inc.", "account:a:b", "ip:203.0.113.9", "ip:2001:db8::/64"),
+        ],
+    )
+    def test_one_key_of_a_kind_is_taken(self, key: str) -> None:
+        validate_key(key)
+
+    @pytest.mark.parametrize(
+        "typed",
+        [
+            *("api_key:4, api_key:5", "api_key:4,api_key:5", "api_key:4;user:5", "api_key:4 api_key:5"),
+            *("api_key:4\napi_key:5", "account:acme, account:other", "ip:203.0.113.9 ip:203.0.113.10"),
+        ],
+    )
+    def test_several_keys_in_one_field_are_refused(self, typed: str) -> None:
+        with pytest.raises(ValidationError, match=r"These are 2 keys: .* alone, and save a row of its own"):
+            validate_key(typed)
+
+    @pytest.mark.parametrize(
+        "typed",
+        [
+            *(
+                "",
+                "42",
+                "user",
+                "user:",
+                "users:42",
+                "User:42",
+                "user: 42",
+                "user:42 ",
+                "user:4,5",
+                "user:4 5",
+            ),
+            *("api_key:4\x00", "account: acme", "account:ac\x00me", "account:ac\nme", "global:", "global", "key:4"),
+        ],
+    )
+    def test_what_is_no_key_is_refused_with_how_one_looks(self, typed: str) -> None:
+        with pytest.raises(ValidationError, match="write its kind, a colon and its id, such as user:42"):
+            validate_key(typed)
+
+
 class TestMembership:
     def test_an_account_has_its_plan_on_itself(self) -> None:
         with pytest.raises(ValidationError, match="choose the plan on the account"):
             PlanMembership(key="account:7", plan=Plan.objects.create(name="Pro", slug="pro")).full_clean()
 
-    def test_a_key_is_on_one_plan(self) -> None:
+    def test_a_key_is_on_one_plan_at_a_time(self) -> None:
         plan = Plan.objects.create(name="Pro", slug="pro")
-        PlanMembership.objects.create(key="user:1", plan=plan)
-        with pytest.raises(ValidationError, match="already exists"):
-            PlanMembership(key="user:1", plan=plan).full_clean()
+        PlanMembership.objects.create(key="user:1", plan=plan, valid_from=FEBRUARY)
+        for valid_until in (None, MARCH):
+            with pytest.raises(ValidationError) as caught:
+                PlanMembership(key="user:1", plan=plan, valid_until=valid_until).full_clean()
+            assert caught.value.message_dict == {
+                "key": ["This key is on the plan Pro at that time: change that membership, or end it first."]
+            }
+        with pytest.raises(IntegrityError), transaction.atomic():
+            PlanMembership.objects.create(key="user:1", plan=plan)
+
+    def test_a_key_may_be_on_one_plan_after_another(self) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        for valid in ({"valid_until": AGO}, {"valid_until": FEBRUARY}, {"valid_from": FEBRUARY}):
+            row = PlanMembership(key="user:1", plan=plan, **valid)
+            row.full_clean()
+            row.save()
 
 
 class TestAccount:

@@ -48,7 +48,7 @@ class TestRulesAsCode:
         (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")
 
         version = ConfigVersion.read("default")
-        assert run("ratelimits_rules", "load", str(path)) == "Nothing to change.\n"
+        assert run("ratelimits_rules", "load", str(path)).startswith("Nothing to change.\n")
         assert ConfigVersion.read("default") == version
 
         Rule.objects.all().delete()
@@ -104,10 +104,23 @@ class TestRulesAsCode:
         run("ratelimits_rules", "load", path)
         assert run("ratelimits_rules", "diff", path) == ""
 
+    def test_a_scope_that_no_view_has_is_loaded_and_warned_of(self, tmp_path: Path) -> None:
+        said = run("ratelimits_rules", "load", code(tmp_path, rules=[{**BURST, "scope": "serach"}])).splitlines()
+        assert said[0].startswith("added rule “burst”")
+        assert said[1].startswith("Warning: rule “burst”: No view has the scope “serach”")
+        assert run("ratelimits_rules", "load", code(tmp_path, rules=[{**BURST, "scope": "text"}])).count("\n") == 1
+
+    def test_a_length_of_time_may_have_a_unit(self, tmp_path: Path) -> None:
+        run("ratelimits_rules", "load", code(tmp_path, rules=[{**BURST, "period": "1 day", "max_wait": "5 min"}]))
+        row = Rule.objects.get()
+        assert (row.period, row.max_wait) == (86_400, 300)
+
     @pytest.mark.parametrize(
         ("document", "problem"),
         [
             ({"rules": [{**BURST, "rate": 0}]}, "rule “burst”: rate: rate must be above 0, not 0."),
+            ({"rules": [{**BURST, "capacity": -1, "rate": 0}]}, "rule “burst”: rate: rate must be above 0, not 0."),
+            ({"rules": [{**BURST, "period": "1 m"}]}, "period: “1 m” is not a length of time: write seconds"),
             ({"rules": [{**BURST, "algorithm": "dice"}]}, "rule 1: “burst”: algorithm must be one of fixed_window"),
             ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket takes no sub_windows"),
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket takes no colour"),

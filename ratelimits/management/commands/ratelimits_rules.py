@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
 
+from ratelimits import unknown_names
 from ratelimits.conf import conf
 from ratelimits.models import as_code
 
@@ -40,10 +41,16 @@ class Command(BaseCommand):
             else:
                 changes = as_code.load(document, conf.DATABASE, delete=options["delete"])
                 self.stdout.write("\n".join(changes) or "Nothing to change.")
+                self._warn(document)
         except OSError as error:
             raise CommandError(f"{options['file']}: {error.strerror}") from error
         except as_code.RefusedError as error:
             raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
+
+    def _warn(self, document: as_code.Document) -> None:
+        """Say on standard error which scopes and meters of the document no view has."""
+        for about, sentence in unknown_names.in_document(document):
+            self.stderr.write(f"Warning: {about}: {sentence}")
 
     def _diff(self, document: as_code.Document, *, delete: bool) -> None:
         """Load it, look at the difference, and take it back."""

@@ -1,0 +1,74 @@
+"""Names in a row that nothing else has: a scope or meter of no view, a key of nobody. Warnings: they may come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.utils.translation import gettext as _
+
+from ratelimits.conf import conf
+from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule, as_code
+from ratelimits.models.rules import split_scope
+from ratelimits.urlconf import named_by_views
+
+
+def in_row(row: Model) -> Iterator[str]:
+    """Yield a sentence for each name in a saved row that nothing has."""
+    if isinstance(row, Rule):
+        yield from in_rule(row.scope, row.meter)
+    elif isinstance(row, Plan):
+        for inclusion in row.inclusions.all():
+            yield from in_rule("*", inclusion.meter)
+    elif isinstance(row, KeyOverride | PlanMembership):
+        yield from in_key(row.key)
+
+
+def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
+    """Yield, for rules as code, what each such sentence is about, and the sentence."""
+    for slug, plan in document["plans"].items():
+        for meter in plan.get("includes", {}):
+            yield from ((f"plan “{slug}”", said) for said in in_rule("*", meter))
+    for entry in document["rules"]:
+        names = entry.get("scope", "*"), entry.get("meter", "requests")
+        yield from ((f"rule {as_code.shown(entry)}", said) for said in in_rule(*names))
+
+
+def in_rule(scope: str, meter: str) -> Iterator[str]:
+    """Yield a sentence for a scope, and for a meter, that no view of the URLconf names."""
+    named, scope = named_by_views(), split_scope(scope)[0]
+    if scope != "*" and named.scopes is not None and scope not in named.scopes:
+        text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
+        yield text % {"scope": scope, "known": ", ".join(sorted(named.scopes - {"*"})) or "–"}
+    if named.meters is not None and meter not in named.meters | conf.UNITS.keys():
+        text = _("No view costs any “%(meter)s”, so nothing is counted under it yet. Meters of views: %(known)s.")
+        yield text % {"meter": meter, "known": ", ".join(sorted(named.meters))}
+
+
+def in_key(key: str) -> Iterator[str]:
+    """Yield a sentence if a key names a user or an account that is not there; of other kinds no table is known."""
+    kind, _colon, name = key.partition(":")
+    if kind == "user" and not _is_user(name):
+        text = _("No user has the primary key “%(name)s”, so %(key)s is nobody's key yet.")
+        yield text % {"name": name, "key": key}
+    elif kind == "account" and not _is_account(name):
+        text = _("No account has the identifier “%(name)s”, so %(key)s is nobody's key yet.")
+        yield text % {"name": name, "key": key}
+
+
+def _is_user(name: str) -> bool:
+    users: Any = get_user_model()
+    try:
+        pk = users._meta.pk.to_python(name)
+    except ValidationError:
+        return False
+    # Requests of user 7 have the key user:7, and no other way to write it.
+    return str(pk) == name and users._base_manager.filter(pk=pk).exists()
+
+
+def _is_account(name: str) -> bool:
+    """By default each user is an account, with a row of its own or without."""
+    return Account.objects.filter(identifier=name).exists() or (conf.ACCOUNT is None and _is_user(name))

@@ -1,0 +1,149 @@
+"""Names that nothing has: what the views of a URLconf name, and which keys are somebody's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from ratelimits.decorators import limited
+from ratelimits.models import Account
+from ratelimits.unknown_names import in_key, in_rule
+from ratelimits.urlconf import Named, named_by_views
+
+
+class Search(APIView):
+    throttle_scope = "search"
+    throttle_cost = {"requests": 1, "tokens": 250}
+
+
+class Counted(APIView):
+    def throttle_cost(self, request: Request) -> int:
+        return 1
+
+
+class Various(APIView):
+    @property
+    def throttle_scope(self) -> str:
+        return "chosen later"
+
+
+class Things(ViewSet):
+    throttle_scope = "things"
+    throttle_cost: int | dict[str, int] = 1
+
+    def list(self, request: Request) -> Response:
+        raise NotImplementedError
+
+    @action(detail=False, throttle_scope="upload", throttle_cost={"bytes": 1})
+    def upload(self, request: Request) -> Response:
+        raise NotImplementedError
+
+
+@limited("plain", cost={"pages": 2})
+def plain(request: HttpRequest) -> HttpResponse:
+    raise NotImplementedError
+
+
+@limited("awaited", cost=3)
+async def awaited(request: HttpRequest) -> HttpResponse:
+    raise NotImplementedError
+
+
+@method_decorator(limited("by class"), name="dispatch")
+class ByClass(View):
+    pass
+
+
+class ByMethod(View):
+    @method_decorator(limited("by method"))
+    def get(self, request: HttpRequest) -> HttpResponse:
+        raise NotImplementedError
+
+
+router = SimpleRouter()
+router.register("things", Things, basename="thing")
+KNOWN: list[Any] = [
+    path("search/", Search.as_view()),
+    path("other/", Search.as_view(throttle_scope="other")),
+    path("exempt/", csrf_exempt(plain)),
+    path("deeper/", include([path("awaited/", awaited), path("class/", ByClass.as_view())])),
+    path("method/", ByMethod.as_view()),
+    path("", include(router.urls)),
+]
+
+
+class Urls:
+    """A URLconf, for @override_settings(ROOT_URLCONF=…)."""
+
+    def __init__(self, *patterns: Any) -> None:
+        self.urlpatterns = [*KNOWN, *patterns]
+
+
+def named(settings: Any, *patterns: Any) -> Named:
+    settings.ROOT_URLCONF = Urls(*patterns)
+    return named_by_views()
+
+
+def test_what_views_name_is_known_from_the_urlconf(settings: Any) -> None:
+    found = named(settings)
+    scopes = {"*", "search", "other", "plain", "awaited", "by class", "by method", "things", "upload"}
+    assert found == Named(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}))
+
+
+def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> None:
+    assert named(settings, path("counted/", Counted.as_view())).meters is None
+    assert named(settings, path("various/", Various.as_view())).scopes is None
+    assert named(settings, path("counted/", limited(cost=lambda request: 1)(plain))).meters is None
+
+
+def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "UNITS": {"storage": "GB"}}
+    named(settings)
+    (scope,) = in_rule("serach:POST", "tokens")
+    assert "No view has the scope “serach”" in scope
+    assert "Scopes of views: awaited, by class, by method, other, plain, search, things, upload." in scope
+    (meter,) = in_rule("search:POST", "tokenz")
+    assert "No view costs any “tokenz”" in meter
+    assert "Meters of views: bytes, pages, requests, tokens." in meter
+    assert list(in_rule("*", "requests")) == list(in_rule("*", "storage")) == []
+
+
+def test_nothing_is_said_of_what_cannot_be_known(settings: Any) -> None:
+    named(settings, path("counted/", Counted.as_view()), path("various/", Various.as_view()))
+    assert list(in_rule("serach", "tokenz")) == []
+
+
+@pytest.mark.django_db
+class TestKeys:
+    def test_a_user_that_is_not_there_is_said(self) -> None:
+        pk = User.objects.create(username="ann").pk
+        assert list(in_key(f"user:{pk}")) == []
+        for name in (f"0{pk}", str(pk + 1), "ann", "9" * 40):
+            (said,) = in_key(f"user:{name}")
+            assert f"No user has the primary key “{name}”" in said
+
+    def test_an_account_is_a_row_or_by_default_a_user(self, settings: Any) -> None:
+        Account.objects.create(identifier="acme")
+        pk = User.objects.create(username="ann").pk
+        assert "No account has the identifier “globex”" in next(in_key("account:globex"))
+        assert list(in_key("account:acme")) == []
+        assert len(list(in_key(f"account:{pk}"))) == 1
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+        assert list(in_key(f"account:{pk}")) == []
+
+    @pytest.mark.parametrize("key", ["api_key:4", "ip:203.0.113.9"])
+    def test_nothing_is_said_of_kinds_without_a_table(self, key: str) -> None:
+        assert list(in_key(key)) == []
