@@ -8,16 +8,17 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
 
-from ratelimits.conf import CALLABLES, DEFAULTS, conf
+from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
+from ratelimits.setting_rules import complaint
 from ratelimits.throttling import QuotaThrottle
 
-_ALLOWED = {"FAILURE_POLICY": ("allow", "deny"), "FENCE": ("aof", "none")}
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
 
@@ -25,48 +26,38 @@ _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Unknown names (a typing error would otherwise pass unnoticed) and values that make no sense."""
     given = getattr(settings, "RATELIMITS", {})
+    if not isinstance(given, dict):
+        return [checks.Error(f"RATELIMITS is {shown(given)}.", hint=A_DICT, id="ratelimits.E002")]
     unknown = [
         checks.Error(
             f"RATELIMITS has no setting {name!r}.",
             hint=f"Known settings: {', '.join(sorted(DEFAULTS))}.",
             id="ratelimits.E001",
         )
-        for name in sorted(given.keys() - DEFAULTS.keys())
+        for name in sorted(given.keys() - DEFAULTS.keys(), key=str)
     ]
     wrong = [
-        checks.Error(f"RATELIMITS[{name!r}] is {given[name]!r}.", hint=hint, id="ratelimits.E002")
+        checks.Error(f"RATELIMITS[{name!r}] is {shown(given[name])}.", hint=hint, id="ratelimits.E002")
         for name in sorted(given.keys() & DEFAULTS.keys())
-        if (hint := _complaint(name, given[name]))
+        if (hint := complaint(name, given[name]))
     ]
     return [*unknown, *wrong]
 
 
-def _complaint(name: str, value: Any) -> str:
-    """What to write instead; "" when the value is fine."""
-    default = DEFAULTS[name]
-    if name in CALLABLES:
-        try:
-            return "" if value is None or callable(getattr(conf, name)) else "Name a callable."
-        except ImportError as error:
-            return f"It cannot be imported: {error}."
-    if name in _ALLOWED:
-        return "" if value in _ALLOWED[name] else f"Write one of {', '.join(map(repr, _ALLOWED[name]))}."
-    if name == "ALERT_THRESHOLDS":
-        percentages = isinstance(value, list | tuple) and all(type(one) is int and one > 0 for one in value)
-        return "" if percentages else "Write a list of whole percentages, such as [50, 80, 100]."
-    if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "Write True or False."
-    if isinstance(default, int | float):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return "" if number and value >= 0 else "Write a number that is not negative."
-    if isinstance(default, str | dict | list):
-        return "" if isinstance(value, type(default)) else f"Write a {type(default).__name__}."
-    return ""
+def _wrong(name: str) -> bool:
+    """Whether a setting has no value that can be looked at further; `check_settings` says so."""
+    try:
+        getattr(conf, name)
+    except ImproperlyConfigured:
+        return True
+    return False
 
 
 @checks.register("ratelimits")
 def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """The alias that decides is a django-redis one, with a Redis database of its own."""
+    if _wrong("CACHE_ALIAS"):
+        return []
     alias = conf.CACHE_ALIAS
     backend = settings.CACHES.get(alias, {}).get("BACKEND", "")
     if not backend.startswith("django_redis."):
@@ -119,7 +110,7 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Where other settings tell of a proxy, its number is said: else all clients have the proxy's address, or none."""
     told = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
-    if not told or proxies() is not None:
+    if not told or _wrong("NUM_PROXIES") or proxies() is not None:
         return []
     return [
         checks.Warning(

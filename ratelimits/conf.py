@@ -1,6 +1,7 @@
 """The app's settings: the one dict `RATELIMITS` of the project over the defaults below.
 
-`conf.NAME` reads one. A value is read once and kept until `setting_changed` tells of a new one.
+`conf.NAME` reads one. A value is read once and kept until `setting_changed` tells of a new one. One that breaks its
+rule (`setting_rules`) raises ImproperlyConfigured; `manage.py check` tells of all of them beforehand.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
+
+from ratelimits.setting_rules import complaint
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -53,10 +57,20 @@ DEFAULTS: dict[str, Any] = {
 }
 
 CALLABLES = {"ACCOUNT"}
+A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
+
+
+def shown(value: object) -> str:
+    """A value as a message has it: not for longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a {type(value).__name__} of too many digits"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class Conf:
-    """Attribute access to the settings; an unknown name is an AttributeError."""
+    """Attribute access to the settings; an unknown name is an AttributeError, a wrong value ImproperlyConfigured."""
 
     CACHE_ALIAS: str
     NAMESPACE: str
@@ -93,7 +107,12 @@ class Conf:
         def __getattr__(self, name: str) -> Any:
             if name not in DEFAULTS:
                 raise AttributeError(f"RATELIMITS has no setting {name!r}")
-            value = getattr(settings, "RATELIMITS", {}).get(name, DEFAULTS[name])
+            given = getattr(settings, "RATELIMITS", {})
+            if not isinstance(given, dict):
+                raise ImproperlyConfigured(f"RATELIMITS is {shown(given)}. {A_DICT}")
+            value = given.get(name, DEFAULTS[name])
+            if hint := complaint(name, value):
+                raise ImproperlyConfigured(f"RATELIMITS[{name!r}] is {shown(value)}. {hint}")
             if name in CALLABLES and isinstance(value, str):
                 value = import_string(value)
             self.__dict__[name] = value

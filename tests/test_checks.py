@@ -45,8 +45,8 @@ def test_a_mistyped_setting_is_an_error_that_lists_the_known_ones() -> None:
     ("name", "value", "hint"),
     [
         ("FAILURE_POLICY", "maybe", "'allow', 'deny'"),
-        ("TIMEOUT", "soon", "a number"),
-        ("SHARDS", -1, "not negative"),
+        ("TIMEOUT", "soon", "a number of seconds"),
+        ("SHARDS", -1, "from 1 to 16384"),
         ("X_RATELIMIT_HEADERS", "yes", "True or False"),
         ("UNITS", ["tokens"], "a dict"),
         ("ACCOUNT", "no.such.module", "cannot be imported"),

@@ -53,7 +53,8 @@ class ShardFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        return queryset.filter(shard=chosen) if chosen and chosen.isdigit() else queryset
+        known = chosen is not None and chosen.isascii() and chosen.isdecimal() and len(chosen) <= 5
+        return queryset.filter(shard=chosen) if known else queryset
 
 
 @admin.register(ShardState)

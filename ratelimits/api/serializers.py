@@ -107,9 +107,15 @@ class UsageQuery(Query):
         except (ValueError, TypeError, RecursionError) as error:
             raise serializers.ValidationError(_("This is no cursor: take the one in `next`.")) from error
         whole = type(window) is int and 0 <= window < 2**40
-        if not whole or not all(isinstance(one, str) and len(one) <= LONGEST_TEXT and "\0" not in one for one in texts):
+        if not whole or not all(isinstance(one, str) and _storable(one) for one in texts):
             raise serializers.ValidationError(_("This is no cursor: take the one in `next`."))
         return place
+
+
+def _storable(text: str) -> bool:
+    """Return whether a database can hold the text: JSON may name half a character, which no encoding has."""
+    half = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return len(text) <= LONGEST_TEXT and "\0" not in text and not half
 
 
 def cursor(place: Place) -> str:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ratelimits.engine import calendar
 
 SECOND = 1_000_000
-_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+_MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.test import override_settings
-from django.utils.connection import ConnectionDoesNotExist
 
 from ratelimits import witness
 from ratelimits.models import DurabilityGap, ProcessTotal
@@ -143,7 +143,7 @@ def test_what_could_not_be_written_is_written_the_next_time() -> None:
     witness.admitted("account:acme", {"requests": 1}, int(time.time()) * 1_000_000)
     with (
         override_settings(RATELIMITS={**settings.RATELIMITS, "DATABASE": "nowhere"}),
-        pytest.raises(ConnectionDoesNotExist),
+        pytest.raises(ImproperlyConfigured),
     ):
         witness.write()
     witness.write()

@@ -96,8 +96,8 @@ def test_awkward_texts_come_back_as_they_were(read: Read) -> None:
 
 
 def test_the_source_is_the_project(read: Read) -> None:
-    with override_settings(RATELIMITS={"NAMESPACE": "the shop"}):
-        assert read(ROW)[0].get_source() == "/ratelimits/the%20shop"
+    with override_settings(RATELIMITS={"NAMESPACE": "the_shop"}):
+        assert read(ROW)[0].get_source() == "/ratelimits/the_shop"
 
 
 def test_a_report_without_rows_is_an_empty_batch() -> None:

@@ -1,0 +1,120 @@
+"""What each setting may be: one rule for each, with the sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+#: Longest time in seconds that a setting may name: ten years, which every clock and socket here can count.
+LONGEST = 315_360_000
+#: Longest time in seconds that somebody may be kept waiting for an answer.
+LONGEST_CALL = 3600
+#: Longest text that becomes a column of a report.
+LONGEST_UNIT = 255
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+class Rule(NamedTuple):
+    """What a value must be, in the words that follow "Write ", and whether one is."""
+
+    hint: str
+    holds: Callable[[Any], bool]
+
+
+def _whole(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _text(value: Any) -> bool:
+    """Whether it is text that every encoding, database and header can hold."""
+    return isinstance(value, str) and value.isprintable()
+
+
+def _one_of(*words: str) -> Rule:
+    return Rule(f"one of {', '.join(map(repr, words))}.", lambda value: isinstance(value, str) and value in words)
+
+
+def _seconds(most: float = LONGEST, *, zero: bool = False) -> Rule:
+    least = "from 0" if zero else "above 0"
+    return Rule(
+        f"a number of seconds {least} up to {most:,}.".replace(",", "_"),
+        lambda value: _number(value) and (value >= 0 if zero else value > 0) and value <= most,
+    )
+
+
+def _callable(value: Any) -> bool:
+    return value is None or callable(import_string(value) if isinstance(value, str) else value)
+
+
+_FLAG = Rule("True or False.", lambda value: isinstance(value, bool))
+_PATHS = Rule(
+    'a list of path prefixes that start with a slash, such as ["/files/"].',
+    lambda value: (
+        isinstance(value, list | tuple) and all(isinstance(one, str) and one.startswith("/") for one in value)
+    ),
+)
+_UNITS = Rule(
+    f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
+    lambda value: (
+        isinstance(value, dict)
+        and all(_text(one) and 0 < len(one) <= LONGEST_UNIT for pair in value.items() for one in pair)
+    ),
+)
+_THRESHOLDS = Rule(
+    "a list of whole percentages from 1 to 10000, such as [50, 80, 100]; [] for none.",
+    lambda value: isinstance(value, list | tuple) and all(map(_whole(1, 10_000), value)),
+)
+
+RULES: dict[str, Rule] = {
+    "CACHE_ALIAS": Rule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
+    "NAMESPACE": Rule(
+        "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",
+        lambda value: isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None,
+    ),
+    "SHARDS": Rule("a whole number from 1 to 16384, the slots of a cluster.", _whole(1, 16_384)),
+    "DATABASE": Rule(
+        "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
+    ),
+    "ACCOUNT": Rule("a callable, the dotted path of one that can be imported, or None.", _callable),
+    "NUM_PROXIES": Rule("a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)),
+    "TIMEOUT": _seconds(LONGEST_CALL),
+    "FAILURE_POLICY": _one_of("allow", "deny"),
+    "RELOAD_INTERVAL": _seconds(),
+    "DENY_CACHE_SECONDS": _seconds(zero=True),
+    "ALLOTMENT_SECONDS": _seconds(zero=True),
+    "RECEIPT_TTL": _seconds(),
+    "PATHS": _PATHS,
+    "BILL_ERRORS": _FLAG,
+    "MAX_WAITING": Rule("a whole number from 0 to 1_000_000.", _whole(0, 1_000_000)),
+    "X_RATELIMIT_HEADERS": _FLAG,
+    "UNITS": _UNITS,
+    "SEAL_INTERVAL": _seconds(),
+    "FENCE": _one_of("aof", "none"),
+    "DRAIN_INTERVAL": _seconds(),
+    "COMPACT_INTERVAL": _seconds(),
+    "FINALISE_INTERVAL": _seconds(),
+    "GRACE_SECONDS": Rule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
+    "LATE_USAGE": _one_of("version", "period"),
+    "WITNESS_INTERVAL": _seconds(zero=True),
+    "SIGNING_KEY": Rule("a text; an empty one for no signatures.", _text),
+    "ALERT_THRESHOLDS": _THRESHOLDS,
+    "ALERT_INTERVAL": _seconds(),
+    "ALERT_TIMEOUT": _seconds(LONGEST_CALL),
+}
+
+
+def complaint(name: str, value: Any) -> str:
+    """What to write instead of a value; "" when it is fine."""
+    rule = RULES[name]
+    try:
+        return "" if rule.holds(value) else f"Write {rule.hint}"
+    except (ImportError, TypeError, ValueError) as error:
+        return f"It cannot be imported: {error}. Write {rule.hint}"

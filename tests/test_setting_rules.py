@@ -1,0 +1,148 @@
+"""Every setting has a rule, which `manage.py check` and the first use hold it to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from hypothesis import given
+from hypothesis import settings as sized
+from hypothesis import strategies as st
+
+from ratelimits.conf import DEFAULTS, conf
+from ratelimits.engine.keys import Keyspace
+from ratelimits.setting_rules import RULES, complaint
+
+NUMBERS = [float("nan"), float("inf"), -1, "1", None, True, [], 10**400, 1e300]
+#: Values of each setting that break its rule.
+WRONG: dict[str, list[Any]] = {
+    "CACHE_ALIAS": ["", None, 7, ["default"]],
+    "NAMESPACE": ["my shop", "", "a:b", "{a}", "ü", "x" * 41, "a\n", None, 7, "a\0", "\ud800"],
+    "SHARDS": [0, -1, 6.5, 64.0, 16_385, 10**30, "64", True, None, float("nan")],
+    "DATABASE": ["nope", "", None, 7, ["default"]],
+    "ACCOUNT": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
+    "NUM_PROXIES": ["1", -1, 1.0, 101, True, float("inf")],
+    "TIMEOUT": [0, 0.0, 3601, *NUMBERS],
+    "FAILURE_POLICY": ["maybe", "", None, "Allow", ["allow"]],
+    "RELOAD_INTERVAL": [0, *NUMBERS],
+    "DENY_CACHE_SECONDS": [-0.1, *NUMBERS],
+    "ALLOTMENT_SECONDS": [-0.1, *NUMBERS],
+    "RECEIPT_TTL": [0, *NUMBERS],
+    "PATHS": ["/files/", None, ["files/"], [""], [7], [b"/files/"], {"/files/": 1}],
+    "BILL_ERRORS": ["yes", 1, 0, None],
+    "MAX_WAITING": [1.5, 10**9, *NUMBERS],
+    "X_RATELIMIT_HEADERS": ["yes", 1, 0, None],
+    "UNITS": [
+        ["tokens"],
+        None,
+        {"tokens": 7},
+        {7: "MB"},
+        {"tokens": ""},
+        {"a": "x" * 256},
+        {"a": "\0"},
+        {"a": "\ud800"},
+    ],
+    "SEAL_INTERVAL": [0, *NUMBERS],
+    "FENCE": ["AOF", "", None, True],
+    "DRAIN_INTERVAL": [0, *NUMBERS],
+    "COMPACT_INTERVAL": [0, *NUMBERS],
+    "FINALISE_INTERVAL": [0, *NUMBERS],
+    "GRACE_SECONDS": [0.5, *NUMBERS],
+    "LATE_USAGE": ["x", "", None, ["version"]],
+    "WITNESS_INTERVAL": [-0.1, *NUMBERS],
+    "SIGNING_KEY": [None, 7, b"key", "\ud800", "a\0"],
+    "ALERT_THRESHOLDS": [80, None, [0], [-1], [80.0], ["80"], [True], [10_001], [float("nan")], {80: 1}],
+    "ALERT_INTERVAL": [0, *NUMBERS],
+    "ALERT_TIMEOUT": [0, 3601, *NUMBERS],
+}
+#: Values that are as far as a rule goes.
+RIGHT: dict[str, list[Any]] = {
+    "NAMESPACE": ["a", "A-b_c.9", "x" * 40],
+    "SHARDS": [1, 16_384],
+    "NUM_PROXIES": [None, 0, 3],
+    "TIMEOUT": [0.001, 3600],
+    "PATHS": [[], ["/"], ("/files/",)],
+    "UNITS": [{"traffic": "MB"}],
+    "MAX_WAITING": [0],
+    "WITNESS_INTERVAL": [0],
+    "ALERT_THRESHOLDS": [[], [1, 10_000], (50,)],
+    "ACCOUNT": ["tests.test_conf.account_of"],
+}
+
+
+def test_every_setting_has_a_rule_that_its_default_holds() -> None:
+    assert RULES.keys() == DEFAULTS.keys()
+    assert WRONG.keys() == DEFAULTS.keys()
+    assert {name: complaint(name, value) for name, value in DEFAULTS.items()} == dict.fromkeys(DEFAULTS, "")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_an_error_and_is_never_used(name: str) -> None:
+    for value in [*WRONG[name], 10**5000, object()]:
+        refused(name, value)
+
+
+def refused(name: str, value: Any) -> None:
+    with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
+        found = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        assert [f"RATELIMITS[{name!r}] is " in error.msg for error in found] == [True]
+        assert "Write " in str(found[0].hint)
+        assert len(found[0].msg) < 300
+        with pytest.raises(ImproperlyConfigured, match=rf"(?s)^RATELIMITS\['{name}'\] is .*Write "):
+            getattr(conf, name)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
+def test_a_value_within_the_rule_is_used(name: str, value: Any) -> None:
+    with override_settings(RATELIMITS={**settings.RATELIMITS, name: value}):
+        assert checks.run_checks(tags=["ratelimits"]) == []
+        used = getattr(conf, name)
+        assert callable(used) if name == "ACCOUNT" else used == value
+
+
+@pytest.mark.parametrize("given", [None, 7, "NAMESPACE", [("NAMESPACE", "shop")], {"a"}])
+def test_settings_that_are_no_dict_are_an_error(given: Any) -> None:
+    with override_settings(RATELIMITS=given):
+        (error,) = [error for error in checks.run_checks(tags=["ratelimits"]) if error.id == "ratelimits.E002"]
+        assert "Write a dict" in str(error.hint)
+        with pytest.raises(ImproperlyConfigured, match="Write a dict"):
+            _ = conf.SHARDS
+
+
+def test_names_that_are_no_text_are_unknown_ones() -> None:
+    with override_settings(RATELIMITS={**settings.RATELIMITS, 7: 1, None: 2, "SHARD": 3}):
+        found = checks.run_checks(tags=["ratelimits"])
+    assert [error.id for error in found] == ["ratelimits.E001"] * 3
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.lists(st.integers() | st.text()),
+    st.dictionaries(st.text(), st.text()),
+)
+
+
+@sized(max_examples=200, deadline=None)
+@given(name=st.sampled_from(sorted(RULES)), value=JUNK)
+def test_no_value_makes_a_rule_fail(name: str, value: Any) -> None:
+    hint = complaint(name, value)
+    assert hint == "" or "Write " in hint
+
+
+@sized(max_examples=200, deadline=None)
+@given(namespace=st.text(st.sampled_from("aZ9_.-{}: ü\0"), max_size=42), shards=st.integers(-2, 17_000))
+def test_keys_take_what_the_rules_let_through_and_nothing_else(namespace: str, shards: int) -> None:
+    if complaint("NAMESPACE", namespace) or complaint("SHARDS", shards):
+        with pytest.raises(ValueError, match="must be"):
+            Keyspace(namespace, shards)
+    else:
+        assert Keyspace(namespace, shards).prefix(0).startswith(f"rl:1:{namespace}:")
