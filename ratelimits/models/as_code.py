@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -11,6 +13,7 @@ from django.db import transaction
 
 from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models.accounts import Plan, PlanInclusion
+from ratelimits.models.code_types import decoded, is_text, plan_problems, printable, rule_problems, shown
 from ratelimits.models.rules import LENDS, PARAMETERS, Rule
 from ratelimits.models.versions import editing
 
@@ -83,51 +86,58 @@ def to_text(document: Document) -> str:
     )
 
 
-def parse(text: str) -> Document:
-    """The document in a text, its shape checked; RefusedError says what is wrong."""
+def parse(raw: bytes) -> Document:
+    """The document in a file's bytes, its shape and types checked; RefusedError says what is wrong, and where."""
     try:
-        document = json.loads(text, parse_float=Decimal)
-    except json.JSONDecodeError as error:
-        raise RefusedError([f"line {error.lineno}: not JSON: {error.msg}"]) from error
+        document = decoded(raw)
+    except ValueError as error:
+        raise RefusedError([str(error)]) from error
     if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
         raise RefusedError([f"write an object such as {_SHAPE}"])
     plans, rules = document.get("plans", {}), document.get("rules", [])
     if not isinstance(plans, dict) or not isinstance(rules, list):
         raise RefusedError([f"plans is an object by slug and rules a list, as in {_SHAPE}"])
-    problems = [problem for slug, plan in plans.items() for problem in _plan_problems(slug, plan)]
+    problems = [
+        f"plan “{printable(slug)}”: {one}" for slug, plan in plans.items() for one in _plan_problems(slug, plan)
+    ]
     for number, entry in enumerate(rules, 1):
         problems += [f"rule {number}: {problem}" for problem in _rule_problems(entry)]
-    places = [_place(entry) for entry in rules if isinstance(entry, dict)]
-    problems += [
-        f"rule “{name}” of plan “{plan}” is there twice"
-        for plan, name in sorted({place for place in places if places.count(place) > 1})
+    if problems:
+        raise RefusedError(problems)
+    places = Counter(map(_place, rules))
+    problems = [
+        f"rule “{name}” of plan “{plan}” is there twice" for (plan, name), count in sorted(places.items()) if count > 1
     ]
     if problems:
         raise RefusedError(problems)
     return {"plans": plans, "rules": sorted(rules, key=_place)}
 
 
-def _plan_problems(slug: str, plan: Any) -> list[str]:
+def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
     if not isinstance(plan, dict) or plan.keys() - {"name", "includes"}:
-        return [f'plan “{slug}”: write {{"name": "Pro", "includes": {{"requests": 10000}}}}']
-    if not isinstance(plan.get("includes", {}), dict):
-        return [f'plan “{slug}”: includes is an object such as {{"requests": 10000}}']
-    return []
+        yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
+    elif not isinstance(plan.get("includes", {}), dict):
+        yield 'includes is an object such as {"requests": 10000}'
+    else:
+        yield from plan_problems(slug, plan)
 
 
-def _rule_problems(entry: Any) -> list[str]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        return ['write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}']
-    algorithm = entry.get("algorithm")
-    if algorithm not in ALGORITHMS:
-        return [f"“{entry['name']}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}"]
+def _rule_problems(entry: Any) -> Iterator[str]:
+    if not isinstance(entry, dict) or not is_text(entry.get("name")):
+        yield 'write an object such as {"name": "burst", "algorithm": "token_bucket", "capacity": 10, …}'
+        return
+    name, algorithm = entry["name"], entry.get("algorithm")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {shown(algorithm)}"
+        return
     known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
     if algorithm not in LENDS:
         known.discard("max_wait")
     takes = ", ".join(fields_of(algorithm))
-    return [
-        f"“{entry['name']}”: {algorithm} takes no {name}: its own fields are {takes}" for name in entry.keys() - known
-    ]
+    for field in sorted(entry.keys() - known):
+        yield f"“{name}”: {algorithm} takes no {printable(field)}: its own fields are {takes}"
+    for problem in rule_problems({field: value for field, value in entry.items() if field in known}):
+        yield f"“{name}”: {problem}"
 
 
 def load(document: Document, using: str, *, delete: bool = False) -> list[str]:

@@ -34,8 +34,8 @@ class Command(BaseCommand):
             self.stdout.write(as_code.to_text(as_code.dump(conf.DATABASE)), ending="")
             return
         try:
-            text = sys.stdin.read() if options["file"] == "-" else Path(options["file"]).read_text(encoding="utf-8")
-            document = as_code.parse(text)
+            raw = sys.stdin.buffer.read() if options["file"] == "-" else Path(options["file"]).read_bytes()
+            document = as_code.parse(raw)
             if options["command"] == "diff":
                 self._diff(document, delete=options["delete"])
             else:

@@ -1,0 +1,129 @@
+"""The types of a document of rules as code: what each field may hold, before any of it meets a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+from ratelimits.engine.numbers import MOST
+
+#: Most characters of a value that a message repeats.
+_SHOWN = 60
+
+
+class Kind(NamedTuple):
+    """What a field holds, in words, and whether a value is such."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a database can hold the value as text: JSON may name half a character, or a NUL."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST
+
+
+def _number(value: Any) -> bool:
+    # A database would round what has more digits.
+    return _whole(value) or (
+        type(value) is Decimal and value.is_finite() and 0 <= value <= MOST and len(value.as_tuple().digits) <= 40
+    )
+
+
+_TEXT = Kind("a text", is_text)
+_NAME = Kind("a text that is not empty", lambda value: is_text(value) and value != "")
+_WHOLE = Kind(f"a whole number from 0 to {MOST}", _whole)
+_NUMBER = Kind(f"a number from 0 to {MOST}", _number)
+_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+_INITIAL = Kind('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
+
+#: Fields of a rule that null leaves out.
+_OPTIONAL: dict[str, Kind] = {
+    "plan": _NAME,
+    "capacity": _WHOLE,
+    "rate": _NUMBER,
+    "period": _NUMBER,
+    "initial": _INITIAL,
+    "window_start": _TEXT,
+    "calendar_unit": _TEXT,
+    "timezone": _TEXT,
+    "anchor": _TEXT,
+    "sub_windows": _WHOLE,
+    "delay_after": _WHOLE,
+    "max_burst_seconds": _NUMBER,
+    "warm_up": _NUMBER,
+    "cold_factor": _NUMBER,
+    "lease_ttl": _NUMBER,
+    "max_wait": _NUMBER,
+    "allotment": _WHOLE,
+}
+RULE: dict[str, Kind] = _OPTIONAL | {
+    "name": _NAME,
+    "algorithm": _NAME,
+    "weighted": _FLAG,
+    "scope": _NAME,
+    "key_kind": _NAME,
+    "meter": _NAME,
+    "mode": _NAME,
+    "bills": _FLAG,
+    "on_failure": _TEXT,
+}
+
+
+def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each field of a rule that holds something of another type."""
+    for field, value in entry.items():
+        kind = RULE.get(field)
+        if kind is not None and not kind.holds(value) and not (value is None and field in _OPTIONAL):
+            yield f"{field} must be {kind.words}, not {shown(value)}"
+
+
+def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each part of a plan that is of another type."""
+    if not _NAME.holds(slug):
+        yield f"a plan's slug must be {_NAME.words}, not {shown(slug)}"
+    if "name" in plan and not _NAME.holds(plan["name"]):
+        yield f"name must be {_NAME.words}, not {shown(plan['name'])}"
+    for meter, quantity in plan.get("includes", {}).items():
+        if not _NAME.holds(meter):
+            yield f"a meter must be {_NAME.words}, not {shown(meter)}"
+        if not _WHOLE.holds(quantity):
+            yield f"includes of {shown(meter)} must be {_WHOLE.words}, not {shown(quantity)}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON has it, for no longer than a message should be."""
+    if type(value) is Decimal:
+        text = str(value)
+    else:
+        try:
+            text = json.dumps(value, default=str)
+        except (ValueError, RecursionError):
+            text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal and a log can show: escapes in the place of half a character or a NUL."""
+    return text if text.isprintable() else shown(text)
+
+
+def decoded(raw: bytes) -> Any:
+    """Return the JSON value of a text in UTF-8, its decimals exact; raise ValueError that says where it is wrong."""
+    try:
+        return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: byte {error.start + 1} of the file is not UTF-8: save it as UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("this is nested too deeply: plans and rules are lists of flat objects") from error
+    except (InvalidOperation, ValueError) as error:
+        raise ValueError(f"a number has too many digits: write one of at most {MOST}") from error
