@@ -6,6 +6,7 @@ Every face (the DRF throttle, the middleware, the decorators) asks here and only
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -147,7 +148,7 @@ async def acheck(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """`check`, awaited."""
+    """`check`, awaited. A caller that is cancelled meanwhile is charged nothing."""
     place = _place(identity, scope, method, costs, at_once)
     denied = denials.look(place)
     if denied is not None:
@@ -182,7 +183,7 @@ async def acheck(
             answer = _booked(decision, prepared, place, allotment, take)
             if answer is not None:
                 return answer
-    except (RulesUnavailable, Unavailable, ResponseError) as error:
+    except (RulesUnavailable, Unavailable, ResponseError, asyncio.CancelledError) as error:
         _note(error, identity, costs, metered)
     return _without(prepared, identity, costs, metered)
 
@@ -230,11 +231,15 @@ def _again(denied: Denied) -> Answer:
     return Answer(False, denied.decision, denied.about, left)
 
 
-def _note(error: Exception, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
-    if isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable):
-        breaker.failed(error.event)
-    if isinstance(error, Unanswered) and metered:
+def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
+    """Declare what an error left unknown. Raise it again for a caller that was cancelled."""
+    cause = error.__cause__ if isinstance(error, asyncio.CancelledError) else error
+    if isinstance(cause, Unavailable) and not isinstance(cause, NodeUnavailable):
+        breaker.failed(cause.event)
+    if isinstance(cause, Unanswered) and metered:
         witness.unanswered(identity.owner, routes.booked_to(identity), costs)
+    if cause is not error:
+        raise error
     logger.error("No decision could be had, the failure policy decides: %s", error)
 
 

@@ -6,14 +6,21 @@ wait for the server, their a… twins are awaited.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce
+from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
 from ratelimits.engine.limits import Limit
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, server
+
+logger = logging.getLogger(__name__)
 
 
 def told(call: Call, answer: bytes, name: bytes) -> Decision | None:
@@ -47,15 +54,47 @@ def ask(here: Server, call: Call, command: Command | None = None) -> Decision:
 
 
 async def aask(here: Server, call: Call, command: Command | None = None) -> Decision:
-    """`ask`, awaited."""
+    """`ask`, awaited. What a caller that is cancelled meanwhile was granted is given back.
+
+    Such a caller has the reply first, within TIMEOUT, then CancelledError. Its cause is the error, if there was one.
+    """
     command = command or Command(here.keyspace, call)
     name = nonce()
-    decision = told(call, await here.wire.acall(command, name), name)
-    if decision is None:
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
+    try:
         decision = told(call, await here.wire.acall(command, name), name)
-    if decision is None:
-        raise Stale(0, clock.now())
+        if decision is None:
+            decision = told(call, await here.wire.acall(command, name), name)
+        if decision is None:
+            raise Stale(0, clock.now())
+    except Exception as error:
+        if task.cancelling() > cancelled:
+            raise asyncio.CancelledError from error
+        raise
+    if task.cancelling() > cancelled:
+        giving = asyncio.ensure_future(_give_back(here, decision))
+        _giving.add(giving)  # a loop keeps no task alive
+        giving.add_done_callback(_giving.discard)
+        await asyncio.shield(giving)
+        raise asyncio.CancelledError
     return decision
+
+
+_giving: set[asyncio.Future[None]] = set()
+
+
+async def _give_back(here: Server, decision: Decision) -> None:
+    """Refund what nobody will hear of."""
+    receipt = decision.receipt
+    if receipt is None:
+        return
+    call = receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)._replace(now=decision.call.now)
+    try:
+        await aask(here, call)
+    except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
+        logger.error("What a cancelled request took could not be given back, receipt %s: %s", receipt.nonce, error)
 
 
 def call_for(

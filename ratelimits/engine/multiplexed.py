@@ -30,6 +30,19 @@ LATE, ATTEMPTS = 0.2, 5
 _LAST_LOOK = 0.001
 
 
+class _Reply(asyncio.Future[Any]):
+    """A reply to come. Its caller can be cancelled until the command is written, and after that once it is there.
+
+    What was written may take place: somebody must hear of it, so that it can be given back.
+    """
+
+    written = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel it, unless its command was written."""
+        return not self.written and super().cancel(msg)
+
+
 class _Loading:
     """SCRIPT LOAD, as a command."""
 
@@ -52,7 +65,7 @@ class _Link(asyncio.Protocol):
         # The loop keeps a connection that is open, and what that holds: a way that nobody uses any longer must go.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
-        self._sent: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
         #: Done once the socket is closed.
@@ -65,7 +78,7 @@ class _Link(asyncio.Protocol):
         self._before = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
-    def write(self, waiting: deque[tuple[Prepared, bytes, asyncio.Future[Any]]]) -> None:
+    def write(self, waiting: deque[tuple[Prepared, bytes, _Reply]]) -> None:
         """Write what waits, in order and in one go, as far as there is room."""
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
@@ -78,6 +91,7 @@ class _Link(asyncio.Protocol):
             except Exception as error:  # noqa: BLE001  (its caller's own)
                 future.set_exception(error)
                 continue
+            future.written = True
             self._sent.append((future, now))
             room -= 1
         if packed:
@@ -86,7 +100,7 @@ class _Link(asyncio.Protocol):
                 self._look_at(now + self._timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Hand each reply to whoever is next. A cancelled caller's is dropped."""
+        """Hand each reply to whoever is next."""
         self._heard = True
         reader, sent = self._reader, self._sent
         reader.feed(data)
@@ -177,23 +191,33 @@ class Multiplexed:
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[Prepared, bytes, asyncio.Future[Any]]] = deque()
-        self._loading: dict[bytes, asyncio.Future[Any]] = {}
+        self._waiting: deque[tuple[Prepared, bytes, _Reply]] = deque()
+        self._loading: dict[bytes, _Reply] = {}
         self._turn = False
 
     async def ask(self, command: Prepared, name: bytes) -> Any:
         """Return the reply to a command. Raise NotSent, Unanswered, or what the server refuses with.
 
-        A script that the server does not know is loaded, once for all who miss it, and the command sent again.
+        A script that the server does not know is loaded, once for all who miss it, and the command sent again. A caller
+        that is cancelled once the command is written gets the reply all the same: Task.cancelling tells it of that.
         """
         try:
-            return await self._queue(command, name)
+            return await self._reply(command, name)
         except NoScriptError:
             await self._load(command.script)
-            return await self._queue(command, name)
+            return await self._reply(command, name)
 
-    def _queue(self, command: Prepared, name: bytes) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
+    async def _reply(self, command: Prepared, name: bytes) -> Any:
+        reply = self._queue(command, name)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            if reply.cancelled():
+                raise
+            return reply.result()
+
+    def _queue(self, command: Prepared, name: bytes) -> _Reply:
+        future = _Reply(loop=self._loop)
         self._waiting.append((command, name, future))
         if not self._turn:
             self._turn = True
@@ -220,7 +244,7 @@ class Multiplexed:
         """Have the script loaded, ahead of what waits: that may need it, too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
-            loaded = self._loading[script.sha] = self._loop.create_future()
+            loaded = self._loading[script.sha] = _Reply(loop=self._loop)
             loaded.add_done_callback(lambda done: self._loaded(script, done))
             self._waiting.appendleft((_Loading(script), b"", loaded))
             self.write()

@@ -1,0 +1,129 @@
+"""Tasks that are cancelled while their decision is on its way: what was granted to nobody is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from ratelimits import quota, witness
+from ratelimits.engine import adecide
+from ratelimits.identity import Identity
+from ratelimits.waiting import acheck_and_wait
+from tests.engine.asking import limit
+from tests.engine.proxy import Proxy
+from tests.faces import away, begin_afresh, counted
+from tests.rows import rule
+from tests.servers import TestServers
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WHO = Identity("user:1", None, "account:acme", None)
+ONE = {"requests": 1}
+Entry = Callable[[], Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_afresh(monkeypatch)
+
+
+@pytest.fixture
+def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
+    """The server of the limits, behind a proxy."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 10, "DENY_CACHE_SECONDS": 0}
+    with Proxy(servers.redis.port) as running:
+        away(settings, running.port)
+        yield running
+
+
+async def cancelled(proxy: Proxy, entry: Entry, *, times: int = 1) -> None:
+    """Cancel a task whose command is written and whose reply is not there; then let the reply come."""
+    proxy.hold()
+    before = proxy.count(b"EVALSHA")
+    task = asyncio.ensure_future(entry())
+    await asyncio.to_thread(proxy.wait_for, b"EVALSHA", before + 1)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    proxy.let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "entry",
+    [lambda: quota.acheck(WHO), lambda: acheck_and_wait(WHO, "*", "GET", ONE)],
+    ids=["acheck", "acheck_and_wait"],
+)
+async def test_what_was_granted_is_given_back(
+    proxy: Proxy, redis_client: redis.Redis, entry: Entry, times: int
+) -> None:
+    await asyncio.to_thread(rule, "bucket", capacity=2, rate="0.000001")
+    await asyncio.to_thread(rule, "flights", "concurrency", capacity=2)
+    assert (await quota.acheck(WHO)).allowed
+    for number in range(1, 4):
+        await cancelled(proxy, entry, times=times)
+        assert counted(redis_client) == {"a requests 0 acme user:1 1": 1 + number, "r requests 0 acme user:1 1": number}
+    assert (await quota.acheck(WHO)).allowed
+    assert not (await quota.acheck(WHO)).allowed
+
+
+async def test_the_engine_gives_back_as_well(proxy: Proxy) -> None:
+    bucket = limit(capacity=1, rate=1, period=1_000_000)
+    await adecide([limit(capacity=1, key="user:2")])
+    for _ in range(3):
+        await cancelled(proxy, lambda: adecide([bucket]))
+    assert (await adecide([bucket])).allowed
+
+
+async def test_a_reply_that_is_lost_meanwhile_is_declared(proxy: Proxy) -> None:
+    assert (await quota.acheck(WHO)).allowed
+    before = proxy.count(b"EVALSHA")
+    proxy.hold()
+    task = asyncio.ensure_future(quota.acheck(WHO))
+    await asyncio.to_thread(proxy.wait_for, b"EVALSHA", before + 1)
+    task.cancel()
+    proxy.cut.set()
+    proxy.let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert {place.kind for place in witness.totals()} == {"admitted", "unanswered"}
+
+
+async def test_who_waits_no_longer_than_so_long_is_told_that_the_time_is_over(
+    proxy: Proxy, redis_client: redis.Redis
+) -> None:
+    assert (await quota.acheck(WHO)).allowed
+    proxy.hold()
+
+    async def ask() -> None:
+        async with asyncio.timeout(0.01):
+            await quota.acheck(WHO)
+
+    task = asyncio.ensure_future(ask())
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    proxy.let_go()
+    with pytest.raises(TimeoutError):
+        await task
+    assert counted(redis_client) == {"a requests 0 acme user:1 1": 2, "r requests 0 acme user:1 1": 1}
+
+
+async def test_a_task_that_was_cancelled_before_may_still_ask(redis_client: redis.Redis) -> None:
+    async def ask_at_last() -> bool:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return (await quota.acheck(WHO)).allowed
+        raise AssertionError
+
+    task = asyncio.ensure_future(ask_at_last())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task
+    assert counted(redis_client) == {"a requests 0 acme user:1 1": 1}
