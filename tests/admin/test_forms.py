@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connections
 from django.test import Client
 
 from ratelimits.models import KeyOverride, Plan, PlanMembership, Rule
@@ -71,6 +74,30 @@ def test_what_ended_does_not_block_what_is_new(admin_client: Client, url: str) -
     assert admin_client.post(url, {**typed, **ended}).status_code == 302
     assert admin_client.post(url, typed).status_code == 302
     assert "key" in errors(admin_client.post(url, typed))
+
+
+@pytest.mark.parametrize(("url", "model"), [(OVERRIDES, KeyOverride), (MEMBERSHIPS, PlanMembership)])
+def test_of_people_who_save_at_once_one_is_first(admin_user: User, url: str, model: Any) -> None:
+    rule()
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    ends = {"valid_until_0": "2126-06-01", "valid_until_1": "00:00:00"}
+    typed = {"key": "api_key:4", "rule": "burst", "capacity": "5", "mode": "", "plan": plan.pk, **ends}
+    clients = [Client() for _ in range(4)]
+    for client in clients:
+        client.force_login(admin_user)
+        client.get(url)  # what a first request loads would put them in order
+    together = Barrier(len(clients))
+
+    def save(client: Client) -> int:
+        try:
+            together.wait()
+            return client.post(url, typed).status_code
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        assert sorted(pool.map(save, clients)) == [200, 200, 200, 302]
+    assert model.objects.count() == 1
 
 
 def warnings(client: Client, url: str, values: dict[str, Any]) -> list[str]:
