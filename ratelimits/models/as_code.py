@@ -13,7 +13,7 @@ from django.db import transaction
 
 from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models.accounts import Plan, PlanInclusion
-from ratelimits.models.code_types import decoded, is_text, plan_problems, printable, rule_problems, shown
+from ratelimits.models.code_types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.rules import LENDS, PARAMETERS, Rule
 from ratelimits.models.versions import editing
 
@@ -128,7 +128,7 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         return
     name, algorithm = entry["name"], entry.get("algorithm")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {shown(algorithm)}"
+        yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
         return
     known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
     if algorithm not in LENDS:

@@ -81,23 +81,23 @@ def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
     for field, value in entry.items():
         kind = RULE.get(field)
         if kind is not None and not kind.holds(value) and not (value is None and field in _OPTIONAL):
-            yield f"{field} must be {kind.words}, not {shown(value)}"
+            yield f"{field} must be {kind.words}, not {as_json(value)}"
 
 
 def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of a plan that is of another type."""
     if not _NAME.holds(slug):
-        yield f"a plan's slug must be {_NAME.words}, not {shown(slug)}"
+        yield f"a plan's slug must be {_NAME.words}, not {as_json(slug)}"
     if "name" in plan and not _NAME.holds(plan["name"]):
-        yield f"name must be {_NAME.words}, not {shown(plan['name'])}"
+        yield f"name must be {_NAME.words}, not {as_json(plan['name'])}"
     for meter, quantity in plan.get("includes", {}).items():
         if not _NAME.holds(meter):
-            yield f"a meter must be {_NAME.words}, not {shown(meter)}"
+            yield f"a meter must be {_NAME.words}, not {as_json(meter)}"
         if not _WHOLE.holds(quantity):
-            yield f"includes of {shown(meter)} must be {_WHOLE.words}, not {shown(quantity)}"
+            yield f"includes of {as_json(meter)} must be {_WHOLE.words}, not {as_json(quantity)}"
 
 
-def shown(value: Any) -> str:
+def as_json(value: Any) -> str:
     """Return a value as JSON has it, for no longer than a message should be."""
     if type(value) is Decimal:
         text = str(value)
@@ -111,7 +111,7 @@ def shown(value: Any) -> str:
 
 def printable(text: str) -> str:
     """Return a text that a terminal and a log can show: escapes in the place of half a character or a NUL."""
-    return text if text.isprintable() else shown(text)
+    return text if text.isprintable() else as_json(text)
 
 
 def decoded(raw: bytes) -> Any:
