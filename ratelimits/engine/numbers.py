@@ -17,8 +17,10 @@ MOST = 10**12
 def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
     """A decimal as written, with at most six places and not below (or, with `above`, above) `least`."""
     try:
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise InvalidOperation  # Python reads "1_0" and digits of other scripts; who wrote them may not
         number = value if isinstance(value, Decimal) else Decimal(str(value))
-    except InvalidOperation as error:
+    except (InvalidOperation, ValueError) as error:
         raise ValueError(f"{name} must be a number, not {value!r}") from error
     if isinstance(value, bool) or not number.is_finite():
         raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")

@@ -16,6 +16,9 @@ _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 _BESIDE = {"sliding_log", "concurrency"}
 _INSTEAD = {"sliding_window"}
 
+#: Most limits that are decided together.
+MOST_TERMS = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -53,8 +56,8 @@ class Program:
     _held: Packed | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.terms) > 120:
-            raise ValueError("a decision takes at most 120 limits")
+        if len(self.terms) > MOST_TERMS:
+            raise ValueError(f"a decision takes at most {MOST_TERMS} limits")
         taken: dict[tuple[int, int], str] = {}
         for term in self.terms:
             other = taken.setdefault((term.key, name_id(term.name)), term.name)

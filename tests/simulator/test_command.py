@@ -122,6 +122,36 @@ def test_a_bad_rule_is_named_by_its_file(simulate: Simulate) -> None:
     assert "rule: rate must be above 0" in error
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ([BUCKET] * 121, "at most 120 rules are decided together, not 121"),
+        ({**BUCKET, "capacity": True}, "capacity must be a number, not True"),
+        ({**BUCKET, "capacity": "1_0"}, "capacity must be a number, not '1_0'"),
+        ({**BUCKET, "capacity": "٣"}, "capacity must be a number, not '٣'"),
+        ({**BUCKET, "capacity": [10]}, "capacity must be a number, not [10]"),
+        ({**BUCKET, "rate": float("nan")}, "rate must be a number, not NaN"),
+        ({**BUCKET, "initial": ["full"]}, "initial must be full, empty or a whole number of tokens"),
+        ({**BUCKET, "algorithm": ["gcra"]}, "unknown algorithm ['gcra']"),
+        (
+            {"algorithm": "calendar_window", "capacity": 1, "calendar_unit": "day", "timezone": "\ud800"},
+            "unknown time zone",
+        ),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_a_sentence_alone_and_in_a_batch(
+    simulate: Simulate, rule: Any, said: str
+) -> None:
+    results, error, status = simulate(rule, jsonl({"at": 0}))
+    assert (results, status) == ([], 2)
+    assert said in error
+    good = {"rule": BUCKET, "trace": [{"at": 0}]}
+    [wrong, right], error, status = simulate(batch=jsonl({"rule": rule, "trace": [{"at": 0}]}, good))
+    assert (wrong["results"], wrong["error"]["line"], status) == ([], 0, 2)
+    assert said in wrong["error"]["message"]
+    assert len(right["results"]) == 1
+
+
 def test_a_batch_has_fresh_state_for_each_replay(simulate: Simulate, keys: Callable[[], set[bytes]]) -> None:
     one = {"rule": BUCKET, "trace": [{"at": 0, "cost": 10}, {"at": 0}]}
     results, error, status = simulate(batch=jsonl(one, {"rule": TWO, "trace": []}, one))
