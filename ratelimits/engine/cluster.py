@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -231,6 +232,9 @@ class ClusterWire(Wire):
             while True:
                 try:
                     reply = await self._asend(slot, part, name)
+                except asyncio.CancelledError:
+                    # Its command was not written: what the shards before took is given back.
+                    slot, part = plan.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = plan.throw(error)
                 else:

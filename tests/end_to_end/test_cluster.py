@@ -27,6 +27,7 @@ from ratelimits.engine.call import Call, shard
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.denied import DenyCache, send
 from ratelimits.engine.fallback import FAILURES
+from ratelimits.engine.multiplexed import Multiplexed
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
@@ -284,6 +285,38 @@ def test_the_async_twins_do_the_same(cluster: Cluster) -> None:
         return left + [one.remaining for one in (await engine.apeek(limits, account=ACCOUNT)).standings]
 
     assert asyncio.run(work()) == [*[9] * 6, *[9] * 3, *[10] * 9, *[10] * 6]
+
+
+@pytest.mark.parametrize("step", range(1, NODES + 1))
+def test_a_task_that_is_cancelled_before_it_asks_a_shard_leaves_nothing_taken(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    limits = [*spread(cluster), *spread(cluster, "concurrency", name="leases", lease_ttl=1000)]
+    queue, asked = Multiplexed._queue, 0
+
+    def cancelled(self: Multiplexed, *command: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == step:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        return queue(self, *command)
+
+    async def work() -> list[int]:
+        nonlocal asked
+        # All scripts are known to all nodes, so each shard is asked once.
+        decision = await engine.adecide(limits, account=ACCOUNT)
+        assert decision.receipt is not None
+        await engine.arefund(decision.receipt)
+        asked = 0
+        monkeypatch.setattr(Multiplexed, "_queue", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.ensure_future(engine.adecide(limits, account=ACCOUNT))
+        return [one.remaining for one in (await engine.apeek(limits, account=ACCOUNT)).standings]
+
+    assert asyncio.run(work()) == [10] * 6
+    assert asked >= step
 
 
 def test_what_a_shadow_rule_elsewhere_would_have_refused_is_counted_beside_the_admission(cluster: Cluster) -> None:
