@@ -160,6 +160,7 @@ def client_with(model: type[models.Model], held: Permissions, *, staff: bool = T
     names = [f"{name}_{model._meta.model_name}" for name in held]
     user.user_permissions.set(Permission.objects.exclude(pk__in=permissions_of(model)))
     user.user_permissions.add(*permissions_of(model).filter(codename__in=names))
+    CLIENT.cookies.clear()  # messages that nobody has seen are kept there
     CLIENT.force_login(user)
     return CLIENT
 
