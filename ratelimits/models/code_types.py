@@ -26,13 +26,14 @@ def is_text(value: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST
+    # What is below 0 is for the models to refuse, field by field.
+    return type(value) is int and -MOST <= value <= MOST
 
 
 def _number(value: Any) -> bool:
     # A database would round what has more digits.
     return _whole(value) or (
-        type(value) is Decimal and value.is_finite() and 0 <= value <= MOST and len(value.as_tuple().digits) <= 40
+        type(value) is Decimal and value.is_finite() and abs(value) <= MOST and len(value.as_tuple().digits) <= 40
     )
 
 
@@ -40,6 +41,9 @@ _TEXT = Kind("a text", is_text)
 _NAME = Kind("a text that is not empty", lambda value: is_text(value) and value != "")
 _WHOLE = Kind(f"a whole number from 0 to {MOST}", _whole)
 _NUMBER = Kind(f"a number from 0 to {MOST}", _number)
+_TIME = Kind(
+    f'seconds from 0 to {MOST}, or a text with a unit such as "1 h"', lambda value: is_text(value) or _number(value)
+)
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 _INITIAL = Kind('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
 
@@ -48,7 +52,7 @@ _OPTIONAL: dict[str, Kind] = {
     "plan": _NAME,
     "capacity": _WHOLE,
     "rate": _NUMBER,
-    "period": _NUMBER,
+    "period": _TIME,
     "initial": _INITIAL,
     "window_start": _TEXT,
     "calendar_unit": _TEXT,
@@ -56,11 +60,11 @@ _OPTIONAL: dict[str, Kind] = {
     "anchor": _TEXT,
     "sub_windows": _WHOLE,
     "delay_after": _WHOLE,
-    "max_burst_seconds": _NUMBER,
-    "warm_up": _NUMBER,
+    "max_burst_seconds": _TIME,
+    "warm_up": _TIME,
     "cold_factor": _NUMBER,
-    "lease_ttl": _NUMBER,
-    "max_wait": _NUMBER,
+    "lease_ttl": _TIME,
+    "max_wait": _TIME,
     "allotment": _WHOLE,
 }
 RULE: dict[str, Kind] = _OPTIONAL | {

@@ -133,7 +133,7 @@ class TestRulesAsCode:
                 "rule “burst”: bills: “b” already bills requests per key here",
             ),
             ({"plans": {"pro": 5}}, "plan “pro”: write"),
-            ({"plans": {"pro": {"includes": {"requests": -1}}}}, 'plan “pro”: includes of "requests" must be a whole'),
+            ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
             ({"limits": []}, "write an object such as"),
             ({"rules": {}}, "plans is an object by slug and rules a list"),
         ],
