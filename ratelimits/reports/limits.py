@@ -70,7 +70,7 @@ class Limits:
     def _has_overrides(self) -> bool:
         """Whether there ever was an override: most projects have none, and need not be asked for each account."""
         history: Any = KeyOverride.history
-        return bool(KeyOverride.objects.using(self._using).exists() or history.using(self._using).exists())
+        return bool(history.using(self._using).exists())
 
     def _limit(self, group: Mapping[str, Any], overrides: _Overrides) -> str:
         text, version = self._rules.of(group["rule"], group["version"]), group["version"]
