@@ -9,11 +9,15 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
+from redis.exceptions import RedisError
 
 from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
+from ratelimits.engine import Unavailable
+from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
 from ratelimits.setting_rules import complaint
@@ -166,3 +170,31 @@ def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
 
 def _is_a(base: type, found: object) -> bool:
     return isinstance(found, type) and issubclass(found, base)
+
+
+@checks.register("ratelimits", checks.Tags.database)
+def check_restored(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """The database has the configuration version that Redis asks for; with `--database` only."""
+    from ratelimits.models import ConfigVersion
+
+    if conf.DATABASE not in (databases or ()):
+        return []
+    try:
+        asked, had = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
+        # An edit may just have been published.
+        had = had if asked <= had else ConfigVersion.read(conf.DATABASE)[0]
+    except (DatabaseError, RedisError, Unavailable, OSError, ValueError):
+        return []  # not migrated yet, or a server away
+    if asked <= had:
+        return []
+    return [
+        checks.Warning(
+            f"Redis asks for configuration version {asked}, and the database {conf.DATABASE!r} has {had}.",
+            hint="If the database was restored to an older state, run `manage.py ratelimits_reload`: until then its"
+            " rules are in force, but an edit takes up to a second to be. If another project uses this Redis database,"
+            " give each its own RATELIMITS['NAMESPACE'].",
+            id="ratelimits.W010",
+        )
+    ]

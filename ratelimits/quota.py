@@ -11,9 +11,10 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
-from ratelimits import headers, routes, rules, witness
+from ratelimits import headers, routes, rules, testcase, witness
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
@@ -76,6 +77,17 @@ class Answer(NamedTuple):
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
         return fields
+
+
+def _begin_test(**kwargs: object) -> None:
+    """What was met in one test is nothing to the next."""
+    denials.clear()
+    breaker.succeeded()
+    local.clear()
+
+
+testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota")
+post_migrate.connect(_begin_test, dispatch_uid="ratelimits.quota")
 
 
 def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
@@ -217,7 +229,8 @@ def _booked(
 
 def _refused(decision: Decision, prepared: Prepared, place: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
-    if seconds > 0:
+    # Not where rules are compared with no version: an edit would be noticed later than promised.
+    if seconds > 0 and decision.call.version is not None:
         sender.start()
         denials.keep(place, decision, seconds, prepared)
     return Answer(False, decision, prepared, decision.retry_after)

@@ -143,7 +143,7 @@ def by(snapshot: Snapshot) -> Routes:
     return routes
 
 
-def _call(snapshot: Snapshot, version: int, prepared: Prepared, question: Question) -> Call:
+def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, question: Question) -> Call:
     identity, costs = question.identity, tuple(question.costs.values())
     timezone, anchor, periods = snapshot.billing(identity.account)
     keys = tuple([getattr(identity, field, field) for field in prepared.fields])

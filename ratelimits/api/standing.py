@@ -60,7 +60,8 @@ def _ask(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision
         snapshot = rules.current()
         chosen = list(choose(snapshot, identity))
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
-        version = min((selection.version for selection in chosen), default=snapshot.version)
+        versions = [selection.version for selection in chosen]
+        version = min((one for one in versions if one is not None), default=None)
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
         if not applied:

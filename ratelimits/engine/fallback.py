@@ -81,6 +81,11 @@ class LocalLimiter:
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def clear(self) -> None:
+        """Forget what was spent."""
+        with self._lock:
+            self._spent.clear()
+
     def admits(self, asked: list[tuple[str, str, Algorithm, int]]) -> bool:
         """Charge all of these (key, name, algorithm, cost) or, when one has too little left, none of them."""
         now = self._clock()

@@ -26,7 +26,8 @@ ANONYMOUS = "~anonymous"
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
 #: Characters that no database keeps: NUL, and halves of surrogate pairs.
 _UNKEPT = re.compile("[\0\ud800-\udfff]")
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+LONGEST_NAMESPACE = 40
+_NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 
 
 def shard_of(owner: str, shards: int) -> int:
@@ -101,7 +102,9 @@ class Keyspace:
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
-            raise ValueError(f"namespace {self.namespace!r} must be 1 to 40 letters, digits, '_', '.' or '-'")
+            raise ValueError(
+                f"namespace {self.namespace!r} must be 1 to {LONGEST_NAMESPACE} letters, digits, '_', '.' or '-'"
+            )
         if not 1 <= self.shards <= 16384:
             raise ValueError(f"shards must be from 1 to 16384, not {self.shards}")
 

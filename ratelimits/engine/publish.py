@@ -24,3 +24,21 @@ def publish_version(version: int) -> int:
 
     on_each(here, range(here.keyspace.shards), one_server)
     return max(in_force)
+
+
+def version_in_force() -> int:
+    """Return the highest configuration version that any shard asks for, 0 if none does; changes nothing.
+
+    Raises redis.exceptions.RedisError when the server is away.
+    """
+    here = server()
+    heads: list[bytes | None] = []
+
+    def one_server(client: redis.Redis, shards: list[int]) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.get(here.keyspace.head(shard))
+            heads.extend(pipeline.execute())
+
+    on_each(here, range(here.keyspace.shards), one_server)
+    return max(int(head.split()[0]) if head else 0 for head in heads)

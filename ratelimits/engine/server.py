@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +18,14 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.connection import NotReached
-from ratelimits.engine.keys import Keyspace
+from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
 from ratelimits.engine.wire import Wire, configured
 
 #: Seconds that a process leaves a cluster alone of which no node answered.
 PAUSE = 1.0
 _not_before = 0.0
+#: What is behind the namespace's name while a test runs.
+_isolated = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,43 @@ def server() -> Server:
 
     Raises NotReached when it is a cluster of which no node answers.
     """
-    return Server(_wire(conf.CACHE_ALIAS, conf.TIMEOUT), Keyspace(conf.NAMESPACE, conf.SHARDS))
+    return Server(_way(), Keyspace(_namespace(), conf.SHARDS))
+
+
+@cache
+def _way() -> Wire:
+    return _wire(conf.CACHE_ALIAS, conf.TIMEOUT)
+
+
+def _namespace() -> str:
+    """Return the namespace of the settings; a test, and a worker among parallel ones, has one of its own."""
+    runner: Any = sys.modules.get("django.test.runner")
+    worker = os.environ.get("PYTEST_XDIST_WORKER") or str(getattr(runner, "_worker_id", 0) or "")
+    own = _isolated or (f".{worker}" if worker else "")
+    return f"{conf.NAMESPACE[: LONGEST_NAMESPACE - len(own)]}{own}" if own else conf.NAMESPACE
+
+
+def isolate(suffix: str) -> None:
+    """Keep to the keys of a namespace of one's own from here on, named by this suffix; "": to the usual one.
+
+    Of the one that is left, what would never expire is deleted.
+    """
+    global _isolated
+    left = server() if _isolated and server.cache_info().currsize else None
+    _isolated = suffix
+    server.cache_clear()
+    if left is None:
+        return
+    keys = left.keyspace
+
+    def clear(client: redis.Redis, shards: list[int]) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.unlink(*(name(shard) for name in (keys.head, keys.open, keys.meta, keys.sealed, keys.fence)))
+            pipeline.execute()
+
+    with contextlib.suppress(RedisError, RedisClusterException, OSError):
+        on_each(left, range(keys.shards), clear)
 
 
 def _wire(alias: str, timeout: float) -> Wire:
@@ -76,7 +117,14 @@ def _forget(*, setting: str, **kwargs: object) -> None:
     global _not_before
     if setting in ("RATELIMITS", "CACHES"):
         server.cache_clear()
+        _way.cache_clear()
         _not_before = 0.0
 
 
+def _begin() -> None:
+    if "django.test.runner" in sys.modules:
+        server.cache_clear()  # a parallel worker's is named after it
+
+
+os.register_at_fork(after_in_child=_begin)
 setting_changed.connect(_forget)

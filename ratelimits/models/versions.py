@@ -18,19 +18,22 @@ from typing import Any, ClassVar, Self, TypeVar
 from django.db import connections, models, router, transaction
 from django.db.models import F
 from django.db.models.signals import pre_delete, pre_save
-from django.dispatch import receiver
+from django.dispatch import Signal, receiver
 from django.utils.translation import gettext_lazy as _
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publish_version
 from ratelimits.models.history import record
+from ratelimits.testcase import tests
 
 logger = logging.getLogger(__name__)
 
 #: Shards that overrides, memberships and accounts are read by; part of the data, so not a setting.
 KEY_SHARDS = 64
 _ROW = 1
+#: Sent in the process whose edit lifted the version above that of Redis.
+overtaken = Signal()
 
 
 class ConfigVersion(models.Model):
@@ -115,7 +118,10 @@ class _Publisher:
         self.done = True
         version = ConfigVersion.read(self.using)[0]
         try:
-            publish_version(version)
+            in_force = publish_version(version)
+            # Another editor's version may have been published meanwhile: only what the database has not is ahead of it.
+            if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
+                _overtake(self.using, in_force)
         except (RedisError, OSError) as error:
             logger.error(
                 "Configuration version %s is saved, but Redis could not be told of it: other processes follow within"
@@ -126,7 +132,23 @@ class _Publisher:
             )
 
 
-def _publish_on_commit(using: str) -> None:
+def _overtake(using: str, in_force: int) -> None:
+    """Lift the version above what Redis has: the database was restored, or emptied, and made anew."""
+    logger.warning(
+        "Redis asked for configuration version %s, which the database %r has not reached: it is lifted above that, and"
+        " every process reads everything again",
+        in_force,
+        using,
+    )
+    with transaction.atomic(using=using):
+        ConfigVersion.lift(using, in_force)
+        with editing(using) as edit:
+            ConfigVersion.forget_deltas(using, edit.version)
+    overtaken.send(ConfigVersion)
+
+
+def publish_on_commit(using: str) -> None:
+    """Publish the version that the transaction commits."""
     pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
     # For every edit, since a savepoint that is rolled back takes its hooks along.
@@ -138,7 +160,8 @@ def _advance(using: str) -> Edit:
     if not rows.filter(pk=_ROW).update(version=F("version") + 1):
         ConfigVersion.lift(using, 0)
         rows.filter(pk=_ROW).update(version=F("version") + 1)
-    _publish_on_commit(using)
+    publish_on_commit(using)
+    tests.note_edit(using)
     return Edit(using, ConfigVersion.read(using)[0], time.time_ns() // 1000)
 
 
@@ -181,7 +204,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             derived = self.model.derive(kwargs)
             changed = super().update(**{**kwargs, **derived, "version": edit.version, "since": edit.since})
             after = self._rows([row.pk for row in before])
-            _bury_former(before, after, edit)
+            bury_former(before, after, edit)
             record(after, "~", self.db)
             return changed
 
@@ -211,7 +234,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             # Not through super(): Django's bulk_update calls update(), which here is an edit of its own.
             plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = plain.bulk_update(rows, written, batch_size)
-            _bury_former(before, rows, edit)
+            bury_former(before, rows, edit)
             record(self._rows([row.pk for row in rows]), "~", self.db)
             return changed
 
@@ -253,7 +276,7 @@ class Versioned(models.Model):
         using = using or router.db_for_write(type(self), instance=self)
         with editing(using) as edit:
             if self.about and self.pk is not None:
-                _bury_former(type(self)._base_manager.using(using).filter(pk=self.pk), [self], edit)
+                bury_former(type(self)._base_manager.using(using).filter(pk=self.pk), [self], edit)
             self.stamp(edit)
             if update_fields is not None:
                 update_fields = {*update_fields, "version", "since", *self.derived_fields}
@@ -293,7 +316,7 @@ class Versioned(models.Model):
         return row
 
 
-def _bury_former(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
+def bury_former(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
     """Tombstones for the rows that are about something else after an edit."""
     now = {row.pk: row for row in after}
     graves = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from django.core.signals import setting_changed
 from django.db.models.signals import post_migrate
 
+from ratelimits.models.versions import overtaken
 from ratelimits.rules.loader import Loader, RulesUnavailable
 from ratelimits.rules.snapshot import AppliedRule, Billing, Selection, Snapshot
 
@@ -52,10 +53,16 @@ def _forget_after_migrate(using: str, **kwargs: object) -> None:
     forget()
 
 
+def _forget_version(**kwargs: object) -> None:
+    """An edit of this process has ended what Redis was ahead by."""
+    forget()
+
+
 def _forget_settings(setting: str, **kwargs: object) -> None:
     if setting in ("RATELIMITS", "DATABASES"):
         forget()
 
 
 post_migrate.connect(_forget_after_migrate, dispatch_uid="ratelimits.rules.forget")
+overtaken.connect(_forget_version, dispatch_uid="ratelimits.rules.overtaken")
 setting_changed.connect(_forget_settings, dispatch_uid="ratelimits.rules.settings")

@@ -20,6 +20,7 @@ from ratelimits.conf import conf
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import keyed, rows
 from ratelimits.rules.snapshot import Snapshot
+from ratelimits.testcase import tests
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class Loader:
         self._held: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
-        self._ahead = 0  # the version last complained of
+        self._behind = 0  # the version that Redis asks for and the database does not have
+        self._complained = 0  # the one that was logged last
         self._begin()
 
     def _begin(self) -> None:
@@ -64,6 +66,8 @@ class Loader:
 
         With rules held this only looks at the clock. After RELOAD_INTERVAL they are read again in the background.
         """
+        if tests.met:
+            self._follow_test()
         held, now = self._held, self._clock()
         if held is None:
             return self._wait(self._submit(self._load, 0))
@@ -73,6 +77,8 @@ class Loader:
 
     async def acurrent(self) -> Snapshot:
         """Like `current`, without blocking the event loop."""
+        if tests.met:
+            self._follow_test()
         if self._held is None:
             return await self._await(self._submit(self._load, 0))
         return self.current()
@@ -96,6 +102,12 @@ class Loader:
         """Hold nothing: the next use reads everything."""
         with self._lock:
             self._held = self._failure = None
+            self._behind = self._complained = 0
+
+    def _follow_test(self) -> None:
+        """In a test's transaction forget what was read in another's, or before an edit."""
+        if tests.news(conf.DATABASE):
+            self.forget()
 
     def _renew(self, held: Snapshot, now: int) -> Snapshot:
         """Past an edge of validity look at the same rows anew; past the interval have them read again."""
@@ -106,17 +118,22 @@ class Loader:
                 self._refresh_at = now + self._interval()
                 self._thread.submit(self._refresh)
             if self._held is held and not held.made_at - _STEP <= now < held.good_until:
-                self._held = self._at(held.rows, now)
+                self._held = self._at(held.rows, now, versioned=held.versioned)
             return self._held or held
 
     def _refresh(self) -> None:
+        held, behind = self._held, self._behind
+        self._behind = 0
+        if behind and held is not None:
+            self._hold(held.rows)  # the next decision says whether Redis still is ahead
+            return
         try:
             self._load(None)
         except RulesUnavailable as error:
             logger.warning("The rules could not be read again; those held stay in force: %s", error)
 
-    def _at(self, held: rows.Rows, now: int) -> Snapshot:
-        return Snapshot(held, now, lambda shards: self._wait(self._want(shards)))
+    def _at(self, held: rows.Rows, now: int, *, versioned: bool) -> Snapshot:
+        return Snapshot(held, now, lambda shards: self._wait(self._want(shards)), versioned=versioned)
 
     def _interval(self) -> int:
         return int(conf.RELOAD_INTERVAL * 1_000_000)
@@ -149,19 +166,27 @@ class Loader:
     def _load(self, minimum_version: int | None) -> Snapshot:
         """In the thread: bring the rows up to date. Whoever waited for another's reload finds it done."""
         held = self._held
-        if held is not None and minimum_version is not None and held.version >= minimum_version:
+        if held is not None and minimum_version is not None and max(held.version, self._behind) >= minimum_version:
             return held
         found = self._ask(lambda: rows.read(conf.DATABASE, held.rows if held is not None else None))
-        if minimum_version is not None and found.version < minimum_version != self._ahead:
-            self._ahead = minimum_version
-            logger.error(
-                "Redis asks for configuration version %s and the database %r has %s: if it was restored, run"
-                " `manage.py ratelimits_reload`",
-                minimum_version,
-                conf.DATABASE,
-                found.version,
-            )
+        if minimum_version is not None and found.version < minimum_version:
+            self._behind = minimum_version
+            self._complain(found.version)
         return self._hold(found)
+
+    def _complain(self, version: int) -> None:
+        if self._behind == self._complained:
+            return
+        self._complained = self._behind
+        logger.error(
+            "Redis asks for configuration version %s and the database %r has %s: it was restored to an older state, or"
+            " another project uses the namespace %r. The rules of the database are in force; an edit takes up to a"
+            " second to be. `manage.py ratelimits_reload` ends this, and so does the next edit",
+            self._behind,
+            conf.DATABASE,
+            version,
+            conf.NAMESPACE,
+        )
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:
         """In the thread: read shards of keys into the rows that are held, once these are up to date.
@@ -188,21 +213,26 @@ class Loader:
         return self._hold(self._ask(read))
 
     def _hold(self, found: rows.Rows) -> Snapshot:
+        """Hold these rows; where Redis asks for newer ones than there are, uncompared for a while."""
         with self._lock:
-            now = self._clock()
-            self._refresh_at = now + self._interval()
-            if self._held is None or self._held.rows is not found:
-                self._held = self._at(found, now)
+            now, behind = self._clock(), found.version < self._behind
+            versioned = not behind and not tests.running
+            self._refresh_at = now + (_PAUSE if behind else self._interval())
+            if self._held is None or self._held.rows is not found or self._held.versioned != versioned:
+                self._held = self._at(found, now, versioned=versioned)
             return self._held
 
     def _ask(self, query: Callable[[], R]) -> R:
+        lent = False
         try:
-            answer = query()
+            with tests.connection(conf.DATABASE) as lent:
+                answer = query()
         except DatabaseError as error:
             message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}"
             self._failure = self._clock(), message
             raise RulesUnavailable(f"{message}; is it up, and was `manage.py migrate` run?") from error
         finally:
-            connections[conf.DATABASE].close()
+            if not lent:
+                connections[conf.DATABASE].close()
         self._failure = None
         return answer

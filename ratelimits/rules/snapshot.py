@@ -69,8 +69,8 @@ class Selection:
     """The rules of all requests that are alike; compared and hashed by identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The configuration version that they are of: what a decision hands to the script.
-    version: int
+    #: The configuration version that they are of, which a decision hands to the script; None: it is not compared.
+    version: int | None
     #: What is made of them once, and kept for as long as they are.
     kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -113,11 +113,16 @@ class Snapshot:
         "made_at",
         "rows",
         "version",
+        "versioned",
         "waits",
     )
 
-    def __init__(self, rows: Rows, now: int, load: Callable[[frozenset[int]], Snapshot]) -> None:
+    def __init__(
+        self, rows: Rows, now: int, load: Callable[[frozenset[int]], Snapshot], *, versioned: bool = True
+    ) -> None:
         self.rows = rows
+        #: Whether decisions by it are compared with the version that Redis asks for.
+        self.versioned = versioned
         self.version = rows.version
         self.made_at = now
         self.good_until = NEVER
@@ -258,7 +263,9 @@ class Snapshot:
                 applied.append((rank, row, rule))
         if method == "HEAD":
             applied = _for_head(applied)
-        return Selection(_one_bill([(rank, rule) for rank, _row, rule in applied]), self.version)
+        return Selection(
+            _one_bill([(rank, rule) for rank, _row, rule in applied]), self.version if self.versioned else None
+        )
 
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
