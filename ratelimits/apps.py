@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -13,9 +14,11 @@ class RatelimitsConfig(AppConfig):
 
     def ready(self) -> None:
         from ratelimits import background, checks, stop_signals, witness  # noqa: F401  (registers the system checks)
+        from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.usage import totals
 
         witness.write_with(totals.write)
+        post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Here, since a server loads the app in its main thread and may then answer requests in others alone.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:

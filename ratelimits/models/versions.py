@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from django.db import connections, models, router, transaction
 from django.db.models import F
-from django.db.models.signals import pre_delete, pre_save
+from django.db.models.signals import pre_delete
 from django.dispatch import Signal, receiver
 from django.utils.translation import gettext_lazy as _
 from redis.exceptions import RedisError
@@ -335,12 +335,4 @@ def _bury(sender: type[models.Model], instance: models.Model, using: str, **kwar
         with editing(using) as edit:
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance
             stored.tombstone(edit).save(using=using)
-            instance.stamp(edit)
-
-
-@receiver(pre_save, dispatch_uid="ratelimits.load")
-def _stamp_fixture(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Fixtures are written without Versioned.save()."""
-    if kwargs.get("raw") and isinstance(instance, Versioned):
-        with editing(using) as edit:
             instance.stamp(edit)
