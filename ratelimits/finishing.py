@@ -144,6 +144,13 @@ def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
     return steps
 
 
+def refunded(request: Any, receipt: Receipt) -> None:
+    """Know that a request's view has given back what it cost: nothing is left to refund at its end."""
+    held: _Open | None = vars(getattr(request, "_request", request)).get(_OPEN)
+    if held is not None:
+        held.charged[:] = [each for each in held.charged if each.decision is None or each.decision.receipt != receipt]
+
+
 def _taken(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
     while answers:
         try:
@@ -155,12 +162,13 @@ def _taken(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]
             yield step, receipt
 
 
-def _run(steps: _Steps) -> None:
+def _run(steps: _Steps, *, again: bool = False) -> None:
     for step, receipt in steps:
         try:
             step(receipt)
         except AlreadySettled:
-            continue
+            if not again:
+                _stays(receipt)
         except (Unavailable, ResponseError) as error:
             _log(step, receipt, error)
 
@@ -171,13 +179,21 @@ async def _arun(steps: _Steps) -> None:
             try:
                 await _AWAITED[step](receipt)
             except AlreadySettled:
-                continue
+                _stays(receipt)
             except (Unavailable, ResponseError) as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
         # Each takes effect once, so whichever were done may be done again.
-        await _surely(partial(_run, steps))
+        await _surely(partial(_run, steps, again=True))
         raise
+
+
+def _stays(receipt: Receipt) -> None:
+    logger.warning(
+        "A request that was settled ended in a server error: what it was settled at stays billed (receipt %s)."
+        " Settle when nothing can fail any more, or settle at 0.",
+        receipt.nonce,
+    )
 
 
 def _log(step: _Step, receipt: Receipt, error: Exception) -> None:

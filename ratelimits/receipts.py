@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ratelimits import finishing
 from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import settle as _settle
@@ -44,25 +45,50 @@ def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
 def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     """Charge what the request truly used, by meter, even over the limit: `settle(request, {"tokens": 312})`.
 
-    Raises AlreadySettled the second time, and engine.Unavailable when the server cannot be asked.
+    What was settled stays so, also when the response is a server error: a receipt acts once. Raises AlreadySettled the
+    second time, and engine.Unavailable when the server cannot be asked.
     """
     receipt = _to_settle(request)
-    return None if receipt is None else _settle(receipt, true_costs(receipt, costs))
+    if receipt is None:
+        return None
+    true = true_costs(receipt, costs)
+    decision = _settle(receipt, true)
+    _note(request, receipt, true)
+    return decision
 
 
 async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
     """`settle`, awaited."""
     receipt = _to_settle(request)
-    return None if receipt is None else await asettle(receipt, true_costs(receipt, costs))
+    if receipt is None:
+        return None
+    true = true_costs(receipt, costs)
+    decision = await asettle(receipt, true)
+    _note(request, receipt, true)
+    return decision
 
 
 def refund(request: Any) -> Decision | None:
     """Give back all that the request was charged. Raises as `settle` does."""
     receipt = _to_settle(request)
-    return None if receipt is None else _refund(receipt)
+    if receipt is None:
+        return None
+    decision = _refund(receipt)
+    _note(request, receipt)
+    return decision
 
 
 async def async_refund(request: Any) -> Decision | None:
     """`refund`, awaited."""
     receipt = _to_settle(request)
-    return None if receipt is None else await arefund(receipt)
+    if receipt is None:
+        return None
+    decision = await arefund(receipt)
+    _note(request, receipt)
+    return decision
+
+
+def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
+    """Leave nothing to be given back at the request's end if it costs nothing any more."""
+    if not any(true):
+        finishing.refunded(request, receipt)

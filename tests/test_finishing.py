@@ -22,7 +22,7 @@ from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from ratelimits import finishing
+from ratelimits import finishing, receipts
 from ratelimits.decorators import limited
 from tests.faces import begin_afresh, counted
 from tests.hanging import FILES, Asgi, Wsgi, until
@@ -97,6 +97,26 @@ async def afailing(request: HttpRequest) -> HttpResponseBase:
     raise RuntimeError("the view is broken")
 
 
+def settled(request: HttpRequest) -> HttpResponseBase:
+    receipts.settle(request, {"requests": 7})
+    raise RuntimeError("the view is broken")
+
+
+async def asettled(request: HttpRequest) -> HttpResponseBase:
+    await receipts.async_settle(request, {"requests": 7})
+    raise RuntimeError("the view is broken")
+
+
+def free(request: HttpRequest) -> HttpResponseBase:
+    receipts.settle(request, {"requests": 0})
+    raise RuntimeError("the view is broken")
+
+
+def refunded(request: HttpRequest) -> HttpResponseBase:
+    receipts.refund(request)
+    raise RuntimeError("the view is broken")
+
+
 def missing(request: HttpRequest) -> HttpResponseBase:
     raise Http404
 
@@ -120,7 +140,7 @@ async def aslow(request: HttpRequest) -> HttpResponseBase:
 
 VIEWS: list[Callable[..., Any]] = [
     *(stream, broken_stream, file, astream, abroken_stream, whole, awhole),
-    *(failing, afailing, missing, stopped, slow, aslow),
+    *(failing, afailing, missing, stopped, slow, aslow, settled, asettled, free, refunded),
 ]
 
 
@@ -273,6 +293,28 @@ class TestWholeResponses:
         assert wsgi(f"/{way}/failing/").status == 500
         assert {field[0]: many for field, many in counted(redis_client).items()} == left
         assert wsgi(f"/{way}/whole/").status == (429 if billed else 200)
+
+    @pytest.mark.parametrize(
+        ("view", "counts", "warned"),
+        [
+            ("settled", {"a 1": 1, "a u": 6}, True),
+            ("asettled", {"a 1": 1, "a u": 6}, True),
+            ("free", {"a 1": 1, "r u": 1}, False),
+            ("refunded", {"a 1": 1, "r 1": 1}, False),
+        ],
+    )
+    def test_what_was_settled_before_a_server_error_stays_billed_and_is_said(
+        self,
+        wsgi: Callable[..., Wsgi],
+        redis_client: redis.Redis,
+        caplog: pytest.LogCaptureFixture,
+        view: str,
+        counts: dict[str, int],
+        warned: bool,
+    ) -> None:
+        assert wsgi(f"/path/{view}/").status == 500
+        assert {f"{field[0]} {field[-1]}": many for field, many in counted(redis_client).items()} == counts
+        assert ("stays billed" in caplog.text) == warned
 
     @pytest.mark.parametrize("way", ["path", "decorated"])
     def test_what_is_not_found_was_served(self, wsgi: Callable[..., Wsgi], redis_client: redis.Redis, way: str) -> None:
