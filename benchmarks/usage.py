@@ -13,6 +13,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from ratelimits.engine import scripts
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import server
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
@@ -61,7 +62,7 @@ def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     here = server()
     client: Any = here.wire.client
     info = client.info()
-    run, text = f"{info['run_id']}:{info['master_replid']}", f"{scripts.read('batch').text.decode()}\n{_FILL}"
+    run, text = run_named(info), f"{scripts.read('batch').text.decode()}\n{_FILL}"
     for shard, counters in _by_shard(first, count, keys, here.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]

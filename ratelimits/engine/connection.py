@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hiredis
@@ -63,9 +63,18 @@ INFO = b"*1\r\n$4\r\nINFO\r\n"
 
 
 def run_of(info: bytes) -> str:
-    """Return the run of the server, "run_id:master_replid", that the reply to INFO names."""
-    found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    return f"{found.get('run_id', '?')}:{found.get('master_replid', '?')}"
+    """Return the run of the server that the reply to INFO names."""
+    return run_named(dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line))
+
+
+def run_named(info: Mapping[str, Any]) -> str:
+    """Return the run of a server by the fields of its INFO: "<run_id>:<replication id>", as lua/run.lua has it.
+
+    The second part is empty for a server that never was a replica: attaching its first replica gives it another
+    replication id, and loses nothing.
+    """
+    promoted = str(info.get("master_replid2", "")).strip("0")
+    return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 
 
 #: What a parser says that needs more bytes for a reply.

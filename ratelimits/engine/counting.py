@@ -28,7 +28,7 @@ class Count:
     shadow rule, but admitted).
     """
 
-    script = scripts.read("batch", "usage", "count")
+    script = scripts.read("run", "batch", "usage", "count")
 
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]

@@ -14,7 +14,7 @@
 -- cum is the sum of all requests and units of the incarnation so far (a counter "…|1" counts as both) modulo 10^15, so
 -- that it stays exact in a double.
 --
--- Arguments: prefix, run ("run_id:master_replid") and nonce (unique, it becomes the incarnation) are strings; now is µs, a number.
+-- Arguments: prefix, run (as run.lua has it) and nonce (unique, it becomes the incarnation) are strings; now is µs, a number.
 -- A deciding script calls batch_open after the first counter of an empty `open`, and batch_seal at 5,000 fields or when the
 -- run is another than before.
 

@@ -9,9 +9,12 @@ local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local prefix, head = string.sub(KEYS[2], 1, -5), redis.call('GET', KEYS[1])
 local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
-if run ~= ARGV[1] then
-  batch_seal(prefix, now, ARGV[1], ARGV[2])
-  redis.call('SET', KEYS[1], version .. ' ' .. ARGV[1])
+local own = ARGV[1]
+-- The caller learnt its run when it connected, and a server can become another run under its connections.
+if run ~= own then own = server_run() end
+if run ~= own then
+  batch_seal(prefix, now, own, ARGV[2])
+  redis.call('SET', KEYS[1], version .. ' ' .. own)
 end
 local starts = {struct.unpack('<dddd', ARGV[3])}
 local period = starts[1]
@@ -22,8 +25,8 @@ local where = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 ..
 local full = false
 for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  full = usage_add(KEYS[2], field, cost, requests, ARGV[2], ARGV[1], now) or full
+  full = usage_add(KEYS[2], field, cost, requests, ARGV[2], own, now) or full
 end
 -- As behind a decision: what was counted stays counted.
-if full then pcall(batch_seal, prefix, now, ARGV[1], ARGV[2]) end
+if full then pcall(batch_seal, prefix, now, own, ARGV[2]) end
 return 1

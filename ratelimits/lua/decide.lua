@@ -38,7 +38,7 @@ if now < from or now >= til then return answer(-2, now) end
 
 -- 1. The configuration, shard by shard: nothing is noted in one before all were found to hold no newer one.
 local held, run = string.match(ARGV[2], '^(%d+) (.*)$')
-local other, begun = {}, {}
+local other, begun, asked = {}, {}, false
 for i = 1, heads do
   local head = call('GET', KEYS[i])
   if head ~= ARGV[2] then
@@ -46,6 +46,10 @@ for i = 1, heads do
     stored = tonumber(stored or 0)
     -- What was admitted is given back or settled whatever the rules are by now.
     if tonumber(held) < stored and op <= PEEK and not free then return answer(0, stored) end
+    if before ~= run and not virtual and not asked then
+      -- The caller learnt its run when it connected, and a server can become another run under its connections.
+      run, asked = server_run(), true
+    end
     if tonumber(held) > stored or before ~= run then other[i] = math.max(tonumber(held), stored) end
     if before ~= run then begun[i] = true end
   end

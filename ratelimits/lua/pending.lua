@@ -5,7 +5,7 @@
 -- Usage counted before sealed_at is in these batches or was drained before.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
-local run = field(server, 'run_id') .. ':' .. field(redis.call('INFO', 'replication'), 'master_replid')
+local run = server_run()
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 -- The uptime is the difference of two whole seconds: it may be a second more than has passed.
 local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)

@@ -3,11 +3,10 @@
 -- ARGV[1] nonce, unique: the name of a new incarnation, should one begin   ARGV[2] now (µs) for tests, '' = the server's TIME
 -- Returns {time µs, run, id of the batch sealed now or '', number of batches that wait in `sealed`}; the time as a string.
 -- INFO is asked inside the call, so that time, run and seal belong to one server at one moment.
-local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
-local run = field(redis.call('INFO', 'server'), 'run_id') .. ':' .. field(redis.call('INFO', 'replication'), 'master_replid')
+local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -5)
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now))

@@ -79,7 +79,7 @@ class Drained:
 
 def waiting(here: Server, shards: Sequence[int], refused: dict[int, ResponseError]) -> list[Waiting]:
     """What waits in these shards of one server, in one round trip; `refused` is told of those that cannot be asked."""
-    text = scripts.read("pending").text.decode()
+    text = scripts.read("run", "pending").text.decode()
     with here.wire.client_of(here.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
         for shard in shards:
             pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))

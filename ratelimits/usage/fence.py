@@ -25,6 +25,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import Server
 
 #: Longest wait for an fsync, in seconds: everysec takes up to two when the disk is busy.
@@ -39,11 +40,6 @@ _KEPT = 30 * 86_400_000
 
 class NotFencedError(RuntimeError):
     """What was read may still be forgotten by the server; the message says what to do."""
-
-
-def run_of(info: dict[str, Any]) -> str:
-    """The run of the server that answered INFO."""
-    return f"{info.get('run_id')}:{info.get('master_replid')}"
 
 
 def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) -> str:
@@ -80,7 +76,7 @@ def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) ->
 
 
 def _same(info: dict[str, Any], run: str) -> None:
-    if run_of(info) != run:
+    if run_named(info) != run:
         raise NotFencedError("the server was restarted or replaced since the batches were read: draining starts anew")
 
 

@@ -34,7 +34,7 @@ def seal() -> list[Sealing]:
     Doing it again, or at once from several processes, is harmless. Raises redis.exceptions.RedisError when the server
     is away or refuses a shard for now, when all others were sealed; a batch that was sealed meanwhile stays sealed.
     """
-    here, text = server(), scripts.read("batch", "seal").text.decode()
+    here, text = server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
     replies: dict[int, Any] = {}
 

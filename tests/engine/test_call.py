@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
 from ratelimits.engine.call import Call
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.limits import ALGORITHMS, Mode
@@ -265,7 +266,7 @@ def heads(client: redis.Redis) -> dict[bytes, bytes]:
 
 def run_of(client: redis.Redis) -> str:
     info = client.info("everything")
-    return f"{info['run_id']}:{info['master_replid']}"
+    return run_named(info)
 
 
 def version_of(client: redis.Redis, owner: str) -> int:

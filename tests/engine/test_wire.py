@@ -24,7 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 from ratelimits.embedded import Server as RunningServer
 from ratelimits.embedded import free_port
 from ratelimits.engine import idle, multiplexed
-from ratelimits.engine.connection import NotSent, Unanswered
+from ratelimits.engine.connection import NotSent, Unanswered, run_named
 from ratelimits.engine.resp import resp
 from ratelimits.engine.scripts import Script, read
 from ratelimits.engine.wire import Wire
@@ -106,7 +106,7 @@ def clients(client: redis.Redis) -> int:
 
 def run_of(client: redis.Redis) -> str:
     info = client.info("everything")
-    return f"{info['run_id']}:{info['master_replid']}"
+    return run_named(info)
 
 
 class TestSending:
@@ -133,7 +133,7 @@ class TestSending:
             assert wire.call(command, b"") == number
 
     def test_a_script_of_ours_is_known_by_its_digest(self, redis_client: redis.Redis) -> None:
-        script = read("batch", "seal")
+        script = read("run", "batch", "seal")
         assert redis_client.script_load(script.text) == script.sha.decode()
 
     def test_many_commands_are_answered_in_order_in_one_go(self, wire: Wire) -> None:

@@ -10,11 +10,12 @@ import redis
 from django.test import override_settings
 
 from ratelimits.embedded import Server
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import server
 from ratelimits.models import Batch
 from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain
-from ratelimits.usage.fence import NotFencedError, fence, run_of
+from ratelimits.usage.fence import NotFencedError, fence
 from ratelimits.usage.seal import seal
 from tests.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
 from tests.usage.traffic import use
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def wait_for_fence(patience: float = 5) -> str:
     here = server()
-    return fence(here, run_of(here.wire.client.info()), patience)
+    return fence(here, run_named(here.wire.client.info()), patience)
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Ser
 
 def test_what_was_read_under_another_run_is_not_fenced(always_server: Server) -> None:
     here = server()
-    run = run_of(here.wire.client.info())
+    run = run_named(here.wire.client.info())
     always_server.kill()
     always_server.start()
     with pytest.raises(NotFencedError, match="restarted or replaced"):

@@ -1,0 +1,115 @@
+"""One run of a server stays one for as long as nothing of it can be lost, whatever connections remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from ratelimits.conf import conf
+from ratelimits.embedded import Server as RunningServer
+from ratelimits.engine import Meter, Usage
+from ratelimits.engine.calendar import boundaries
+from ratelimits.engine.call import Call, home, nonce
+from ratelimits.engine.counting import Count, Counted
+from ratelimits.engine.decide import ask, call_for
+from ratelimits.engine.server import Server, server
+from ratelimits.engine.wire import Wire
+from ratelimits.models import Batch, DurabilityGap
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from tests.engine.asking import limit
+from tests.eventually import until
+from tests.servers import TestServers, server_binary
+from tests.usage.traffic import NOON
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USAGE = Usage("acme", "api_key:1", (Meter("requests"),), boundaries("month", "UTC", None, NOON))
+
+
+def request() -> Call:
+    return call_for([limit("fixed_window", key="api_key:1", capacity=10**6)], account="acme", usage=USAGE)
+
+
+def another() -> Server:
+    """The same server, on connections of its own."""
+    return Server(Wire(conf.CACHE_ALIAS, 5.0), server().keyspace)
+
+
+def refused(here: Server) -> None:
+    """A refusal that a process counts by itself."""
+    shard = home(here.keyspace, USAGE)
+    command = Count(here.keyspace.head(shard), here.keyspace.open(shard), USAGE)
+    command.add(Counted(USAGE, (1,), 1, 1, 1))
+    here.wire.call(command, nonce())
+
+
+def decided(here: Server) -> None:
+    assert ask(here, request()).allowed
+
+
+@contextmanager
+def second(servers: TestServers, path: Path) -> Iterator[RunningServer]:
+    running = RunningServer(path / "second", binary=server_binary(servers.redis_kind))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def follow(replica: RunningServer, primary: RunningServer) -> None:
+    """Have a server replicate another, and wait until it does."""
+    with redis.Redis.from_url(replica.url) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", str(primary.port))
+        until(lambda: client.info("replication")["master_link_status"] == "up", "the replica is there")
+
+
+@pytest.mark.parametrize("count", [decided, refused])
+def test_attaching_the_first_replica_is_no_restart(
+    count: Callable[[Server], None], always_server: RunningServer, servers: TestServers, tmp_path: Path
+) -> None:
+    old = another()
+    count(old)
+    with redis.Redis.from_url(always_server.url) as client, second(servers, tmp_path) as replica:
+        before = client.info("replication")["master_replid"]
+        follow(replica, always_server)
+        assert client.info("replication")["master_replid"] != before
+        new = another()
+        for _ in range(50):
+            count(old)
+            count(new)
+        seal()
+        drain()
+    assert Batch.objects.count() == 1
+    assert not DurabilityGap.objects.exists()
+
+
+@pytest.mark.parametrize("count", [decided, refused])
+def test_a_promotion_is_another_run_once_though_connections_stay_open(
+    count: Callable[[Server], None], always_server: RunningServer, servers: TestServers, tmp_path: Path
+) -> None:
+    old = another()
+    count(old)
+    seal()
+    drain()
+    count(old)
+    with redis.Redis.from_url(always_server.url) as client, second(servers, tmp_path) as primary:
+        follow(primary, always_server)
+        with redis.Redis.from_url(primary.url) as promoted:
+            promoted.execute_command("REPLICAOF", "NO", "ONE")
+        follow(always_server, primary)
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        new = another()
+        for _ in range(50):
+            count(old)
+            count(new)
+        seal()
+        drain()
+    assert Batch.objects.count() == 3
+    # In each shard once: what was counted last before the promotion may be missing in any.
+    assert set(DurabilityGap.objects.values_list("kind", flat=True)) == {"restart"}
+    assert DurabilityGap.objects.count() == server().keyspace.shards
