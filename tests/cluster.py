@@ -155,6 +155,27 @@ class Cluster:
                 _migrate(target, self.servers[self.node_of(shard)].port, key)
             target.cluster("SETSLOT", slot, "STABLE")
 
+    @contextmanager
+    def moved(self, shard: int) -> Iterator[None]:
+        """A shard's slot is another node's meanwhile, with all its keys."""
+        slot, own = slot_of(KEYS, shard), self.node_of(shard)
+        other = (own + 1) % NODES
+        self._move(slot, own, other)
+        try:
+            yield
+        finally:
+            self._move(slot, other, own)
+
+    def _move(self, slot: int, giver: int, taker: int) -> None:
+        source, target = self.clients[giver], self.clients[taker]
+        mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (source, target))
+        target.cluster("SETSLOT", slot, "IMPORTING", mine)
+        source.cluster("SETSLOT", slot, "MIGRATING", its)
+        for key in source.cluster("GETKEYSINSLOT", slot, 1000):
+            _migrate(source, self.servers[taker].port, key)
+        for one in (target, *self.clients):
+            one.cluster("SETSLOT", slot, "NODE", its)
+
     def _hand_over(self, slot: int, giver: str, source: redis.Redis, taker: str, target: redis.Redis) -> None:
         """An empty slot goes to another node, and all know it."""
         target.cluster("SETSLOT", slot, "IMPORTING", giver)

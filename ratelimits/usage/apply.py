@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Any
@@ -42,8 +42,11 @@ class Outcome(Enum):
     BUSY = auto()  # another drainer has the shard
 
 
-def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outcome:
-    """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns."""
+def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: Collection[str] = ()) -> Outcome:
+    """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns.
+
+    `alive` are the runs of servers that still go on.
+    """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)
         if state is None:
@@ -63,7 +66,7 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True) -> Outco
             outcome = quarantine(using, state, packet, "its number was passed, and the ledger does not have it")
         else:
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
-                gaps.declare_breaks(using, state, packet, fence)
+                gaps.declare_breaks(using, state, packet, fence, alive)
                 state.run = packet.sealed_run
             insert(using, state, packet, fence)
             _advance(state, packet)

@@ -12,17 +12,18 @@ import random
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
 from django.db import connections, transaction
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import scripts
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import Server, on_each, server
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps
@@ -64,13 +65,15 @@ class Waiting:
 class Drained:
     """What one drain did: batches by outcome, ledger lines written, the fsync policy that it was fenced under.
 
-    `refused` are the shards that the server would not read for now, and what it said.
+    `refused` are the shards that the server would not read for now, and what it said. `alive` are the runs of all
+    servers that answered as it began: a shard that was under one of them before was moved, and has lost nothing.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     lines: int = 0
     fsync: str = ""
     refused: dict[int, ResponseError] = field(default_factory=dict)
+    alive: set[str] = field(default_factory=set)
 
     @property
     def batches(self) -> int:
@@ -106,6 +109,7 @@ def drain() -> Drained:
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     try:
+        done.alive = _runs(here, shards)
         on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done))
     finally:
         for shard, error in done.refused.items():
@@ -113,6 +117,15 @@ def drain() -> Drained:
     for error in done.refused.values():
         raise error
     return done
+
+
+def _runs(here: Server, shards: Sequence[int]) -> set[str]:
+    """Return the runs of the servers that answer now."""
+    found = set()
+    for client, _shards in here.wire.servers(here.keyspace, shards):
+        with suppress(RedisError):
+            found.add(run_named(client.info()))
+    return found
 
 
 def _drain_server(here: Server, using: str, shards: list[int], done: Drained) -> None:
@@ -156,7 +169,8 @@ def _meet(here: Server, using: str, found: list[Waiting], done: Drained) -> None
             # Batches that wait were sealed by earlier runs perhaps: each is met as it is applied.
             if state.run != each.run and not each.count:
                 began = each.up_since if each.up_since > state.watermark else each.now
-                gaps.declare_restart(using, state, each.run, until=began, fsync=done.fsync)
+                if state.run not in done.alive:
+                    gaps.declare_restart(using, state, each.run, until=began, fsync=done.fsync)
                 state.run = each.run
             state.save(using=using)
 
@@ -292,7 +306,7 @@ def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcom
         outcome = _unreadable(here, using, each, name, str(found))
     else:
         crash.reached("drain:read")
-        outcome = apply(using, found, done.fsync, wait=False)
+        outcome = apply(using, found, done.fsync, wait=False, alive=done.alive)
         if outcome is Outcome.APPLIED:
             done.lines += len(found.lines)
     if outcome not in (Outcome.APPLIED, Outcome.KNOWN, Outcome.BUSY):

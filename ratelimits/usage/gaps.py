@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, ShardState
@@ -75,9 +76,12 @@ def declare_gone(using: str, state: ShardState, incarnation: str, seq: int, *, u
     state.seq = max(state.seq, seq)
 
 
-def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str) -> int:
-    """Whatever lies between the newest batch in the ledger and this next one."""
-    if state.run and packet.sealed_run != state.run:
+def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, alive: Collection[str] = ()) -> int:
+    """Declare whatever lies between the newest batch in the ledger and this next one.
+
+    `alive` are runs of servers that still go on: what was counted under one of them was moved to another node.
+    """
+    if state.run and packet.sealed_run != state.run and state.run not in alive:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
         declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
     window: dict[str, Any] = {

@@ -613,6 +613,27 @@ def test_usage_of_accounts_on_every_node_is_sealed_and_drained_once(cluster: Clu
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(cluster: Cluster, counts: bool) -> None:
+    def use() -> None:
+        engine.decide([limit()], account=ACCOUNT, usage=usage(account=ACCOUNT))
+
+    use()
+    flow()
+    if counts:
+        use()
+    with cluster.moved(home(ACCOUNT)):
+        if counts:
+            use()
+        flow()
+        flow()
+    use()
+    flow()
+    assert Line.objects.aggregate(sum=Sum("admitted_requests"))["sum"] == (4 if counts else 2)
+    assert not DurabilityGap.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("what", ["batch", "meta"])
 def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_the_ledger(
     cluster: Cluster, what: str
