@@ -25,9 +25,12 @@ class Policy(NamedTuple):
 
 
 def policy(name: str, algorithm: Algorithm) -> Policy:
-    """The policy of a rule. A window is the time in which the whole quota comes back, rounded up to seconds."""
+    """The policy of a rule. A window is the time in which the whole quota comes back, rounded up to seconds.
+
+    A quota of nothing has none: no time brings anything back.
+    """
     quota, micros = algorithm.quota
-    return Policy(name, quota, None if micros is None else max(ceil(micros / MICROSECONDS), 1))
+    return Policy(name, quota, None if micros is None or not quota else max(ceil(micros / MICROSECONDS), 1))
 
 
 def quoted(value: str) -> str:
@@ -43,9 +46,9 @@ def policies(all_policies: Sequence[Policy]) -> str:
     )
 
 
-def standing(name: str, remaining: int, reset: float) -> str:
-    """The RateLimit field: the policy that binds, `quoted`, the permits left of it, and seconds until more."""
-    return f"{name};r={remaining};t={ceil(reset)}"
+def standing(name: str, remaining: int, reset: float | None) -> str:
+    """The RateLimit field: the policy that binds, `quoted`, the permits left of it, and seconds until more (None: never)."""
+    return f"{name};r={remaining}" + (f";t={ceil(reset)}" if reset is not None else "")
 
 
 def retry_after(seconds: float) -> str:
@@ -53,13 +56,10 @@ def retry_after(seconds: float) -> str:
     return str(max(ceil(seconds), 1))
 
 
-def legacy(limit: float, remaining: int, reset: float) -> dict[str, str]:
-    """The X-RateLimit fields that many clients know; the reset is in seconds from now."""
-    return {
-        "X-RateLimit-Limit": str(limit),
-        "X-RateLimit-Remaining": str(remaining),
-        "X-RateLimit-Reset": str(ceil(reset)),
-    }
+def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
+    """The X-RateLimit fields that many clients know; the reset is in seconds from now, and left out if there is none."""
+    fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
+    return fields if reset is None else fields | {"X-RateLimit-Reset": str(ceil(reset))}
 
 
 def unavailable() -> dict[str, Any]:

@@ -20,7 +20,10 @@ from tests.engine.asking import limit
         ("calendar_window", {"capacity": 10, "calendar_unit": "month"}, Policy("burst", 10, None)),
         ("concurrency", {"capacity": 10}, Policy("burst", 10, None)),
         ("smooth_bursty", {"rate": "0.5", "period": 60, "capacity": None}, Policy("burst", 1, 120)),
-        ("leaky_bucket_queue", {"capacity": 0, "rate": 5}, Policy("burst", 1, 1)),
+        ("leaky_bucket_queue", {"capacity": 1, "rate": 5}, Policy("burst", 2, 1)),
+        ("leaky_bucket_queue", {"capacity": 0, "rate": 5}, Policy("burst", 0, None)),
+        ("token_bucket", {"capacity": 0}, Policy("burst", 0, None)),
+        ("fixed_window", {"capacity": 0, "period": 60}, Policy("burst", 0, None)),
     ],
 )
 def test_a_policy_is_a_quota_and_the_time_in_which_all_of_it_comes_back(

@@ -92,7 +92,8 @@ class Limits:
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
-            rows = KeyOverride.objects.using(self._using).filter(rule=name)
+            # Of nothing there is no share: who is blocked is told nothing, and must not hide the next smallest.
+            rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]
 

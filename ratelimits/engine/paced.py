@@ -82,7 +82,9 @@ class TokenBucket(_Level):
         _Level._check(self)
         if self.initial not in ("full", "empty"):
             try:
-                self._set("initial", whole("initial", self.initial, 0, self.capacity))
+                # A block by an override leaves the rule's own fields as they are: in a bucket of none nothing is there.
+                initial = whole("initial", self.initial, 0, self.capacity or MOST)
+                self._set("initial", min(initial, self.capacity))
             except ValueError as error:
                 raise ValueError(f"initial must be full, empty or a whole number of tokens: {error}") from error
 
@@ -114,7 +116,8 @@ class LeakyBucket(_Level):
 class LeakyBucketQueue(_Level):
     """As a queue: answers when to proceed, period/rate apart, `capacity` waiting, `delay_after` unspaced.
 
-    That is nginx's limit_req with burst=capacity and delay=delay_after.
+    That is nginx's limit_req with burst=capacity and delay=delay_after; but as everywhere, of capacity 0 nothing passes.
+    Where one may proceed and nobody wait, that is a leaky bucket of capacity 1.
     """
 
     id = "leaky_bucket_queue"
@@ -122,17 +125,21 @@ class LeakyBucketQueue(_Level):
     delay_after: int = 0
 
     def _check(self) -> None:
-        # A queue of none is a limit too: one proceeds, nobody waits.
-        self._set("capacity", whole("capacity", self.capacity, 0))
-        self._check_pace(self.capacity + 1)
-        self._set("delay_after", whole("delay_after", self.delay_after, 0, self.capacity))
+        _Level._check(self)
+        delay_after = whole("delay_after", self.delay_after, 0, self.capacity or MOST)
+        self._set("delay_after", min(delay_after, self.capacity))
+
+    @property
+    def _room(self) -> int:
+        """Permits that are accepted at once: one proceeds while the others wait."""
+        return self.capacity + 1 if self.capacity else 0
 
     @property
     def quota(self) -> tuple[int, int | None]:
-        return self.capacity + 1, ceil(self.interval * (self.capacity + 1))
+        return self._room, ceil(self.interval * self._room)
 
     def params(self, now: int) -> Params:
-        return self._params(self.capacity + 1, self.delay_after)
+        return self._params(self._room, self.delay_after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,12 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Parameters):
-    """A limit of so many permits."""
+    """A limit of so many permits; of none, nothing passes."""
 
     capacity: int
 
     def _check(self) -> None:
-        self._set("capacity", whole("capacity", self.capacity, 1))
+        self._set("capacity", whole("capacity", self.capacity))
 
     @property
     def shown(self) -> int:

@@ -2,7 +2,8 @@
 -- What is spent is kept as the time it takes to drain, exactly: a permit takes q + r/n µs, and the debt is T + g/(n*m).
 -- Draining is then a subtraction. m is 1, but for a debt carried over from another rate whose fraction needs it.
 -- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.   Params: q, r, n, room T, room g, capacity, and the permits
--- spent at birth (token_bucket) or `delay_after` (queue); room is the time of `capacity` permits, of one more in a queue.
+-- spent at birth (token_bucket) or `delay_after` (queue); room is the time of `capacity` permits, of one more in a queue
+-- that is not closed by a capacity of 0.
 do
   local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
 
@@ -12,6 +13,12 @@ do
     local p = l.p
     local whole, part = muldiv(count, p[2], p[3])
     return whole + count * p[1], part * l.m
+  end
+
+  -- How many permits the limit ever accepts at once.
+  local function accepted(l)
+    local capacity = l.p[6]
+    return l.code == 4 and capacity > 0 and capacity + 1 or capacity
   end
 
   function level.birth(l)
@@ -68,7 +75,7 @@ do
   function level.under(l, e)
     local p = l.p
     p[1], p[2], p[3], l.m = e[E_Q], e[E_R], e[E_N], 1
-    p[4], p[5] = permits(l, l.code == 4 and p[6] + 1 or p[6])
+    p[4], p[5] = permits(l, accepted(l))
   end
 
   function level.resolve(l, e)
@@ -89,7 +96,7 @@ do
   function level.check(l)
     local p, c = l.p, l.cost
     local queue = l.code == 4
-    if c > (queue and p[6] + 1 or p[6]) then l.retry = NEVER return end
+    if c > accepted(l) then l.retry = NEVER return end
     local n = p[3] * l.m
     local T, g = permits(l, c)
     T, g = l.T + T - p[4], l.g + g - p[5] * l.m

@@ -163,7 +163,9 @@ WHOSE: dict[str, Callable[[], str]] = {
 
 def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
     """What a limit says, for people; `unit` is what its meter counts, such as "requests"."""
-    parts = [*_SENTENCES[type(algorithm)](algorithm, unit, max_wait), WHOSE[key_kind]()]
+    closed = getattr(algorithm, "capacity", None) == 0
+    says = [_("nothing passes")] if closed else _SENTENCES[type(algorithm)](algorithm, unit, max_wait)
+    parts = [*says, WHOSE[key_kind]()]
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})
     return ", ".join(part for part in parts if part)

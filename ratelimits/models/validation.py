@@ -25,7 +25,7 @@ Errors = dict[str, list[Any]]
 
 _ADVICE = {
     "rate": _("Write how many permits come back per period, such as 5."),
-    "capacity": _("Write how many permits can be taken at once, such as 10."),
+    "capacity": _("Write how many permits can be taken at once, such as 10. At 0 nothing passes."),
     "period": _("Write it in seconds, such as 60, or with its unit, such as 5 min, 1 h or 1 day."),
     "calendar_unit": _("Choose hour, day, week, month or year."),
 }

@@ -236,3 +236,16 @@ def test_many_looks_at_once_raise_each_alert_once() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == Alert.objects.count() == AlertDelivery.objects.count() == 40
+
+
+def test_who_is_blocked_is_told_nothing_and_does_not_hide_the_next_smallest_limit() -> None:
+    account(included=None)
+    rule = monthly(100)
+    for key, capacity in (("api_key:1", 0), ("api_key:2", 10)):
+        KeyOverride.objects.create(key=key, rule="monthly", capacity=capacity)
+    spend(5, rule, key="api_key:1")
+    spend(5, rule, key="api_key:2")
+    assert raised() == [("acme", 50, 5, 10)]
+    Rule.objects.update(capacity=0)
+    spend(5, rule, key="api_key:3")
+    assert raised() == []

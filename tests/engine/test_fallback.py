@@ -93,7 +93,7 @@ class TestLocalLimiter:
             ("calendar_window", {"capacity": 5}, 5, 60),
             ("concurrency", {"capacity": 5}, 5, 60),
             ("smooth_bursty", {"rate": 5, "capacity": None}, 5, 1),
-            ("leaky_bucket_queue", {"capacity": 0, "rate": 5}, 1, 0.2),
+            ("leaky_bucket_queue", {"capacity": 1, "rate": 5}, 2, 0.4),
         ],
     )
     def test_a_quota_passes_and_comes_back_over_its_window(
@@ -105,6 +105,14 @@ class TestLocalLimiter:
         assert [limiter.admits([one]) for _ in range(2)] == [True, False]
         clock.now += seconds * 2
         assert [limiter.admits([one]) for _ in range(quota + 1)] == [True] * quota + [False]
+
+    @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket", "leaky_bucket_queue", "concurrency"])
+    def test_of_a_capacity_of_nothing_nothing_passes(self, clock: Clock, algorithm: str) -> None:
+        limiter, one = LocalLimiter(clock), asked(algorithm, capacity=0)
+        assert not limiter.admits([one])
+        clock.now += 1e9
+        assert not limiter.admits([one])
+        assert limiter.admits([asked(algorithm, cost=0, capacity=0)])
 
     def test_all_or_none_are_charged(self, clock: Clock) -> None:
         limiter = LocalLimiter(clock)

@@ -115,7 +115,6 @@ def test_a_rule_names_its_algorithm() -> None:
 @pytest.mark.parametrize(
     ("capacity", "message"),
     [
-        (0, "capacity must be from 1 to 1000000000000, not 0"),
         (-1, "capacity must be at least 0, not -1"),
         (10**12 + 1, "capacity must be at most 1000000000000, not 1000000000001"),
         (1.5, "capacity must be a whole number, not 1.5"),
@@ -126,13 +125,20 @@ def test_a_rule_names_its_algorithm() -> None:
         ("Infinity", "capacity must be a number, not 'Infinity'"),
     ],
 )
-def test_a_capacity_is_a_whole_number_of_at_least_one(algorithm: str, capacity: object, message: str) -> None:
+def test_a_capacity_is_a_whole_number_of_at_least_nothing(algorithm: str, capacity: object, message: str) -> None:
     assert complaint(algorithm, capacity=capacity) == message
 
 
-def test_only_a_queue_may_hold_nobody() -> None:
-    assert made("leaky_bucket_queue", capacity=0).shown == 0
-    assert complaint("leaky_bucket_queue", capacity=-1) == "capacity must be at least 0, not -1"
+@pytest.mark.parametrize("algorithm", [*COUNTED, "leaky_bucket_queue"])
+def test_a_capacity_of_nothing_is_a_limit_like_others(algorithm: str) -> None:
+    closed = made(algorithm, capacity=0)
+    assert (closed.shown, closed.quota[0]) == (0, 0)
+    assert complaint(algorithm, capacity=-1) == "capacity must be at least 0, not -1"
+
+
+def test_what_a_rule_says_beside_its_capacity_does_not_keep_it_from_being_closed() -> None:
+    assert made("token_bucket", capacity=0, initial=5) == made("token_bucket", capacity=0, initial=0)
+    assert made("leaky_bucket_queue", capacity=0, delay_after=5) == made("leaky_bucket_queue", capacity=0)
 
 
 @pytest.mark.parametrize("field", ["rate", "period"])
@@ -335,7 +341,7 @@ def test_the_quota_of_a_slow_rate_is_one_permit_in_the_time_that_it_takes() -> N
 
 
 def test_the_quota_of_a_queue_is_what_it_takes_at_once() -> None:
-    assert LeakyBucketQueue(0, Decimal(5), Decimal(1)).quota == (1, 200_000)
+    assert LeakyBucketQueue(1, Decimal(5), Decimal(1)).quota == (2, 400_000)
     assert LeakyBucketQueue(9, Decimal(5), Decimal(1)).quota == (10, 2_000_000)
 
 

@@ -51,9 +51,14 @@ def test_a_rate_of_zero_is_refused() -> None:
     )
 
 
-def test_a_capacity_below_one_is_refused() -> None:
-    assert "from 1 to" in errors(unsaved(capacity=0))["capacity"]
-    assert "such as 10" in errors(unsaved(capacity=0))["capacity"]
+def test_a_capacity_below_zero_is_refused() -> None:
+    assert "at least 0" in errors(unsaved(capacity=-1))["capacity"]
+    assert "such as 10" in errors(unsaved(capacity=-1))["capacity"]
+
+
+@pytest.mark.parametrize("algorithm", [name for name, needed in NEEDED.items() if "capacity" in needed])
+def test_of_a_capacity_of_zero_nothing_passes_and_the_sentence_says_so(algorithm: str) -> None:
+    assert rule(algorithm=algorithm, capacity=0, scope="search").sentence() == "nothing passes, per key, on search"
 
 
 def test_an_unknown_time_zone_is_refused() -> None:

@@ -24,7 +24,7 @@ class Concurrency(Limit):
     algorithm = "concurrency"
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self.capacity = self.shown = whole(data, "capacity", 1)
+        self.capacity = self.shown = whole(data, "capacity", 0)
         self.lease_ttl = duration(data, "lease_ttl")
 
     def live(self, state: Leases, now: int) -> Leases:

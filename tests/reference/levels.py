@@ -21,7 +21,7 @@ class _Levelled(Limit):
     lends: bool
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self.capacity = self.shown = whole(data, "capacity", 1)
+        self.capacity = self.shown = whole(data, "capacity", 0)
         self.permit = six_places(data, "period", 1) * SECOND / six_places(data, "rate")
         self.initial = Fraction(0)
 

@@ -35,7 +35,7 @@ class LeakyBucketQueue(Limit):
         return Line(Fraction(now))
 
     def judge(self, state: Line, now: int, cost: int, patience: int | None) -> Verdict:
-        if cost > self.capacity + 1:
+        if not self.capacity or cost > self.capacity + 1:
             return NO_HOPE
         ahead = self.ahead(state, now)
         wait = max(Fraction(0), ahead - self.delay_after) * self.permit
@@ -60,7 +60,7 @@ class LeakyBucketQueue(Limit):
         return Line(now + self.ahead(state, now) * new.permit)
 
     def remaining(self, state: Line, now: int) -> int:
-        return max(0, floor(self.capacity + 1 - self.ahead(state, now)))
+        return max(0, floor(self.capacity + 1 - self.ahead(state, now))) if self.capacity else 0
 
     def reset_after(self, state: Line, now: int) -> int:
         return max(0, ceil(state.next - now))

@@ -30,7 +30,7 @@ class SlidingWindow(Limit):
     algorithm = "sliding_window"
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self.capacity = self.shown = whole(data, "capacity", 1)
+        self.capacity = self.shown = whole(data, "capacity", 0)
         self.buckets = whole(data, "sub_windows", 1, 10)
         period = duration(data, "period")
         if period % self.buckets:
@@ -116,7 +116,7 @@ class SlidingLog(Limit):
     algorithm = "sliding_log"
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self.capacity = self.shown = whole(data, "capacity", 1)
+        self.capacity = self.shown = whole(data, "capacity", 0)
         self.period = duration(data, "period")
 
     def live(self, state: Entries, now: int) -> Entries:

@@ -23,7 +23,7 @@ EMPTY = Window(None, 0)
 
 class _Windowed(Limit):
     def __init__(self, data: dict[str, Any]) -> None:
-        self.capacity = self.shown = whole(data, "capacity", 1)
+        self.capacity = self.shown = whole(data, "capacity", 0)
 
     def span(self, state: Window, now: int) -> tuple[int, int]:
         """Start and end of the window that a charge at `now` counts in."""

@@ -168,6 +168,9 @@ NGINX = "nginx/nginx-tests limit_req.t"
 
 
 def limit_req(per_minute: int, burst: int, delay: int = 0) -> Rule:
+    if burst == 0:
+        # One proceeds and nobody waits: a queue of capacity 0 lets nothing pass.
+        return {"algorithm": "leaky_bucket", "capacity": 1, "rate": per_minute, "period": 60}
     return {
         "algorithm": "leaky_bucket_queue",
         "capacity": burst,

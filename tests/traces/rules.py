@@ -28,7 +28,7 @@ PACES = (
     ("30", "60"),
 )
 """(rate, period in seconds)."""
-CAPACITIES = (1, 2, 3, 3, 5, 7, 10, 10, 20, 100, 1000, 1_000_000)
+CAPACITIES = (0, 1, 2, 3, 3, 5, 7, 10, 10, 20, 100, 1000, 1_000_000)
 PERIODS = ("1", "10", "60", "0.5", "3600", "7", "86400", "0.000012", "13.37", "2592000", "2")
 LONGEST = 4_503_599_627
 """Seconds that the scripts can look ahead: 142 years."""
@@ -97,7 +97,7 @@ def level(draw: Random) -> Rule:
 
 
 def leaky_bucket_queue(draw: Random) -> Rule:
-    capacity = draw.choice((0, *CAPACITIES))
+    capacity = draw.choice(CAPACITIES)
     return {"capacity": capacity, **pace(draw), "delay_after": draw.choice((0, 0, capacity, draw.randint(0, capacity)))}
 
 
