@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.db import DatabaseError, router
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from redis import ConnectionPool
@@ -196,5 +196,28 @@ def check_restored(
             " rules are in force, but an edit takes up to a second to be. If another project uses this Redis database,"
             " give each its own RATELIMITS['NAMESPACE'].",
             id="ratelimits.W010",
+        )
+    ]
+
+
+@checks.register("ratelimits")
+def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Refuse a DATABASE that the project's routers do not write the app's rows to: they would never be in force."""
+    if conf.DATABASE not in settings.DATABASES:
+        return []  # said by the check of the settings
+    models = apps.get_app_config("ratelimits").get_models()
+    astray = [
+        model.__name__
+        for model in models
+        if router.db_for_write(model) != conf.DATABASE or not router.allow_migrate_model(conf.DATABASE, model)
+    ]
+    if not astray:
+        return []
+    return [
+        checks.Error(
+            f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, and the routers keep elsewhere: {', '.join(astray)}.",
+            hint="Write DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …], then run `manage.py migrate"
+            f" --database {conf.DATABASE}`: rules in another database are never in force.",
+            id="ratelimits.E005",
         )
     ]

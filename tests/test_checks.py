@@ -183,3 +183,19 @@ def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> No
 def test_where_nothing_is_decided_nothing_needs_the_middleware() -> None:
     urls = urlconf(path("free/", Free.as_view()))
     assert messages(MIDDLEWARE=[], REST_FRAMEWORK={}, ROOT_URLCONF=urls) == []
+
+
+class Elsewhere:
+    """A router that writes everything to a database that the rules are not read from."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "elsewhere"
+
+
+def test_rows_that_routers_write_to_another_database_than_the_rules_are_read_from_are_an_error() -> None:
+    (error,) = messages(DATABASE_ROUTERS=["tests.test_checks.Elsewhere"])
+    assert error.id == "ratelimits.E005"
+    assert "Rule" in error.msg
+    assert "HistoricalRule" in error.msg
+    assert "'ratelimits.routers.RatelimitsRouter'" in str(error.hint)
+    assert messages(DATABASE_ROUTERS=["ratelimits.routers.RatelimitsRouter", "tests.test_checks.Elsewhere"]) == []
