@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -112,16 +113,16 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "peek", lambda: asked(Op.PEEK, 1, last)
     for share in (1, 2, 4):
         wanted = min(whole, free + whole // share)
-        yield f"refusal, 1/{share} must end first", lambda wanted=wanted: asked(Op.TRY, wanted, last)
+        yield f"refusal, 1/{share} must end first", partial(asked, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
-        yield "release" if leases else "refund, late", lambda number=number: given_back(number)
+        yield "release" if leases else "refund, late", partial(given_back, number)
     for number in range(CHARGES):
-        yield "charge", lambda number=number: asked(Op.TRY, 1, last + number, number)
+        yield "charge", partial(asked, Op.TRY, 1, last + number, number)
     half = state.at(state.entries // 2) + LIFE * SECOND
     yield "peek, half have ended", lambda: asked(Op.PEEK, 1, half)
     yield "refusal, half have ended", lambda: asked(Op.TRY, whole + free, half)
     for number in range(CHARGES):
-        yield "charge, half have ended", lambda number=number: asked(Op.TRY, 1, half + number, number)
+        yield "charge, half have ended", partial(asked, Op.TRY, 1, half + number, number)
     end = half + LIFE * SECOND // 2
     yield "peek, all but a few have ended", lambda: asked(Op.PEEK, 1, end)
     yield "charge, all but a few have ended", lambda: asked(Op.TRY, 1, end)

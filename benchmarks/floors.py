@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import struct
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -69,6 +70,11 @@ def load(url: str) -> None:
             client.script_load(script)
 
 
+def _lists(raw: RawSocket, packed: bytes) -> bool:
+    """Whether the server answers this command with a list."""
+    return raw.ask(packed)[:1] == b"*"
+
+
 def cases(url: str) -> list[Case]:
     """A raw-socket PING, and the bare script on a raw socket."""
     load(url)
@@ -77,5 +83,5 @@ def cases(url: str) -> list[Case]:
     out = [Case("ping", "raw-socket PING", "floor", lambda: raw.ask(PING) == b"+PONG\r\n")]
     for name, title, shape in SHAPES:
         packed = bare(*shape)
-        out.append(Case(name, title, "floor", lambda packed=packed: raw.ask(packed)[:1] == b"*"))
+        out.append(Case(name, title, "floor", partial(_lists, raw, packed)))
     return out

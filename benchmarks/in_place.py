@@ -40,7 +40,7 @@ def asking(name: str, status: str = "200 OK") -> Callable[[], object]:
     }
     answered: list[str] = []
 
-    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
         answered[:] = [status]
 
     def ask() -> object:

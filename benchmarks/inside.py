@@ -106,7 +106,7 @@ def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
     alone = whole()
     with Watch() as watching:
         wrapped = whole()
-    functions = [
+    functions: list[dict[str, Any]] = [
         {
             "function": name.replace(":", "."),
             "calls": round(len(times) / calls, 2),

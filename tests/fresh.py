@@ -90,7 +90,7 @@ class Project:
             import psycopg
 
             with psycopg.connect(self.servers.url_of_database("postgres"), autocommit=True) as connection:
-                connection.execute(f'CREATE DATABASE "{self.database(name)["NAME"]}"')  # type: ignore[call-overload]
+                connection.execute(f'CREATE DATABASE "{self.database(name)["NAME"]}"')
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the project."""

@@ -59,7 +59,8 @@ class Watched:
 
     def primary(self) -> Server:
         """Whom the sentinel names as redis-py asks it: a little later than GET-MASTER-ADDR-BY-NAME."""
-        port = int(self.sentinel.sentinel_masters()[NAME]["port"])
+        masters: Any = self.sentinel.sentinel_masters()
+        port = int(masters[NAME]["port"])
         (found,) = [server for server in self.servers if server.port == port]
         return found
 

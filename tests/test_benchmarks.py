@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,12 @@ def test_peers_are_pinned_to_one_version_each() -> None:
 
 def test_cases_take_turns_in_every_round() -> None:
     asked: list[str] = []
-    cases = [Case(name, name, "ours", lambda name=name: asked.append(name) or True) for name in ("a", "b")]
+
+    def ask(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    cases = [Case(name, name, "ours", partial(ask, name)) for name in ("a", "b")]
     timed = interleaved(cases, rounds=3, calls=2, warm_up=1)
     assert [asked[start : start + 3].count(asked[start]) for start in range(0, 18, 3)] == [3] * 6
     assert all(len(set(asked[start : start + 6])) == 2 for start in range(0, 18, 6))

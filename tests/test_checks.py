@@ -170,7 +170,7 @@ def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[s
         (decorated, "tests.test_checks.decorated"),
         (wrapped, "tests.test_checks.decorated"),
         (Throttled.as_view({"get": "list"}), "tests.test_checks.Throttled"),
-        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.test_checks.Extra"),  # type: ignore[attr-defined]
+        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.test_checks.Extra"),
     ],
 )
 def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-import redis
 from django.db import connection
 
 from ratelimits import quota, routes, rules, witness
@@ -22,6 +21,7 @@ from ratelimits.quota import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.proxy import Proxy
 from tests.faces import Clock, away, begin_afresh, counted, queries
+from tests.raw import RawRedis
 from tests.rows import rule
 from tests.servers import TestServers
 
@@ -55,13 +55,13 @@ def slow(name: str = "slow", capacity: int = 2, **more: Any) -> Rule:
 
 
 class TestDecisions:
-    def test_without_a_rule_a_request_passes_and_is_counted(self, check: Check, redis_client: redis.Redis) -> None:
+    def test_without_a_rule_a_request_passes_and_is_counted(self, check: Check, redis_client: RawRedis) -> None:
         answer = check(WHO)
         assert (answer.allowed, answer.binding, answer.wait, answer.retry_after) == (True, None, 0.0, 0.0)
         assert answer.headers() == {}
         assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 1}
 
-    def test_a_rule_admits_and_refuses(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
+    def test_a_rule_admits_and_refuses(self, check: Check, settings: Any, redis_client: RawRedis) -> None:
         no_repeats(settings)
         row = slow(bills=True)
         answers = [check(WHO) for _ in range(4)]
@@ -103,7 +103,7 @@ class TestDecisions:
         assert applied("search", "\r\nNONSENSE") == {"everywhere", "search"}
 
     def test_each_meter_has_rules_and_a_cost_of_its_own(
-        self, check: Check, settings: Any, redis_client: redis.Redis
+        self, check: Check, settings: Any, redis_client: RawRedis
     ) -> None:
         no_repeats(settings)
         calls, tokens = slow("calls", capacity=10, bills=True), slow("words", meter="tokens", capacity=1000, bills=True)
@@ -137,9 +137,7 @@ class TestDecisions:
         with pytest.raises(ValueError):
             check(WHO, costs=costs)
 
-    def test_a_shadow_rule_never_refuses_and_is_told_in_the_usage(
-        self, check: Check, redis_client: redis.Redis
-    ) -> None:
+    def test_a_shadow_rule_never_refuses_and_is_told_in_the_usage(self, check: Check, redis_client: RawRedis) -> None:
         row = slow(mode="shadow")
         answers = [check(WHO) for _ in range(4)]
         assert all(answer.allowed for answer in answers)
@@ -149,17 +147,17 @@ class TestDecisions:
             f"s requests {row.pk} acme api_key:9 1": 2,
         }
 
-    def test_without_an_account_usage_is_counted_in_aggregate(self, check: Check, redis_client: redis.Redis) -> None:
+    def test_without_an_account_usage_is_counted_in_aggregate(self, check: Check, redis_client: RawRedis) -> None:
         for number in range(3):
             check(Identity(address=f"ip:203.0.113.{number}"))
             check(Identity(user=f"user:{number}"))
         assert counted(redis_client) == {"a requests 0 - anonymous 1": 6}
 
-    def test_an_account_of_a_user_is_counted_under_the_user(self, check: Check, redis_client: redis.Redis) -> None:
+    def test_an_account_of_a_user_is_counted_under_the_user(self, check: Check, redis_client: RawRedis) -> None:
         check(Identity(user="user:1", account="account:acme"))
         assert counted(redis_client) == {"a requests 0 acme user:1 1": 1}
 
-    def test_the_billing_period_is_that_of_the_account(self, check: Check, redis_client: redis.Redis) -> None:
+    def test_the_billing_period_is_that_of_the_account(self, check: Check, redis_client: RawRedis) -> None:
         Account.objects.create(identifier="acme", timezone="Asia/Kathmandu", billing_anchor="2020-01-31T06:30:00")
         check(WHO)
         (field,) = [name for name in redis_client.hkeys(KEYS.open(shard_of("account:acme", 64))) if name[:1] == b"a"]
@@ -245,7 +243,7 @@ class TestEdits:
         assert check(WHO).prepared.rules == ()  # type: ignore[union-attr]
 
     def test_a_refusal_is_repeated_for_a_moment_at_most(
-        self, check: Check, clock: Clock, redis_url: str, redis_client: redis.Redis
+        self, check: Check, clock: Clock, redis_url: str, redis_client: RawRedis
     ) -> None:
         row = slow(capacity=1)
         check(WHO)
@@ -266,7 +264,7 @@ class TestEdits:
         assert counted(redis_client)[f"d requests {row.pk} acme api_key:9 1"] == 2
 
     def test_a_version_that_the_database_does_not_have_is_decided_by_the_rules_that_it_has(
-        self, check: Check, settings: Any, redis_client: redis.Redis, redis_url: str
+        self, check: Check, settings: Any, redis_client: RawRedis, redis_url: str
     ) -> None:
         no_repeats(settings)
         slow(capacity=100, on_failure="deny")
@@ -337,7 +335,7 @@ class TestFailures:
         assert [check(WHO).allowed for _ in range(2)] == [True, False]
 
     def test_a_corrupt_state_is_logged_and_falls_to_the_policy(
-        self, check: Check, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+        self, check: Check, redis_client: RawRedis, caplog: pytest.LogCaptureFixture
     ) -> None:
         slow(on_failure="deny")
         redis_client.set(KEYS.state(shard_of("account:acme", 64), "api_key:9"), b"garbage of no kind at all")
@@ -376,7 +374,7 @@ class TestFailures:
         assert answer.decision.limit == 50
 
     def test_a_lost_reply_is_witnessed_and_the_request_sent_once(
-        self, check: Check, proxy: Proxy, redis_client: redis.Redis
+        self, check: Check, proxy: Proxy, redis_client: RawRedis
     ) -> None:
         slow(capacity=100)
         check(WHO)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth import get_user_model
 from django.urls import path
 from rest_framework.permissions import AllowAny
@@ -22,6 +21,7 @@ from ratelimits.embedded import free_port
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.throttling import QuotaThrottle
 from tests.faces import Clock, away, begin_afresh, counted
+from tests.raw import RawRedis
 from tests.rows import rule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_throttling")]
@@ -31,8 +31,9 @@ class View(APIView):
     permission_classes = [AllowAny]
 
     def get(self, request: Request) -> Response:
-        answer = request._request.quota
-        return Response({"allowed": answer.allowed, "same": request.quota is answer})
+        plain: Any = request._request
+        wrapped: Any = request
+        return Response({"allowed": plain.quota.allowed, "same": wrapped.quota is plain.quota})
 
     post = get
 
@@ -51,7 +52,8 @@ class Mapping(View):
 
 class Method(View):
     def throttle_cost(self, request: Request) -> dict[str, int]:
-        return {"requests": 1, "tokens": len(request.data.get("text", "").split())}
+        data: Any = request.data
+        return {"requests": 1, "tokens": len(data.get("text", "").split())}
 
 
 def priced(request: Request, view: APIView) -> int:
@@ -186,9 +188,7 @@ class TestScopes:
         assert [client.post("/scoped/").status_code for _ in range(3)] == [200, 200, 429]
         assert [client.get("/scoped/").status_code for _ in range(3)] == [200, 200, 200]
 
-    def test_head_is_governed_as_get_whose_handler_answers_it(
-        self, client: APIClient, redis_client: redis.Redis
-    ) -> None:
+    def test_head_is_governed_as_get_whose_handler_answers_it(self, client: APIClient, redis_client: RawRedis) -> None:
         row = slow("reads", scope="search:GET")
         assert [client.head("/scoped/").status_code for _ in range(2)] == [200, 200]
         assert client.get("/scoped/").status_code == 429
@@ -221,15 +221,13 @@ class TestCosts:
         response = client.get(url)
         assert response["RateLimit"].split(";")[1] == f"r={left}"
 
-    def test_a_method_is_asked_with_the_request(self, client: APIClient, redis_client: redis.Redis) -> None:
+    def test_a_method_is_asked_with_the_request(self, client: APIClient, redis_client: RawRedis) -> None:
         slow("words", meter="tokens", capacity=10)
         assert client.post("/method/", {"text": "one two three"}, format="json").status_code == 200
         assert client.post("/method/", {"text": "a b c d e f g h"}, format="json").status_code == 429
         assert counted(redis_client)["a tokens 0 - anonymous u"] == 3
 
-    def test_each_meter_is_counted_at_its_cost(
-        self, keyed: Callable[[str], APIClient], redis_client: redis.Redis
-    ) -> None:
+    def test_each_meter_is_counted_at_its_cost(self, keyed: Callable[[str], APIClient], redis_client: RawRedis) -> None:
         client = keyed("acme")
         row = slow("words", meter="tokens", capacity=300, bills=True)
         assert [client.get("/mapping/").status_code for _ in range(2)] == [200, 429]
@@ -283,14 +281,12 @@ class TestWho:
         forged = [client.get("/plain/", headers={"X-Forwarded-For": f"192.0.2.{n}"}).status_code for n in range(4)]
         assert forged == [200, 200, 429, 429]
 
-    def test_a_wrong_key_is_refused_before_anything_is_counted(
-        self, client: APIClient, redis_client: redis.Redis
-    ) -> None:
+    def test_a_wrong_key_is_refused_before_anything_is_counted(self, client: APIClient, redis_client: RawRedis) -> None:
         assert client.get("/plain/", headers={"Authorization": "Api-Key wrong"}).status_code == 401
         assert counted(redis_client) == {}
 
-    def test_no_secret_reaches_the_server(self, keyed: Callable[[str], APIClient], redis_client: redis.Redis) -> None:
-        client = keyed("acme")
+    def test_no_secret_reaches_the_server(self, keyed: Callable[[str], APIClient], redis_client: RawRedis) -> None:
+        client: Any = keyed("acme")
         secret = client._credentials.get("HTTP_AUTHORIZATION", "") or client.defaults["HTTP_AUTHORIZATION"]
         slow(key_kind="api_key")
         client.get("/plain/")
@@ -318,7 +314,7 @@ def test_a_throttle_that_was_not_asked_has_no_wait() -> None:
     assert QuotaThrottle().wait() is None
 
 
-def test_a_view_may_do_without(client: APIClient, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> None:
+def test_a_view_may_do_without(client: APIClient, monkeypatch: pytest.MonkeyPatch, redis_client: RawRedis) -> None:
     slow(capacity=1)
     monkeypatch.setattr(View, "throttle_classes", [])
     monkeypatch.setattr(View, "get", lambda self, request: Response({}))

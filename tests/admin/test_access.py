@@ -50,7 +50,7 @@ def filled(model: type[models.Model], **given: Any) -> Any:
         if field.name in given or not (needed or field.primary_key) or isinstance(field, models.BigAutoField):
             continue
         if isinstance(field, models.ForeignKey):
-            given[field.name] = filled(field.related_model)  # type: ignore[arg-type]
+            given[field.name] = filled(field.related_model)
         elif isinstance(field, models.UUIDField):
             given[field.name] = f"00000000-0000-4000-8000-{number:012}"
         elif isinstance(field, models.DateTimeField):
@@ -169,7 +169,8 @@ def state() -> dict[str, list[Any]]:
     """All that the app's tables and Django's own log hold."""
     found = {}
     with connection.cursor() as cursor:
-        for table in (*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry):
+        tables: list[Any] = [*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry]
+        for table in tables:
             cursor.execute(f"SELECT * FROM {table._meta.db_table} ORDER BY {table._meta.pk.column}")
             found[table._meta.label] = cursor.fetchall()
     return found
@@ -292,7 +293,7 @@ ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
 
 
 def action_names(model: type[models.Model]) -> list[str]:
-    every = [name for _function, name, _description in ADMINS[model]._get_base_actions()]
+    every = [name for _function, name, _description in ADMINS[model]._get_base_actions()]  # type: ignore[attr-defined]
     return [name for name in every if name != "delete_selected" or model in EDITED]
 
 
@@ -333,7 +334,7 @@ COMPLETED = [(model, field) for model, page in ADMINS.items() for field in page.
 def test_names_are_completed_for_those_who_may_see_them(model: type[models.Model], field: str) -> None:
     target: Any = model._meta.get_field(field).related_model
     row_of(target)
-    about = {"app_label": "ratelimits", "model_name": model._meta.model_name, "field_name": field}
+    about: dict[str, Any] = {"app_label": "ratelimits", "model_name": model._meta.model_name, "field_name": field}
     for held in held_by_people(target):
         client = client_with(target, held)
         response = client.get(reverse("admin:autocomplete"), about)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.test import Client
 
@@ -19,7 +21,7 @@ def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Clie
     page = admin_client.get(url(Report, "open"))
     assert "is complete until 2025-10-20T00:00:00Z" in text(page)
     assert "<i>" not in page.content.decode()
-    about = {"account": name, "start": at("2025-10-01")}
+    about: dict[str, Any] = {"account": name, "start": at("2025-10-01")}
     assert "Close by force" in text(admin_client.get(url(Report, "force"), about))
     refused = admin_client.post(url(Report, "force"), {**about, "reason": ""})
     assert refused.status_code == 200

@@ -115,7 +115,7 @@ def test_without_the_script_what_belongs_to_another_algorithm_is_dropped(admin_c
 def test_an_edit_takes_a_version_and_says_who_made_it(admin_client: Client, admin_user: User) -> None:
     row = rule()
     admin_client.post(f"{RULES}{row.pk}/change/", {**BUCKET, "capacity": "20"})
-    record = Rule.history.first()  # type: ignore[attr-defined]
+    record = Rule.history.first()
     assert (record.capacity, record.version, record.history_user) == (20, 2, admin_user)
     page = text(admin_client.get(f"{RULES}{row.pk}/history/"))
     assert "Changed admin" in page
@@ -133,7 +133,7 @@ def test_several_rules_change_their_mode_in_one_edit(
     assert f"2 rules are now on {mode}." in text(response)
     changed = Rule.objects.filter(mode=mode)
     assert {(row.pk, row.version) for row in changed} == {(pk, before + 1) for pk in chosen}
-    records = Rule.history.filter(version=before + 1)  # type: ignore[attr-defined]
+    records = Rule.history.filter(version=before + 1)
     assert {(record.id, record.history_user) for record in records} == {(pk, admin_user) for pk in chosen}
     assert LogEntry.objects.filter(user=admin_user).count() == 2
 
@@ -142,7 +142,7 @@ def test_deleting_says_who_did_it(admin_client: Client, admin_user: User) -> Non
     rows = [rule("a"), rule("b")]
     admin_client.post(f"{RULES}{rows[0].pk}/delete/", {"post": "yes"})
     admin_client.post(RULES, {"action": "delete_selected", "_selected_action": [rows[1].pk], "post": "yes"})
-    records = Rule.history.filter(history_type="-").order_by("version")  # type: ignore[attr-defined]
+    records = Rule.history.filter(history_type="-").order_by("version")
     assert [(record.name, record.version, record.history_user) for record in records] == [
         ("a", 3, admin_user),
         ("b", 4, admin_user),
@@ -156,7 +156,7 @@ def test_who_it_was_is_known_without_the_historys_middleware(
     row = rule()
     admin_client.post(RULES, {"action": "shadow", "_selected_action": [row.pk]})
     admin_client.post(f"{RULES}{row.pk}/delete/", {"post": "yes"})
-    users = Rule.history.filter(version__gt=1).values_list("history_user", flat=True)  # type: ignore[attr-defined]
+    users = Rule.history.filter(version__gt=1).values_list("history_user", flat=True)
     assert list(users) == [admin_user.pk] * 2
 
 
@@ -200,7 +200,7 @@ class TestOverrides:
         admin_client.post(self.URL + "add/", {"key": "user:42", "rule": "burst", "capacity": "1000", "mode": ""})
         row = KeyOverride.objects.get()
         assert (row.key, row.capacity, row.version) == ("user:42", 1000, 2)
-        assert KeyOverride.history.get().history_user == admin_user  # type: ignore[attr-defined]
+        assert KeyOverride.history.get().history_user == admin_user
         assert "user:42 burst capacity 1,000" in text(admin_client.get(self.URL))
 
     @pytest.mark.parametrize(

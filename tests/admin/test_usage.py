@@ -160,7 +160,7 @@ def test_a_batch_s_page_leads_to_its_lines(admin_client: Client) -> None:
     for account in ("acme", "other"):
         use(account)
         flow()
-    batch = Batch.objects.order_by("pk").first()
+    batch = Batch.objects.earliest("pk")
     page = admin_client.get(url(Batch, "change", batch.pk)).content.decode()
     (link,) = re.findall(r'href="([^"]*/line/\?[^"]*)"', page)
     listed = admin_client.get(unescape(link)).context["cl"].result_list
@@ -171,7 +171,7 @@ def test_batches_are_listed_by_shard(admin_client: Client) -> None:
     for account in ("acme", "other"):
         use(account)
     flow()
-    first = Batch.objects.order_by("shard").first()
+    first = Batch.objects.earliest("shard")
     page = admin_client.get(url(Batch), {"shard": first.shard})
     assert [batch.shard for batch in page.context["cl"].result_list] == [first.shard]
     assert len(admin_client.get(url(Batch), {"shard": "x"}).context["cl"].result_list) == 2

@@ -37,7 +37,7 @@ def test_an_answer_is_what_the_schema_says(customer: Callable[..., Client]) -> N
     spend("2026-11-02T08:00")
     flow()
     answer = ask(client)
-    described = UsagePage(data=answer)
+    described: Any = UsagePage(data=answer)
     assert described.fields.keys() == answer.keys()
     assert described.fields["results"].child.fields.keys() == answer["results"][0].keys()
     assert described.fields["quota"].fields.keys() == answer["quota"].keys()

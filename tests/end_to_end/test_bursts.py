@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def _used_up(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     rule("all", "token_bucket", capacity=10, rate=1, period=86_400, key_kind="global")
     assert [quota.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]
+
+
+def check_as(number: int, _thread: int) -> None:
+    quota.check(someone(number))
 
 
 def someone(number: int) -> Identity:
@@ -154,8 +159,8 @@ def test_a_thousand_sync_views_at_once_behind_asgi(redis_client: redis.Redis) ->
             asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
+        async def send(message: Mapping[str, Any]) -> None:
+            sent.append(dict(message))
 
         await handler(scope, receive, send)
         status: int = sent[0]["status"]
@@ -176,7 +181,7 @@ def test_short_threads_one_after_the_other_use_one_connection_and_learn_its_run_
     before = stats["total_connections_received"]
     redis_client.config_resetstat()
     for number in range(200):
-        in_threads(1, lambda _one, number=number: quota.check(someone(number)))
+        in_threads(1, partial(check_as, number))
     stats = redis_client.info("commandstats")
     assert stats.get("cmdstat_info", {"calls": 0})["calls"] <= 1
     stats = redis_client.info("stats")

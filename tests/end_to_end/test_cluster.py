@@ -43,13 +43,14 @@ from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.engine.proxy import Proxy
 from tests.eventually import until
 from tests.faces import begin_afresh
+from tests.raw import RawRedis
 from tests.rows import rule
 from tests.servers import TestServers, server_binary
 from tests.usage.traffic import flow
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "acme"
-TEN = {"capacity": 10, "period": 1_000_000}
+TEN: dict[str, Any] = {"capacity": 10, "period": 1_000_000}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "token_bucket": {},
     "gcra": {},
@@ -98,7 +99,8 @@ def counted(cluster: Cluster) -> dict[str, int]:
     """The counters of all open batches."""
     found: dict[str, int] = {}
     for number in range(KEYS.shards):
-        fields = cluster.client_of(number).hgetall(KEYS.open(number))
+        client: RawRedis = cluster.client_of(number)
+        fields = client.hgetall(KEYS.open(number))
         found |= {name.decode(): int(value) for name, value in fields.items() if not name.startswith(b"#")}
     return found
 
@@ -124,7 +126,7 @@ def ask(limits: list[Limit], **more: Any) -> Decision:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_decision_over_three_nodes_says_what_one_server_would(
-    nodes: Cluster, algorithm: str, redis_client: redis.Redis
+    nodes: Cluster, algorithm: str, redis_client: RawRedis
 ) -> None:
     """Admitted, refused by the first, by the middle and by the last shard; peeked, refunded, settled and reset."""
     more = ALGORITHMS[algorithm]
@@ -189,7 +191,7 @@ def test_limits_in_one_shard_are_one_call_to_its_node(cluster: Cluster) -> None:
 def test_a_request_is_counted_once_and_in_the_accounts_shard(cluster: Cluster) -> None:
     for _ in range(3):
         assert engine.decide(spread(cluster), account=ACCOUNT, usage=usage()).allowed
-    fields = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
+    fields: Any = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
     assert sum(int(value) for name, value in fields.items() if name.startswith(b"a|")) == 3
     assert kinds(cluster) == {"a": 3}
 
@@ -200,7 +202,7 @@ def test_a_request_is_counted_in_the_accounts_shard_where_none_of_its_limits_lie
         receipt = engine.decide(limits, account=ACCOUNT, usage=usage()).receipt
     assert receipt is not None
     engine.settle(receipt, (3, 3, 3))
-    fields = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
+    fields: Any = cluster.client_of(home(ACCOUNT)).hgetall(KEYS.open(home(ACCOUNT)))
     assert sorted((name[:1], name[-1:], value) for name, value in fields.items() if name[:1] in b"ar") == [
         (b"a", b"1", b"3"),
         (b"a", b"u", b"2"),
@@ -527,7 +529,8 @@ def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batc
         assert node.exists(KEYS.open(number))
     assert request("user:3") == 7
     assert node.llen(KEYS.sealed(number)) == 1
-    batch = node.hgetall(KEYS.batch(number, node.lindex(KEYS.sealed(number), 0).decode()))
+    name: Any = node.lindex(KEYS.sealed(number), 0)
+    batch: Any = node.hgetall(KEYS.batch(number, name.decode()))
     assert sum(int(value) for name, value in batch.items() if name.startswith(b"a|")) == 5003
 
 
@@ -644,7 +647,8 @@ def test_a_shard_on_the_move_waits_for_the_next_drain_and_keeps_no_other_from_th
     seal()
     for account in accounts[1:]:
         engine.decide([limit()], account=account, usage=usage(account=account))
-    (name,) = cluster.client_of(number).lrange(KEYS.sealed(number), 0, -1)
+    names: Any = cluster.client_of(number).lrange(KEYS.sealed(number), 0, -1)
+    (name,) = names
     moved = KEYS.batch(number, name.decode()) if what == "batch" else KEYS.meta(number)
     with cluster.on_the_move(number) as take:
         take(moved)

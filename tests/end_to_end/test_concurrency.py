@@ -10,7 +10,7 @@ from ratelimits.models import Rule
 from tests.end_to_end.conftest import Asker
 
 # A permit a day comes back, and the window opens at the first request: none of a hundred is replaced meanwhile.
-LIMITS = {
+LIMITS: dict[str, dict[str, Any]] = {
     "token_bucket": {"capacity": 100, "rate": 1, "period": 86_400},
     "fixed_window": {"capacity": 100, "period": 86_400, "window_start": "first_hit"},
 }

@@ -44,7 +44,7 @@ def test_a_known_key_under_three_rules_costs_one_round_trip_and_no_query(
     queries: list[str] = []
     execute = CursorWrapper.execute
 
-    def noted(self: CursorWrapper, sql: str, params: object = None) -> object:
+    def noted(self: CursorWrapper, sql: str, params: Any = None) -> object:
         queries.append(sql)
         return execute(self, sql, params)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -42,7 +43,8 @@ def watched(servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
 
 def incarnation(port: int) -> bytes | None:
     with redis.Redis(port=port) as client:
-        return client.hget(KEYS.meta(home("acme")), "incarnation")
+        found: Any = client.hget(KEYS.meta(home("acme")), "incarnation")
+        return bytes(found) if found is not None else None
 
 
 def evalsha_calls(port: int) -> int:
@@ -55,7 +57,9 @@ def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: W
     first = limit("fixed_window", period=1_000_000, capacity=1000)
     assert engine.decide([first], account="acme").remaining == 999
     assert asyncio.run(engine.adecide([first], account="acme")).remaining == 998
-    assert engine.refund(engine.decide([first], account="acme").receipt).remaining == 998
+    receipt = engine.decide([first], account="acme").receipt
+    assert receipt is not None
+    assert engine.refund(receipt).remaining == 998
     acknowledged, unanswered = 0, 0
     for _ in range(20):
         acknowledged += use(now=None).allowed
@@ -67,7 +71,8 @@ def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: W
 
     watched.failover()
     new = watched.primary()
-    failures, deadline = [], time.monotonic() + PATIENCE
+    failures: list[Exception] = []
+    deadline = time.monotonic() + PATIENCE
     while acknowledged < 60:
         assert time.monotonic() < deadline
         try:

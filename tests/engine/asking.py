@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.keys import Keyspace, shard_of
+from tests.raw import RawRedis
 
 #: 2027-01-15T08:00Z in µs.
 NOW = 1_800_000_000_000_000
@@ -27,7 +26,7 @@ def limit(algorithm: str = "token_bucket", /, key: str = "user:1", cost: int = 1
     return Limit(key, algorithm_from_json({"algorithm": algorithm, **taken}), cost=cost, **own)
 
 
-def ask(*limits: Limit, now: int = NOW, **more: Any) -> Decision:
+def ask(*limits: Limit, now: int | None = NOW, **more: Any) -> Decision:
     """`decide` at a given moment."""
     return decide(limits, now=now, **more)
 
@@ -38,7 +37,7 @@ def usage(*meters: str | Meter, account: str = "acme", key: str = "user:1") -> U
     return Usage(account, key, named, MONTHS)
 
 
-def counted(client: redis.Redis, account: str = "acme") -> dict[str, int]:
+def counted(client: RawRedis, account: str = "acme") -> dict[str, int]:
     """The counters of the open batch of an account, by field."""
     fields = client.hgetall(KEYS.open(home(account)))
     return {name.decode(): int(value) for name, value in fields.items() if not name.startswith(b"#")}
@@ -49,6 +48,6 @@ def home(account: str) -> int:
     return shard_of(f"account:{account}", KEYS.shards)
 
 
-def everything(client: redis.Redis) -> dict[bytes, bytes]:
+def everything(client: RawRedis) -> dict[bytes, bytes]:
     """All keys of the database with what they hold, as the server would dump them."""
     return {key: client.dump(key) for key in sorted(client.keys("*"))}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
@@ -20,6 +19,7 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
+from tests.raw import RawRedis
 
 #: Bin and billing period of NOW, in seconds.
 WHERE = f"{NOW // SECOND // 900 * 900}|{MONTHS[1] // SECOND}"
@@ -41,12 +41,12 @@ def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more
 class TestCounters:
     """Once per request and meter: "1" requests that cost 1, "n" requests of any other cost, "u" their units."""
 
-    def test_a_request_of_one_unit_is_one_counter(self, redis_client: redis.Redis) -> None:
+    def test_a_request_of_one_unit_is_one_counter(self, redis_client: RawRedis) -> None:
         for _ in range(3):
             metered({"requests": 1})
         assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|1": 3}
 
-    def test_a_request_of_many_units_is_two(self, redis_client: redis.Redis) -> None:
+    def test_a_request_of_many_units_is_two(self, redis_client: RawRedis) -> None:
         metered({"requests": 1, "tokens": 250})
         metered({"requests": 1, "tokens": 50})
         assert counted(redis_client) == {
@@ -55,15 +55,15 @@ class TestCounters:
             f"a|{WHERE}|tokens|7|3|acme|user:1|u": 300,
         }
 
-    def test_a_request_that_costs_nothing_is_a_request_without_units(self, redis_client: redis.Redis) -> None:
+    def test_a_request_that_costs_nothing_is_a_request_without_units(self, redis_client: RawRedis) -> None:
         metered({"requests": 0})
         assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|n": 1}
 
-    def test_a_request_is_counted_once_however_many_rules_it_is_under(self, redis_client: redis.Redis) -> None:
+    def test_a_request_is_counted_once_however_many_rules_it_is_under(self, redis_client: RawRedis) -> None:
         metered({"requests": 1}, *(limit(name=name, rule=number) for number, name in enumerate("abc")))
         assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|1": 1}
 
-    def test_a_refused_request_names_the_rule_that_refused_it(self, redis_client: redis.Redis) -> None:
+    def test_a_refused_request_names_the_rule_that_refused_it(self, redis_client: RawRedis) -> None:
         tight, wide = limit(name="tight", rule=21, capacity=1), limit(name="wide", rule=22)
         for _ in range(3):
             metered({"requests": 1, "tokens": 30}, wide, tight)
@@ -76,7 +76,7 @@ class TestCounters:
             f"d|{WHERE}|tokens|21|3|acme|user:1|u": 60,
         }
 
-    def test_what_a_shadow_rule_would_refuse_is_admitted_and_told(self, redis_client: redis.Redis) -> None:
+    def test_what_a_shadow_rule_would_refuse_is_admitted_and_told(self, redis_client: RawRedis) -> None:
         shadow = limit(name="shadow", rule=31, capacity=1, mode=Mode.SHADOW)
         answers = [metered({"requests": 1}, limit(rule=30), shadow) for _ in range(3)]
         assert [answer.allowed for answer in answers] == [True] * 3
@@ -93,36 +93,36 @@ class TestCounters:
             answer = metered({"requests": 1}, limit(capacity=1), shadow)
         assert (answer.allowed, answer.standings[1].remaining) == (False, 9)
 
-    def test_without_an_account_usage_is_counted_under_its_key(self, redis_client: redis.Redis) -> None:
+    def test_without_an_account_usage_is_counted_under_its_key(self, redis_client: RawRedis) -> None:
         counters = usage(account="", key="anonymous")
         ask(limit(key="ip:192.0.2.1"), usage=counters)
         (field,) = [name for key in redis_client.keys("*open") for name in redis_client.hkeys(key) if name[:1] != b"#"]
         assert field.decode() == f"a|{WHERE}|requests|0|0||anonymous|1"
 
     @pytest.mark.parametrize("name", ["a|b", "#c", "t r", "ü", "x\r\ny", "z" * 10_000])
-    def test_whatever_a_name_holds_a_field_has_nine_parts(self, redis_client: redis.Redis, name: str) -> None:
+    def test_whatever_a_name_holds_a_field_has_nine_parts(self, redis_client: RawRedis, name: str) -> None:
         ask(limit(key=f"user:{name}"), account=name, usage=usage(name, account=name, key=f"user:{name}"))
         (field,) = counted(redis_client, name)
         assert len(field.split("|")) == 9
         assert len(field) < 600
 
-    def test_a_request_without_meters_is_counted_nowhere(self, redis_client: redis.Redis) -> None:
+    def test_a_request_without_meters_is_counted_nowhere(self, redis_client: RawRedis) -> None:
         ask(limit())
         assert redis_client.keys("*open") == []
 
-    def test_a_request_under_no_limit_is_counted(self, redis_client: redis.Redis) -> None:
+    def test_a_request_under_no_limit_is_counted(self, redis_client: RawRedis) -> None:
         call = Call(program(()), (), (1,), "acme", usage(), now=NOW)
         answer = steps(server(), call)
         assert (answer.allowed, answer.limit, answer.binding, answer.standings) == (True, None, None, ())
         assert counted(redis_client) == {f"a|{WHERE}|requests|0|0|acme|user:1|1": 1}
 
-    def test_counters_never_expire(self, redis_client: redis.Redis) -> None:
+    def test_counters_never_expire(self, redis_client: RawRedis) -> None:
         metered({"requests": 1})
         kept = [key for key in redis_client.keys("*") if b"}:s:" not in key]
         assert {key.split(b"}:")[1] for key in kept} == {b"head", b"open", b"meta"}
         assert [redis_client.ttl(key) for key in kept] == [-1] * 3
 
-    def test_a_bin_is_a_quarter_of_an_hour_and_a_period_that_of_the_account(self, redis_client: redis.Redis) -> None:
+    def test_a_bin_is_a_quarter_of_an_hour_and_a_period_that_of_the_account(self, redis_client: RawRedis) -> None:
         edge = MONTHS[2]
         for moment in (edge - 1, edge, edge + 900 * SECOND - 1, edge + 900 * SECOND):
             ask(limit(), now=moment, account="acme", usage=usage())
@@ -133,16 +133,14 @@ class TestCounters:
             f"a|{last + 900}|{last}|requests|0|0|acme|user:1|1": 1,
         }
 
-    def test_a_moment_outside_the_periods_that_were_given_is_counted_in_its_own(
-        self, redis_client: redis.Redis
-    ) -> None:
+    def test_a_moment_outside_the_periods_that_were_given_is_counted_in_its_own(self, redis_client: RawRedis) -> None:
         ask(limit(), now=MONTHS[3] + 40 * 86_400 * SECOND, account="acme", usage=usage())
         (field,) = counted(redis_client)
         assert field.split("|")[2] == str(1_806_537_600)
 
 
 class TestReceipts:
-    def test_a_refund_gives_back_and_counts_all_of_it_once(self, redis_client: redis.Redis) -> None:
+    def test_a_refund_gives_back_and_counts_all_of_it_once(self, redis_client: RawRedis) -> None:
         receipt = metered({"requests": 1, "tokens": 250}).receipt
         assert receipt is not None
         assert refund(receipt).remaining == 10**12
@@ -159,7 +157,7 @@ class TestReceipts:
             f"r|{WHERE}|tokens|7|3|acme|user:1|u": 250,
         }
 
-    def test_a_meter_that_cost_nothing_is_refunded_as_a_request(self, redis_client: redis.Redis) -> None:
+    def test_a_meter_that_cost_nothing_is_refunded_as_a_request(self, redis_client: RawRedis) -> None:
         receipt = metered({"requests": 1, "tokens": 0}).receipt
         assert receipt is not None
         refund(receipt)
@@ -175,7 +173,7 @@ class TestReceipts:
         [(312, "a", 62), (200, "r", 50), (251, "a", 1), (249, "r", 1), (0, "r", 250)],
     )
     def test_settling_counts_the_difference_in_units(
-        self, redis_client: redis.Redis, true: int, field: str, units: int
+        self, redis_client: RawRedis, true: int, field: str, units: int
     ) -> None:
         receipt = metered({"requests": 1, "tokens": 250}).receipt
         assert receipt is not None
@@ -184,7 +182,7 @@ class TestReceipts:
         name = f"{field}|{WHERE}|tokens|7|3|acme|user:1|u"
         assert counted(redis_client) == before | {name: before.get(name, 0) + units}
 
-    def test_settling_at_what_was_charged_counts_nothing_and_is_once_too(self, redis_client: redis.Redis) -> None:
+    def test_settling_at_what_was_charged_counts_nothing_and_is_once_too(self, redis_client: RawRedis) -> None:
         receipt = metered({"requests": 1, "tokens": 250}).receipt
         assert receipt is not None
         before = counted(redis_client)
@@ -230,7 +228,7 @@ class TestReceipts:
         with pytest.raises(AlreadySettled):
             refund(second)
 
-    def test_the_name_of_a_lease_never_names_a_batch(self, redis_client: redis.Redis) -> None:
+    def test_the_name_of_a_lease_never_names_a_batch(self, redis_client: RawRedis) -> None:
         incarnations = set()
         for _ in range(3):
             redis_client.flushdb()
@@ -246,9 +244,7 @@ class TestReceipts:
         assert second is not None
         assert [release(one).remaining for one in (first, first, second)] == [1, 1, 2]
 
-    def test_a_receipt_is_good_for_its_time_and_not_again_after_it(
-        self, settings: Any, redis_client: redis.Redis
-    ) -> None:
+    def test_a_receipt_is_good_for_its_time_and_not_again_after_it(self, settings: Any, redis_client: RawRedis) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "RECEIPT_TTL": 3600}
         bucket = limit(rate=1, period=86_400)
         old = ask(bucket, now=None).receipt
@@ -260,16 +256,16 @@ class TestReceipts:
         assert 3_590_000 < redis_client.pttl(key) <= 3_600_000
 
 
-def heads(client: redis.Redis) -> dict[bytes, bytes]:
+def heads(client: RawRedis) -> dict[bytes, bytes]:
     return {key: client.get(key) for key in client.keys("*}:head")}
 
 
-def run_of(client: redis.Redis) -> str:
+def run_of(client: RawRedis) -> str:
     info = client.info("everything")
     return run_named(info)
 
 
-def version_of(client: redis.Redis, owner: str) -> int:
+def version_of(client: RawRedis, owner: str) -> int:
     return int(client.get(KEYS.head(shard_of(owner, 64))).split()[0])
 
 
@@ -279,19 +275,19 @@ def asked_at(version: int, *keys: str, **more: Any) -> Decision:
 
 class TestVersions:
     def test_the_first_decision_stores_the_version_it_was_made_under_and_the_servers_run(
-        self, redis_client: redis.Redis
+        self, redis_client: RawRedis
     ) -> None:
         asked_at(5)
         assert heads(redis_client) == {KEYS.head(shard_of("user:1", 64)).encode(): f"5 {run_of(redis_client)}".encode()}
 
-    def test_a_newer_version_is_stored_and_the_older_process_then_is_stale(self, redis_client: redis.Redis) -> None:
+    def test_a_newer_version_is_stored_and_the_older_process_then_is_stale(self, redis_client: RawRedis) -> None:
         asked_at(5)
         asked_at(7)
         with pytest.raises(Stale) as caught:
             asked_at(6)
         assert (caught.value.version, version_of(redis_client, "user:1")) == (7, 7)
 
-    def test_a_stale_decision_changes_nothing_at_all(self, redis_client: redis.Redis) -> None:
+    def test_a_stale_decision_changes_nothing_at_all(self, redis_client: RawRedis) -> None:
         near, far = "user:1", "ip:192.0.2.1"
         limits = [limit(name, key=key, name=name, version=9) for name in ALGORITHMS for key in (near, far)]
         ask(*limits, account="acme", usage=usage(), timeout=ANY)
@@ -303,7 +299,7 @@ class TestVersions:
                 question(*(replace(one, version=11) for one in limits), account="acme", usage=usage(), timeout=ANY)
         assert everything(redis_client) == before
 
-    def test_a_published_version_holds_in_shards_that_were_never_touched(self, redis_client: redis.Redis) -> None:
+    def test_a_published_version_holds_in_shards_that_were_never_touched(self, redis_client: RawRedis) -> None:
         assert publish_version(4) == 4
         assert len(heads(redis_client)) == 64
         for number in range(100):
@@ -312,14 +308,14 @@ class TestVersions:
         assert asked_at(4).allowed
         assert asked_at(5).allowed
 
-    def test_publishing_never_takes_a_version_back(self, redis_client: redis.Redis) -> None:
+    def test_publishing_never_takes_a_version_back(self, redis_client: RawRedis) -> None:
         asked_at(9)
         assert publish_version(4) == 9
         assert version_of(redis_client, "user:1") == 9
         with pytest.raises(Stale):
             asked_at(8)
 
-    def test_publishing_keeps_the_run(self, redis_client: redis.Redis) -> None:
+    def test_publishing_keeps_the_run(self, redis_client: RawRedis) -> None:
         asked_at(3)
         publish_version(4)
         assert redis_client.get(KEYS.head(shard_of("user:1", 64))).decode() == f"4 {run_of(redis_client)}"
@@ -339,7 +335,7 @@ class TestVersions:
         with pytest.raises(Stale):
             asked_at(7)
 
-    def test_limits_of_no_configuration_are_never_stale_and_tell_of_no_version(self, redis_client: redis.Redis) -> None:
+    def test_limits_of_no_configuration_are_never_stale_and_tell_of_no_version(self, redis_client: RawRedis) -> None:
         publish_version(8)
         before = heads(redis_client)
         run = run_of(redis_client).encode()
@@ -347,7 +343,7 @@ class TestVersions:
         touched = KEYS.head(shard_of("user:1", 64)).encode()
         assert heads(redis_client) == before | {touched: b"8 " + run}
 
-    def test_a_head_that_cannot_be_read_is_as_none_at_all(self, redis_client: redis.Redis) -> None:
+    def test_a_head_that_cannot_be_read_is_as_none_at_all(self, redis_client: RawRedis) -> None:
         head = KEYS.head(shard_of("user:1", 64))
         for garbage in ("", "garbage", "x 5"):
             redis_client.set(head, garbage)
@@ -361,9 +357,7 @@ class TestVersions:
 class TestRuns:
     """Another run of the server may have forgotten what it counted: its batch ends, and a new incarnation begins."""
 
-    def test_the_open_batch_of_another_run_is_sealed_and_a_new_incarnation_begins(
-        self, redis_client: redis.Redis
-    ) -> None:
+    def test_the_open_batch_of_another_run_is_sealed_and_a_new_incarnation_begins(self, redis_client: RawRedis) -> None:
         shard = home("acme")
         metered({"requests": 1})
         before = redis_client.hgetall(KEYS.meta(shard))
@@ -381,13 +375,13 @@ class TestRuns:
         assert opened[b"#f"] == sealed
         assert counted(redis_client) == {f"a|{WHERE}|requests|7|3|acme|user:1|1": 1}
 
-    def test_a_shard_without_usage_is_not_sealed(self, redis_client: redis.Redis) -> None:
+    def test_a_shard_without_usage_is_not_sealed(self, redis_client: RawRedis) -> None:
         ask(limit())
         _pretend_another_run(redis_client, KEYS.head(shard_of("user:1", 64)))
         ask(limit())
         assert redis_client.keys("*sealed") == []
 
-    def test_a_batch_is_opened_once_and_numbered_on(self, redis_client: redis.Redis) -> None:
+    def test_a_batch_is_opened_once_and_numbered_on(self, redis_client: RawRedis) -> None:
         shard = home("acme")
         for _ in range(3):
             metered({"requests": 1})
@@ -397,7 +391,7 @@ class TestRuns:
 
     @pytest.mark.parametrize("usual", [True, False])
     def test_a_batch_of_5000_fields_is_sealed_by_the_call_that_fills_it(
-        self, redis_client: redis.Redis, usual: bool
+        self, redis_client: RawRedis, usual: bool
     ) -> None:
         shard = home("acme")
         one = limit("token_bucket" if usual else "sliding_log", capacity=10**6, rate=10**6)
@@ -417,7 +411,7 @@ class TestRuns:
         assert len(opened) == 2 + 6
 
 
-def _pretend_another_run(client: redis.Redis, key: str) -> None:
+def _pretend_another_run(client: RawRedis, key: str) -> None:
     if client.type(key) == b"hash":
         client.hset(key, "#r" if key.endswith("open") else "run", "other:run")
     else:
@@ -430,7 +424,7 @@ class TestCorruption:
     GARBAGE = (b"garbage of no kind at all", b"\x00" * 40, b"\xff" * 7, b"\x00\x00\x00\x00\x01\x02\x03")
 
     @pytest.mark.parametrize("garbage", GARBAGE)
-    def test_garbage_is_reported_with_its_key_and_left_alone(self, redis_client: redis.Redis, garbage: bytes) -> None:
+    def test_garbage_is_reported_with_its_key_and_left_alone(self, redis_client: RawRedis, garbage: bytes) -> None:
         key = KEYS.state(shard_of("user:1", 64), "user:1")
         redis_client.set(key, garbage)
         for question in (lambda: ask(limit()), lambda: ask(limit("smooth_bursty")), lambda: peek([limit()], now=NOW)):
@@ -439,7 +433,7 @@ class TestCorruption:
         assert redis_client.get(key) == garbage
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_record_of_the_wrong_form_is_reported(self, redis_client: redis.Redis, algorithm: str) -> None:
+    def test_a_record_of_the_wrong_form_is_reported(self, redis_client: RawRedis, algorithm: str) -> None:
         one = limit(algorithm)
         ask(one, timeout=ANY)
         (key,) = (key for key in redis_client.keys("*") if redis_client.type(key) == b"string" and b"head" not in key)
@@ -451,7 +445,7 @@ class TestCorruption:
         reset([one])
         assert ask(one, timeout=ANY).allowed
 
-    def test_a_key_of_another_kind_is_reported_and_can_be_reset(self, redis_client: redis.Redis) -> None:
+    def test_a_key_of_another_kind_is_reported_and_can_be_reset(self, redis_client: RawRedis) -> None:
         key = KEYS.state(shard_of("user:1", 64), "user:1")
         redis_client.rpush(key, "a list")
         with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import redis
 
 from ratelimits.engine import (
     ANY,
@@ -39,6 +38,7 @@ from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, Mode, Smooth
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import server
 from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
+from tests.raw import RawRedis
 
 
 class TestChangedRates:
@@ -86,7 +86,8 @@ def _most(algorithm: Any) -> Fraction:
     """Guava's maxPermits."""
     cold, interval = Fraction(algorithm.cold_factor), algorithm.interval / SECOND
     threshold = Fraction(algorithm.warm_up) / 2 / interval
-    return threshold + 2 * Fraction(algorithm.warm_up) / (interval * (1 + cold))
+    warming: Fraction = threshold + 2 * Fraction(algorithm.warm_up) / (interval * (1 + cold))
+    return warming
 
 
 class TestVanishedStates:
@@ -95,7 +96,7 @@ class TestVanishedStates:
     @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
     @pytest.mark.parametrize("later", [2 * SECOND, 300 * SECOND])
     def test_a_limit_whose_own_key_is_gone_starts_afresh(
-        self, redis_client: redis.Redis, algorithm: str, later: int
+        self, redis_client: RawRedis, algorithm: str, later: int
     ) -> None:
         short = limit(algorithm, name="short", capacity=3, period=10, lease_ttl=10)
         month = limit("calendar_window", name="month", capacity=100)
@@ -110,14 +111,14 @@ class TestVanishedStates:
 
     @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
     def test_a_limit_that_has_expired_beside_a_longer_one_starts_afresh(
-        self, redis_client: redis.Redis, algorithm: str
+        self, redis_client: RawRedis, algorithm: str
     ) -> None:
         short = limit(algorithm, name="short", capacity=3, period=10, lease_ttl=10)
         ask(short, limit("calendar_window", name="month"), lease="one")
         assert ask(short, now=NOW + 300 * SECOND).remaining == 2
 
 
-def own_keys(client: redis.Redis) -> list[bytes]:
+def own_keys(client: RawRedis) -> list[bytes]:
     """The keys of states that are not packed."""
     kinds = (b"head", b"open", b"meta", b"sealed")
     return [key for key in client.keys("*") if key.split(b"}:")[1] not in kinds and b"}:s:" not in key]
@@ -143,7 +144,7 @@ class TestChangedAlgorithms:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_reset_leaves_nothing_of_a_limit_behind(redis_client: redis.Redis, algorithm: str) -> None:
+def test_a_reset_leaves_nothing_of_a_limit_behind(redis_client: RawRedis, algorithm: str) -> None:
     ask(limit(algorithm), timeout=ANY)
     reset([limit(algorithm)])
     assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
@@ -152,7 +153,7 @@ def test_a_reset_leaves_nothing_of_a_limit_behind(redis_client: redis.Redis, alg
 class TestHugeCosts:
     @pytest.mark.parametrize("algorithm", ["smooth_bursty", "smooth_warming_up"])
     def test_a_cost_that_would_take_more_than_142_years_never_passes_and_charges_nothing(
-        self, redis_client: redis.Redis, algorithm: str
+        self, redis_client: RawRedis, algorithm: str
     ) -> None:
         smooth = limit(algorithm, name="smooth", rate=1, period=86_400, warm_up=86_400, cost=2**40)
         log, lease = limit("sliding_log", name="log"), limit("concurrency", name="lease")
@@ -201,14 +202,14 @@ class TestLife:
             (limit("token_bucket", initial="empty", cost=10), 400 * 86_400),
         ],
     )
-    def test_a_state_outlasts_its_debt(self, redis_client: redis.Redis, one: Limit, seconds: float) -> None:
+    def test_a_state_outlasts_its_debt(self, redis_client: RawRedis, one: Limit, seconds: float) -> None:
         ask(one, timeout=ANY)
         kept = [key for key in redis_client.keys("*") if not key.endswith(b"head")]
         lives = [redis_client.pttl(key) / 1000 for key in kept]
         assert kept
         assert all(seconds - 1 <= life <= max(seconds, 60) + 3 for life in lives)
 
-    def test_a_string_lives_as_long_as_its_longest_entry(self, redis_client: redis.Redis) -> None:
+    def test_a_string_lives_as_long_as_its_longest_entry(self, redis_client: RawRedis) -> None:
         short, longer = limit(name="short"), limit("fixed_window", name="long", period=36_000)
         key = KEYS.state(shard_of("user:1", 64), "user:1")
         for limits in ((short,), (short, longer), (short,), (limit(name="other"),)):
@@ -300,7 +301,7 @@ class TestReceiptsOfOlderParameters:
 
 
 #: One of each algorithm that admits ten at once, and then nothing for a long while.
-TENS = {
+TENS: dict[str, dict[str, Any]] = {
     name: {"rate": 1, "period": 1000, "warm_up": 1000, "lease_ttl": 1000, "delay_after": 9, "calendar_unit": "month"}
     | ({"capacity": 9} if name == "leaky_bucket_queue" else {})
     for name in ALGORITHMS
@@ -319,9 +320,7 @@ class TestCosts:
         assert answers[10].retry_after is not None
         assert answers[10].retry_after > 0
 
-    def test_a_cost_of_nothing_always_passes_and_changes_nothing(
-        self, redis_client: redis.Redis, algorithm: str
-    ) -> None:
+    def test_a_cost_of_nothing_always_passes_and_changes_nothing(self, redis_client: RawRedis, algorithm: str) -> None:
         one = limit(algorithm, **TENS[algorithm])
         assert ask(replace(one, cost=0)).allowed
         assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
@@ -338,16 +337,14 @@ class TestCosts:
         assert ask(replace(one, cost=3)).remaining == 0
 
     def test_more_than_the_capacity_never_passes_and_makes_no_state(
-        self, redis_client: redis.Redis, algorithm: str
+        self, redis_client: RawRedis, algorithm: str
     ) -> None:
         one = limit(algorithm, cost=11, **TENS[algorithm])
         answer = ask(one, timeout=ANY)
         assert (answer.allowed, answer.retry_after, answer.wait) == (False, None, 0.0)
         assert [key for key in redis_client.keys("*") if not key.endswith(b"head")] == []
 
-    def test_a_peek_answers_what_a_try_would_and_changes_nothing(
-        self, redis_client: redis.Redis, algorithm: str
-    ) -> None:
+    def test_a_peek_answers_what_a_try_would_and_changes_nothing(self, redis_client: RawRedis, algorithm: str) -> None:
         one = limit(algorithm, **TENS[algorithm])
         for cost in (3, 5, 4, 2, 1):
             asked = replace(one, cost=cost)
@@ -374,7 +371,7 @@ class TestSeveral:
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_log", "concurrency"])
     def test_a_refund_gives_nothing_back_to_a_shadow_limit_that_took_nothing(self, algorithm: str) -> None:
-        long = {"period": 700_000_000, "lease_ttl": 700_000}
+        long: dict[str, Any] = {"period": 700_000_000, "lease_ttl": 700_000}
         shadow = limit(algorithm, name="shadow", capacity=3, cost=2, mode=Mode.SHADOW, **long)
         both = [shadow, limit("fixed_window", name="wide", capacity=100, cost=2, **long)]
         first, second = decide(both), decide(both)
@@ -414,7 +411,7 @@ class TestSeveral:
             answer = ask(queue, bucket, timeout=60)
         assert (answer.allowed, answer.wait) == (True, 1.0)
 
-    def test_what_is_refused_by_one_is_charged_by_none(self, redis_client: redis.Redis) -> None:
+    def test_what_is_refused_by_one_is_charged_by_none(self, redis_client: RawRedis) -> None:
         others = [limit(name, name=name, **TENS[name]) for name in TENS]
         full = limit(name="full", capacity=1, period=1000)
         assert ask(*others, full).allowed
@@ -439,7 +436,7 @@ class TestSeveral:
             ask()
 
     @pytest.mark.parametrize("usual", [True, False])
-    def test_entries_of_other_rules_are_copied_as_they_are(self, redis_client: redis.Redis, usual: bool) -> None:
+    def test_entries_of_other_rules_are_copied_as_they_are(self, redis_client: RawRedis, usual: bool) -> None:
         others = [limit(name, name=name, **TENS[name]) for name in TENS if name != "sliding_window"]
         ask(*others)
         key = KEYS.state(shard_of("user:1", 64), "user:1")
@@ -533,7 +530,7 @@ class TestOddRates:
             )
             assert usual.reply == general.reply
 
-    def test_scopes_that_take_turns_stay_on_the_short_way(self, redis_client: redis.Redis) -> None:
+    def test_scopes_that_take_turns_stay_on_the_short_way(self, redis_client: RawRedis) -> None:
         rates = {"a": 1, "b": "0.9", "c": 5}
         algorithms = {name: limit("gcra", rate=rate, capacity=200).algorithm for name, rate in rates.items()}
         algorithms["d"] = limit("calendar_window", capacity=900, calendar_unit="hour").algorithm
@@ -581,7 +578,7 @@ class TestClocks:
         assert ask(limit(), now=NOW - SECOND).at == NOW
         assert ask(limit(), now=NOW - 61 * SECOND).at == NOW - 61 * SECOND
 
-    def test_the_clock_is_the_servers_to_the_microsecond(self, redis_client: redis.Redis) -> None:
+    def test_the_clock_is_the_servers_to_the_microsecond(self, redis_client: RawRedis) -> None:
         before = redis_client.time()
         at = ask(limit(), now=None).at
         after = redis_client.time()

@@ -6,7 +6,6 @@ import threading
 import time
 from typing import Any
 
-import redis
 from django.test import override_settings
 
 from ratelimits.embedded import free_port
@@ -15,6 +14,7 @@ from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.denied import DenyCache, Sender, send
 from ratelimits.engine.server import server
 from tests.faces import away
+from tests.raw import RawRedis
 
 BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})
 LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60})
@@ -71,7 +71,7 @@ def test_a_refusal_for_want_of_a_lease_is_never_repeated_since_one_may_end_at_an
     assert cache.look("place") is None
 
 
-def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_client: redis.Redis) -> None:
+def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_client: RawRedis) -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET, rule=3, version=9), "requests", "tokens"), 1.0)
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_cl
     assert cache.take() == []
 
 
-def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_client: redis.Redis) -> None:
+def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_client: RawRedis) -> None:
     decision = refusal(Limit("api_key:1", BUCKET, cost=1), "requests")
     five = decide([Limit("api_key:1", BUCKET, cost=1)], account="7", usage=usage("requests"))
     assert not five.allowed
@@ -111,7 +111,7 @@ def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_
     assert fields[b"u"] == 20
 
 
-def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client: redis.Redis) -> None:
+def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client: RawRedis) -> None:
     cache = DenyCache()
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 1e9)
     before = redis_client.info("stats")["total_commands_processed"]
@@ -157,7 +157,7 @@ def test_many_threads_lose_no_count() -> None:
     assert sum(counts) == 80_000
 
 
-def test_counts_that_could_not_be_sent_are_sent_later(redis_client: redis.Redis, settings: Any) -> None:
+def test_counts_that_could_not_be_sent_are_sent_later(redis_client: RawRedis, settings: Any) -> None:
     cache = DenyCache()
     sender = Sender(cache, server)
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 60.0)

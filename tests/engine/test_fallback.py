@@ -61,7 +61,7 @@ class TestBreaker:
         breaker.failed()
         assert not breaker.closed
         clock.now += PAUSE
-        assert breaker.closed
+        assert [breaker.closed] == [True]
         breaker.succeeded()
         assert [breaker.closed for _ in range(3)] == [True] * 3
 
@@ -143,7 +143,7 @@ class TestLocalLimiter:
         assert MOST_KEYS >= 10_000
         monkeypatch.setattr(fallback, "MOST_KEYS", 3)
         limiter = LocalLimiter(clock)
-        numbers = {"capacity": 1, "period": 60}
+        numbers: dict[str, Any] = {"capacity": 1, "period": 60}
         for number in range(3):
             assert limiter.admits([asked("fixed_window", key=f"user:{number}", **numbers)])
         assert not limiter.admits([asked("fixed_window", key="user:0", **numbers)])

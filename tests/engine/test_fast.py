@@ -83,13 +83,13 @@ def edited(draw: Random, key: str) -> list[dict[str, Any]]:
     chosen = []
     for name in draw.sample("abcd", draw.randint(1, 4)):
         algorithm = {"a": "token_bucket", "b": "leaky_bucket", "c": "fixed_window", "d": "calendar_window"}[name]
-        numbers: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             "a": {"rate": draw.choice([2, 5]), "period": 10},
             "b": {"rate": draw.choice([2, 3, 7]), "period": 10},
             "c": {"period": draw.choice([5, 10])},
             "d": {"calendar_unit": draw.choice(["hour", "day"])},
-        }[name]
-        chosen.append({"algorithm": algorithm, "name": name, "key": key, "cost": draw.randint(1, 3), **numbers})
+        }
+        chosen.append({"algorithm": algorithm, "name": name, "key": key, "cost": draw.randint(1, 3), **kinds[name]})
     return chosen
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from zlib import crc32
 
 import pytest
-import redis
 
 from ratelimits.engine import ANY
 from ratelimits.engine.keys import LONGEST, Keyspace, bounded, name_id, own_name, quoted, shard_of
 from ratelimits.engine.limits import ALGORITHMS
 from tests.engine.asking import ask, limit, usage
+from tests.raw import RawRedis
 
 KEYS = Keyspace("shop", 64)
 
@@ -74,7 +74,7 @@ class TestLongNames:
         assert bounded(one) != bounded(other)
         assert quoted(one) != quoted(other)
 
-    def test_the_state_of_a_long_key_is_its_own(self, redis_client: redis.Redis) -> None:
+    def test_the_state_of_a_long_key_is_its_own(self, redis_client: RawRedis) -> None:
         one, other = "user:" + "x" * 500 + "1", "user:" + "x" * 500 + "2"
         for name in ALGORITHMS:
             for key in (one, other):
@@ -112,20 +112,20 @@ class TestSharding:
     """What belongs to an account lives in its shard; everything else in its own."""
 
     @pytest.mark.parametrize("key", ["user:1", "api_key:2", "account:acme"])
-    def test_a_key_of_an_account_lives_in_the_accounts_shard(self, redis_client: redis.Redis, key: str) -> None:
+    def test_a_key_of_an_account_lives_in_the_accounts_shard(self, redis_client: RawRedis, key: str) -> None:
         ask(limit(key=key), account="acme", usage=usage())
         tag = f"{{{shard_of('account:acme', 64):02d}}}".encode()
         assert all(tag in name for name in redis_client.keys("*"))
 
     @pytest.mark.parametrize("key", ["ip:192.0.2.1", "global", "job:5"])
-    def test_any_other_lives_in_its_own(self, redis_client: redis.Redis, key: str) -> None:
+    def test_any_other_lives_in_its_own(self, redis_client: RawRedis, key: str) -> None:
         ask(limit(key=key), account="acme", usage=usage())
         (state,) = redis_client.keys("*:s:*")
         assert f"{{{shard_of(key, 64):02d}}}".encode() in state
         heads = {name.split(b"{")[1][:2] for name in redis_client.keys("*head")}
         assert heads == {b"%02d" % shard_of(key, 64), b"%02d" % shard_of("account:acme", 64)}
 
-    def test_without_an_account_a_key_lives_in_its_own_shard(self, redis_client: redis.Redis) -> None:
+    def test_without_an_account_a_key_lives_in_its_own_shard(self, redis_client: RawRedis) -> None:
         ask(limit(key="user:1"))
         (state,) = redis_client.keys("*:s:*")
         assert f"{{{shard_of('user:1', 64):02d}}}".encode() in state

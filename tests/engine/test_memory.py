@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from ratelimits.engine import ANY
 from tests.engine.asking import NOW, SECOND, ask, limit
+from tests.raw import RawRedis
 
 
-def bytes_of_states(client: redis.Redis) -> int:
+def bytes_of_states(client: RawRedis) -> int:
     """MEMORY USAGE of every key that holds a state."""
     return sum(client.memory_usage(key, samples=0) for key in client.keys("*") if not key.endswith(b"head"))
 
 
 @pytest.mark.parametrize(("rate", "most"), [(10, 200), ("33.333333", 224)])
-def test_three_rules_of_fixed_size_of_one_key_share_a_string(
-    redis_client: redis.Redis, rate: object, most: int
-) -> None:
+def test_three_rules_of_fixed_size_of_one_key_share_a_string(redis_client: RawRedis, rate: object, most: int) -> None:
     limits = [
         limit("token_bucket", name="per-second", capacity=100, rate=rate, key="api_key:12345678"),
         limit("fixed_window", name="per-hour", capacity=10_000, period=3600, key="api_key:12345678"),
@@ -31,21 +29,21 @@ def test_three_rules_of_fixed_size_of_one_key_share_a_string(
 
 
 @pytest.mark.parametrize("apart", [1, 997, 3 * SECOND + 1])
-def test_a_log_of_1000_hits_takes_less_than_12_kb(redis_client: redis.Redis, apart: int) -> None:
+def test_a_log_of_1000_hits_takes_less_than_12_kb(redis_client: RawRedis, apart: int) -> None:
     log = limit("sliding_log", capacity=1000, period=86_400)
     for number in range(1000):
         assert ask(log, now=NOW + number * apart).allowed
     assert bytes_of_states(redis_client) < 12 * 1024
 
 
-def test_hits_of_one_moment_are_one_entry(redis_client: redis.Redis) -> None:
+def test_hits_of_one_moment_are_one_entry(redis_client: RawRedis) -> None:
     log = limit("sliding_log", capacity=10**6, period=86_400, cost=1000)
     for _ in range(1000):
         ask(log)
     assert bytes_of_states(redis_client) < 400
 
 
-def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis_client: redis.Redis) -> None:
+def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis_client: RawRedis) -> None:
     window = limit("sliding_window", capacity=10**6, period=60, sub_windows=10)
     for number in range(500):
         ask(window, now=NOW + number * SECOND)
@@ -55,13 +53,13 @@ def test_a_sliding_window_grows_with_its_sub_windows_and_not_with_its_hits(redis
 @pytest.mark.parametrize(
     "algorithm", ["gcra", "leaky_bucket", "leaky_bucket_queue", "smooth_bursty", "smooth_warming_up"]
 )
-def test_a_bucket_takes_as_much_whatever_happens_to_it(redis_client: redis.Redis, algorithm: str) -> None:
+def test_a_bucket_takes_as_much_whatever_happens_to_it(redis_client: RawRedis, algorithm: str) -> None:
     for number in range(300):
         ask(limit(algorithm, rate="33.333333"), now=NOW + number * 12_345, timeout=ANY)
     assert bytes_of_states(redis_client) < 200
 
 
-def test_leases_that_ended_are_dropped(redis_client: redis.Redis) -> None:
+def test_leases_that_ended_are_dropped(redis_client: RawRedis) -> None:
     places = limit("concurrency", capacity=10, lease_ttl=1)
     for number in range(300):
         ask(places, now=NOW + number * SECOND)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 from redis.exceptions import RedisError
 
 from ratelimits.embedded import free_port
@@ -13,19 +12,20 @@ from ratelimits.engine import Stale
 from ratelimits.engine.publish import publish_version
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.asking import KEYS, ask, limit
+from tests.raw import RawRedis
 
 
-def versions(client: redis.Redis) -> list[int]:
+def versions(client: RawRedis) -> list[int]:
     return [int(client.get(KEYS.head(shard)).split()[0]) for shard in range(64)]
 
 
-def test_every_shard_has_the_version_and_it_only_rises(redis_client: redis.Redis) -> None:
+def test_every_shard_has_the_version_and_it_only_rises(redis_client: RawRedis) -> None:
     assert [publish_version(number) for number in (3, 5, 4)] == [3, 5, 5]
     assert versions(redis_client) == [5] * 64
     assert redis_client.ttl(KEYS.head(0)) == -1
 
 
-def test_a_version_beyond_fourteen_digits_keeps_its_last(redis_client: redis.Redis) -> None:
+def test_a_version_beyond_fourteen_digits_keeps_its_last(redis_client: RawRedis) -> None:
     assert publish_version(9_007_199_254_740_991) == 9_007_199_254_740_991
     assert set(versions(redis_client)) == {9_007_199_254_740_991}
     with pytest.raises(Stale) as caught:
@@ -41,7 +41,7 @@ def test_publishing_is_one_round_trip(redis_url: str) -> None:
     assert len(commands) == 64
 
 
-def test_shards_are_those_of_the_settings(settings: Any, redis_client: redis.Redis) -> None:
+def test_shards_are_those_of_the_settings(settings: Any, redis_client: RawRedis) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 3, "NAMESPACE": "other"}
     publish_version(2)
     assert sorted(redis_client.keys("rl:1:other:*")) == [b"rl:1:other:{%02d}:head" % shard for shard in range(3)]

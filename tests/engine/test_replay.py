@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.engine import Stale
@@ -18,6 +17,7 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, server
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.asking import NOW, SECOND
+from tests.raw import RawRedis
 
 KEYS = Keyspace("replay", 1)
 ALLOWED, REMAINING = 1, 3
@@ -74,7 +74,7 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
-    here: Server, redis_client: redis.Redis, algorithm: str
+    here: Server, redis_client: RawRedis, algorithm: str
 ) -> None:
     one = asking(algorithm)
     replay(here, [question(one, 100 * SECOND), one.question(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
@@ -85,12 +85,12 @@ def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
     assert redis_client.keys("*") == []
 
 
-def test_a_replay_touches_no_version_and_no_usage(here: Server, redis_client: redis.Redis) -> None:
+def test_a_replay_touches_no_version_and_no_usage(here: Server, redis_client: RawRedis) -> None:
     replay(here, [question(asking())])
     assert {key.split(b"}:")[1][:2] for key in redis_client.keys("*")} == {b"s:"}
 
 
-def test_a_corrupt_state_ends_it(here: Server, redis_client: redis.Redis) -> None:
+def test_a_corrupt_state_ends_it(here: Server, redis_client: RawRedis) -> None:
     redis_client.set(here.keyspace.state(0, "user:1"), b"garbage of no kind at all")
     with pytest.raises(ResponseError, match=r"^CORRUPT"):
         replay(here, [question(asking()), question(asking(), key="user:2")])

@@ -677,7 +677,12 @@ class TestMultiplexing:
         await wire.acall(WHO, b"")
         transport = link_of(wire)._transport
         write = transport.write
-        monkeypatch.setattr(transport, "write", lambda data: (written.append(data), write(data)))
+
+        def note(data: bytes) -> None:
+            written.append(data)
+            write(data)
+
+        monkeypatch.setattr(transport, "write", note)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
         assert len(written) == 1

@@ -18,7 +18,7 @@ from tests.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HISTORY: Any = Rule.history  # type: ignore[attr-defined]
+HISTORY: Any = Rule.history
 
 
 def version() -> int:

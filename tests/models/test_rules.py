@@ -36,7 +36,8 @@ def test_a_rule_with_what_its_algorithm_needs_is_valid(algorithm: str) -> None:
     ("algorithm", "field"), [(algorithm, field) for algorithm, fields in NEEDED.items() for field in fields]
 )
 def test_what_an_algorithm_cannot_do_without_is_asked_for(algorithm: str, field: str) -> None:
-    said = errors(unsaved(algorithm=algorithm, **{field: "" if field == "calendar_unit" else None}))
+    without: dict[str, Any] = {field: "" if field == "calendar_unit" else None}
+    said = errors(unsaved(algorithm=algorithm, **without))
     assert list(said) == [field]
 
 

@@ -170,13 +170,14 @@ def test_editors_at_the_same_time_get_versions_of_their_own() -> None:
 
     side_by_side(*(edit(row) for row in rows))
     assert version() == 6 + 60
-    seen = list(Rule.history.values_list("version", flat=True))  # type: ignore[attr-defined]
+    seen = list(Rule.history.values_list("version", flat=True))
     assert sorted(seen) == list(range(1, 67))
 
 
 def test_an_editor_waits_for_the_one_before_it() -> None:
     rule("a")
-    inside, order = threading.Event(), []
+    inside = threading.Event()
+    order: list[int | str] = []
 
     def slow() -> None:
         with transaction.atomic():
@@ -277,7 +278,7 @@ class TestHistory:
             row.capacity = 3
         Rule.objects.bulk_update(rows, ["capacity"])
         Rule.objects.all().delete()
-        records = Rule.history.order_by("version", "name")  # type: ignore[attr-defined]
+        records = Rule.history.order_by("version", "name")
         assert list(records.values_list("name", "version", "history_type", "capacity")) == [
             ("a", 1, "+", 10),
             ("b", 1, "+", 10),
@@ -296,7 +297,7 @@ class TestHistory:
         row = unsaved()
         row._history_user = user  # type: ignore[attr-defined]
         row.save()
-        record = Rule.history.get()  # type: ignore[attr-defined]
+        record = Rule.history.get()
         assert record.history_user == user
         assert record.history_date.timestamp() == pytest.approx(row.since / 1e6, abs=5)
 

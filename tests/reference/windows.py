@@ -98,7 +98,8 @@ class FixedWindow(_Windowed):
 
     def jumped_over(self, state: Window, newest: int, to: int, new: Any) -> Window:
         if self.first_hit or not new.first_hit or not self.count(state, newest):
-            return super().jumped_over(state, newest, to, new)
+            jumped: Window = super().jumped_over(state, newest, to, new)
+            return jumped
         assert state.start is not None
         moved = Window(state.start - (newest - to), state.count)
         return Window(new.span(moved, to)[0], state.count)

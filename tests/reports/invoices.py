@@ -27,7 +27,7 @@ def account(identifier: str = "acme", *, included: int | None = None, **fields: 
 
 def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> engine.Decision:
     """One request of an account at a moment like "2026-10-31T23:59"."""
-    terms = {}
+    terms: dict[str, Any] = {}
     if isinstance(payer, Account):
         terms = {"timezone": payer.timezone, "anchor": payer.billing_anchor or None}
         payer = payer.identifier
@@ -45,8 +45,5 @@ def close(watermark: str | None = None) -> list[Report]:
 def lines(report: Report) -> list[dict[str, Any]]:
     """What a version brought in, in short."""
     rows = ReportLine.objects.filter(report=report).order_by("number")
-    return list(
-        rows.values(
-            "charge_class", "consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity"
-        )
-    )  # fmt: skip
+    columns = ("charge_class", "consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
+    return [dict(row) for row in rows.values(*columns)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth import get_user_model
 from simple_history.utils import update_change_reason
@@ -19,7 +21,7 @@ def short(edit: Edit) -> tuple[str, str, str, str]:
 
 
 def test_a_line_leads_to_the_edit_that_made_its_rule_so_and_to_who_made_it() -> None:
-    monthly = rule("monthly", bills=True)
+    monthly: Any = rule("monthly", bills=True)
     monthly.capacity = 20
     monthly._history_user = get_user_model().objects.create(username="ada")
     monthly.save()

@@ -11,8 +11,9 @@ import fcntl
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from celery.signals import task_prerun
 from django.conf import settings
 
@@ -46,7 +47,7 @@ _PLAN = Path(os.environ["CRASH_PLAN"])
 
 
 @task_prerun.connect
-def _note_redelivery(task: Task, **kwargs: object) -> None:
+def _note_redelivery(task: Any, **kwargs: object) -> None:
     if task.request.delivery_info.get("redelivered"):
         with _PLAN.with_suffix(".again").open("a") as noted:
             noted.write(f"{task.name}\n")

@@ -139,7 +139,8 @@ def test_compacted_batches_go_through_an_archive(tmp_path: Path) -> None:
 def test_compaction_while_the_ledger_is_verified_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     three_batches()
     pass_time()
-    verify_lines, compacted = verify._verify_lines, []
+    verify_lines = verify._verify_lines
+    compacted: list[Any] = []
 
     def compact_first(batch: Batch) -> Iterator[str]:
         compacted.extend(compact())

@@ -97,8 +97,7 @@ def check_ledger(load: Load) -> None:
     place = ("account", "period", "meter", "rule")
     sums = {"requests": Sum("admitted_requests"), "units": Sum("admitted_units"), "denials": Sum("denied_requests")}
     lines, totals = (
-        set(model.objects.values_list(*place).order_by().annotate(**sums))  # type: ignore[attr-defined]
-        for model in (Line, PeriodUsage)
+        set(model.objects.values_list(*place).order_by().annotate(**sums)) for model in (Line, PeriodUsage)
     )
     assert lines == totals
     assert not QuarantinedBatch.objects.exists()

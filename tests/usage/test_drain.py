@@ -3,7 +3,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.models import Batch, Line, QuarantinedBatch
@@ -11,6 +10,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.eventually import until
+from tests.raw import RawRedis
 from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +45,7 @@ def test_draining_again_changes_nothing() -> None:
 
 
 def test_a_server_that_is_busy_with_a_script_meanwhile_has_nothing_put_aside(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_client: RawRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use()
     seal()

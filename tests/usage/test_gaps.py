@@ -13,6 +13,7 @@ from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Shar
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from tests.raw import RawRedis
 from tests.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,7 +24,7 @@ def flow() -> None:
     drain()
 
 
-def keys(client: redis.Redis, what: str) -> list[bytes]:
+def keys(client: RawRedis, what: str) -> list[bytes]:
     return sorted(client.keys(f"rl:1:test:*:{what}"))
 
 
@@ -60,7 +61,7 @@ def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_
     assert (third.follows, third.seq) == (f"{first.incarnation}:2", 1)
 
 
-def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: redis.Redis) -> None:
+def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -> None:
     use()
     flow()
     redis_client.flushall()
@@ -76,7 +77,7 @@ def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: redis.Redis
     assert units() == 3
 
 
-def test_an_open_batch_that_was_lost_is_missing_by_its_number(redis_client: redis.Redis) -> None:
+def test_an_open_batch_that_was_lost_is_missing_by_its_number(redis_client: RawRedis) -> None:
     use()
     flow()
     use(cost=40)
@@ -88,7 +89,7 @@ def test_an_open_batch_that_was_lost_is_missing_by_its_number(redis_client: redi
     assert units() == 2
 
 
-def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_client: redis.Redis) -> None:
+def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_client: RawRedis) -> None:
     use()
     flow()
     use(cost=40)
@@ -103,7 +104,7 @@ def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_clien
 
 
 def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_says_so(
-    redis_client: redis.Redis,
+    redis_client: RawRedis,
 ) -> None:
     use()
     flow()
@@ -122,17 +123,17 @@ def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_s
     assert DurabilityGap.objects.get().recovered_at is not None
 
 
-def put_back(client: redis.Redis, key: bytes, fields: dict[bytes, bytes], **changed: int) -> None:
+def put_back(client: RawRedis, key: bytes, fields: dict[bytes, bytes], **changed: int) -> None:
     """A batch as Redis would have it again after its data went back to an older state."""
     counter = next(name for name in fields if not name.startswith(b"#"))
     changes = {b"#c": changed["cum"], counter: changed["count"]}
-    client.hset(key, mapping={**fields, **{name: str(value).encode() for name, value in changes.items()}})  # type: ignore[arg-type]
+    client.hset(key, mapping={**fields, **{name: str(value).encode() for name, value in changes.items()}})
     shard, name = key.decode().split("{")[1].split("}:b:")
     client.rpush(f"rl:1:test:{{{shard}}}:sealed", name)
 
 
 @pytest.fixture
-def drained(redis_client: redis.Redis) -> tuple[bytes, dict[bytes, bytes]]:
+def drained(redis_client: RawRedis) -> tuple[bytes, dict[bytes, bytes]]:
     """A batch that is in the ledger with three requests: its key and fields as they were in Redis."""
     for _ in range(3):
         use()
@@ -140,10 +141,10 @@ def drained(redis_client: redis.Redis) -> tuple[bytes, dict[bytes, bytes]]:
     (key,) = keys(redis_client, "b:*")
     fields = redis_client.hgetall(key)
     drain()
-    return key, fields  # type: ignore[return-value]
+    return key, fields
 
 
-def test_the_same_batch_again_is_skipped(redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]) -> None:
+def test_the_same_batch_again_is_skipped(redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]) -> None:
     put_back(redis_client, *drained, cum=6, count=3)
     assert drain().outcomes == {Outcome.KNOWN: 1}
     assert units() == 3
@@ -152,7 +153,7 @@ def test_the_same_batch_again_is_skipped(redis_client: redis.Redis, drained: tup
 
 
 def test_an_older_state_of_a_batch_is_discarded_and_declared(
-    redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]
+    redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     put_back(redis_client, *drained, cum=4, count=2)
     assert drain().outcomes == {Outcome.DISCARDED: 1}
@@ -161,7 +162,7 @@ def test_an_older_state_of_a_batch_is_discarded_and_declared(
 
 
 def test_a_fork_is_quarantined_and_freezes_the_watermark(
-    redis_client: redis.Redis, drained: tuple[bytes, dict[bytes, bytes]]
+    redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     flow()
     before = state().watermark
@@ -177,7 +178,7 @@ def test_a_fork_is_quarantined_and_freezes_the_watermark(
     assert units() == 4, "usage that comes later is still taken"
 
 
-def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: redis.Redis) -> None:
+def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: RawRedis) -> None:
     use()
     seal()
     (key,) = keys(redis_client, "b:*")
@@ -209,9 +210,7 @@ def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: redis.
         ("#f", "no batch"),
     ],
 )
-def test_a_field_that_nobody_wrote_like_this_is_not_guessed_at(
-    redis_client: redis.Redis, field: str, value: str
-) -> None:
+def test_a_field_that_nobody_wrote_like_this_is_not_guessed_at(redis_client: RawRedis, field: str, value: str) -> None:
     use()
     seal()
     (key,) = keys(redis_client, "b:*")
@@ -224,7 +223,7 @@ def state_of(key: bytes) -> ShardState:
     return ShardState.objects.get(shard=int(key.decode().split("{")[1].split("}")[0]))
 
 
-def test_what_is_no_hash_is_quarantined_too(redis_client: redis.Redis) -> None:
+def test_what_is_no_hash_is_quarantined_too(redis_client: RawRedis) -> None:
     use()
     seal()
     (key,) = keys(redis_client, "b:*")
@@ -242,7 +241,7 @@ def test_names_come_through_whatever_is_in_them() -> None:
     assert kinds() == []
 
 
-def test_a_rollback_of_the_server_is_declared(always_server: Server, redis_client: redis.Redis) -> None:
+def test_a_rollback_of_the_server_is_declared(always_server: Server, redis_client: RawRedis) -> None:
     with redis.Redis.from_url(always_server.url) as client:
         use()
         flow()
@@ -250,7 +249,7 @@ def test_a_rollback_of_the_server_is_declared(always_server: Server, redis_clien
         old = client.hgetall(meta)
         use()
         flow()
-        client.hset(meta, mapping=old)  # type: ignore[arg-type]
+        client.hset(meta, mapping=old)
         flow()
         assert kinds() == ["rollback"]
         assert server().keyspace.namespace == "test"

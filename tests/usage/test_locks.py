@@ -49,13 +49,14 @@ def others_write() -> Iterator[list[str]]:
                 written.append(sql)
         return result
 
-    mode, connection.transaction_mode = connection.transaction_mode, "DEFERRED"
+    wrapper: Any = connection  # transaction_mode is SQLite's alone
+    mode, wrapper.transaction_mode = wrapper.transaction_mode, "DEFERRED"
     other = sqlite3.connect(str(connection.settings_dict["NAME"]), timeout=0, isolation_level=None)
     try:
         with closing(other), connection.execute_wrapper(write_after):
             yield written
     finally:
-        connection.transaction_mode = mode
+        wrapper.transaction_mode = mode
 
 
 @pytest.mark.parametrize("way", [resolve.accept, resolve.discard])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 from django.test import RequestFactory
 
 from ratelimits.engine.keys import ledger_name
@@ -19,6 +18,7 @@ from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify import verify_ledger
 from ratelimits.witness import Place
+from tests.raw import RawRedis
 from tests.usage.test_gaps import keys
 from tests.usage.traffic import NOON, flow, use
 
@@ -33,7 +33,7 @@ def ledger() -> dict[str, int]:
     return dict(Line.objects.order_by("account").values_list("account", "admitted_requests"))
 
 
-def sealed_with(client: redis.Redis, name: str, now: str) -> bytes:
+def sealed_with(client: RawRedis, name: str, now: str) -> bytes:
     """A sealed batch whose field has another name in the place of `name`, as an older version wrote it; its key."""
     seal()
     (batch,) = (key for key in keys(client, "b:*"))
@@ -46,7 +46,7 @@ def sealed_with(client: redis.Redis, name: str, now: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "\ud800" not in name])
-def test_any_name_comes_into_the_ledger_with_its_neighbours(name: str, redis_client: redis.Redis) -> None:
+def test_any_name_comes_into_the_ledger_with_its_neighbours(name: str, redis_client: RawRedis) -> None:
     use(account=ledger_name(name), key=name)
     use(account=ledger_name(name), key="api_key:1")
     flow()
@@ -57,7 +57,7 @@ def test_any_name_comes_into_the_ledger_with_its_neighbours(name: str, redis_cli
 
 
 @pytest.mark.parametrize("name", [LONG, "~anonymous"])
-def test_a_batch_that_holds_a_name_of_another_version_drains(name: str, redis_client: redis.Redis) -> None:
+def test_a_batch_that_holds_a_name_of_another_version_drains(name: str, redis_client: RawRedis) -> None:
     use(account="short", key="api_key:1")
     use(account="short", key="api_key:2")
     use(account="short", key="api_key:2")
@@ -68,7 +68,7 @@ def test_a_batch_that_holds_a_name_of_another_version_drains(name: str, redis_cl
     assert list(verify_ledger("default")) == []
 
 
-def test_a_batch_that_an_older_version_put_aside_for_a_name_can_be_accepted(redis_client: redis.Redis) -> None:
+def test_a_batch_that_an_older_version_put_aside_for_a_name_can_be_accepted(redis_client: RawRedis) -> None:
     use(account="short")
     batch = sealed_with(redis_client, "short", LONG)
     fields = {name.decode(): value.decode() for name, value in redis_client.hgetall(batch).items()}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,8 @@ def test_no_text_ends_its_line_early_so_that_a_formula_could_follow() -> None:
 
 
 def test_a_number_below_zero_stays_a_number() -> None:
-    row = ROW._replace(**dict.fromkeys(QUANTITIES, -7))
+    below: dict[str, Any] = dict.fromkeys(QUANTITIES, -7)
+    row = ROW._replace(**below)
     (read,) = csv.DictReader(io.StringIO(written(row)))
     assert {read[name] for name in QUANTITIES} == {"-7"}
 
