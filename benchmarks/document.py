@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import plan
 from benchmarks.report import shown
+from benchmarks.tasks import WAYS
 
 Run = dict[str, Any]
 
@@ -82,6 +83,35 @@ def threads(runs: dict[str, Run]) -> str:
     ]
     heads = (f"one process, {both['threads']} threads", "decisions/s", "its core busy", "the server's core busy")
     return markdown(heads, rows)
+
+
+def tasks(runs: dict[str, Run]) -> str:
+    """One event loop with several tasks."""
+    rows = [
+        (f"{int(count):,}", title, ways[name]["per_second"], ways[name]["p99_us"], ways[name]["times_ours"])
+        for count, ways in runs["tasks"]["results"].items()
+        for name, title in WAYS
+    ]
+    return markdown(("at once in one process", "way", "decisions/s", "p99, µs", "× ours"), rows)
+
+
+def identities(runs: dict[str, Run]) -> str:
+    """What a process keeps of invented identities."""
+    run = runs["identities"]
+    rows = [
+        (
+            name,
+            *(float(one["grown_mb"][place]) for place in (0, (len(one["grown_mb"]) - 1) // 2, -1)),
+            one["connections"],
+        )
+        for name, one in run["phases"].items()
+    ]
+    heads = (
+        f"{int(run['options']['identities']):,} requests, each by somebody new",
+        "MB grown after a tenth",
+        "after half",
+    )
+    return markdown((*heads, "after all", "connections"), rows)
 
 
 def end_to_end(runs: dict[str, Run]) -> str:
@@ -233,6 +263,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "decide": (("decide",), decide),
     "in_place": (("decide",), in_place),
     "threads": (("decide",), threads),
+    "tasks": (("tasks",), tasks),
+    "identities": (("identities",), identities),
     "end_to_end_chart": (("end_to_end",), _chart("end_to_end", "Requests per second behind gunicorn")),
     "end_to_end": (("end_to_end",), end_to_end),
     "server": (("server",), server),

@@ -43,8 +43,12 @@ class Place(NamedTuple):
 
 
 _lock = threading.Lock()
-#: Requests, units, and how many of the requests are written.
+#: Requests, units, and how many of both are written.
 _totals: dict[Place, list[int]] = {}
+#: Once a process keeps more totals than this and has written them, it goes on under another name, and with none.
+MOST_WRITTEN = 50_000
+#: Totals that it keeps while they cannot be written. Past it, accounts that are new to it are not told apart.
+MOST_KEPT = 200_000
 #: What was admitted and is to be added to that.
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MOST_GRANTED = 10_000
@@ -74,7 +78,13 @@ os.register_at_fork(after_in_child=_begin)
 
 
 def _add(place: Place, cost: int) -> None:
-    total = _totals.setdefault(place, [0, 0, 0])
+    total = _totals.get(place)
+    if total is None:
+        if len(_totals) >= MOST_KEPT:
+            if place.kind == "admitted":
+                return  # the ledger must have at least what is said here: less is right, too
+            place = place._replace(account="", key="anonymous")
+        total = _totals.setdefault(place, [0, 0, 0, 0])
     total[0] += 1
     total[1] += cost
 
@@ -126,7 +136,7 @@ def totals() -> Totals:
     """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
     _add_up()
     with _lock:
-        return {place: (requests, units) for place, (requests, units, _written) in _totals.items()}
+        return {place: (requests, units) for place, (requests, units, *_written) in _totals.items()}
 
 
 def _grown() -> Totals:
@@ -151,12 +161,25 @@ def write() -> None:
         _write(name, found)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
-        for place, (requests, _units) in found.items():
+        for place, counts in found.items():
             if place in _totals:  # or else another writing was faster
-                _totals[place][2] = requests
+                _totals[place][2:] = counts
         for place in [place for place, total in _totals.items() if place.bin < end and total[0] == total[2]]:
             del _totals[place]
             _forgotten = max(_forgotten, place.bin + BIN_SECONDS)
+        if len(_totals) > MOST_WRITTEN:
+            _rename()
+
+
+def _rename() -> None:
+    """Go on under another name: what is written stays with the old one, what has grown since begins the new one."""
+    global _process
+    _process = nonce().decode()
+    for place, (requests, units, *written) in list(_totals.items()):
+        if requests == written[0]:
+            del _totals[place]
+        else:
+            _totals[place] = [requests - written[0], units - written[1], 0, 0]
 
 
 def _start() -> None:

@@ -138,3 +138,53 @@ def test_a_process_that_ends_before_its_first_writing_writes_then(servers: TestS
     environment = {**os.environ, "DATABASE_URL": database}
     subprocess.run([sys.executable, "-c", COUNTS_AND_ENDS], env=environment, check=True)
     assert list(ProcessTotal.objects.values_list("kind", "key", "requests")) == [("unmetered", "api_key:1", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_total_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ratelimits.usage import totals
+
+    monkeypatch.setattr(witness, "MOST_WRITTEN", 10)
+    before, now = witness.process(), int(time.time()) * 1_000_000
+
+    def write(process: str, found: witness.Totals) -> None:
+        totals.write(process, found)
+        # What is counted while it is written is not written yet.
+        witness.unmetered("acme", "user:1", {"requests": 2})
+        witness.unmetered("late", "user:1", {"requests": 3})
+
+    monkeypatch.setattr(witness, "_write", write)
+    for number in range(20):
+        witness.admitted(f"account:{number}", {"requests": 1}, now)
+    witness.unmetered("acme", "user:1", {"requests": 1})
+    witness.write()
+    assert witness.process() != before
+    monkeypatch.setattr(witness, "_write", totals.write)
+    witness.admitted("account:3", {"requests": 1}, now)
+    assert len(witness.totals()) == 3
+    witness.write()
+    rows = ProcessTotal.objects.order_by("process")
+    assert sum(row.requests for row in rows if row.kind == "admitted") == 21
+    sums = {name: [sum(r.requests for r in of), sum(r.units for r in of)] for name, of in by_account(rows).items()}
+    assert (sums["3"], sums["acme"], sums["late"]) == ([2, 2], [2, 3], [1, 3])
+
+
+def by_account(rows: Any) -> dict[str, list[ProcessTotal]]:
+    found: dict[str, list[ProcessTotal]] = {}
+    for row in rows:
+        found.setdefault(row.account, []).append(row)
+    return found
+
+
+def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from_the_ledger_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(witness, "MOST_KEPT", 10)
+    for number in range(100):
+        witness.admitted(f"account:{number}", {"requests": 1}, int(time.time()) * 1_000_000)
+        witness.unmetered(str(number), f"user:{number}", {"requests": 2})
+    found = witness.totals()
+    assert len(found) <= 11
+    assert sum(units for place, (_requests, units) in found.items() if place.kind == "unmetered") == 200

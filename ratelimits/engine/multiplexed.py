@@ -1,8 +1,9 @@
 """One connection of an event loop to a server, which all its tasks share.
 
-What the tasks ask in one turn of the loop is written in one go, and replies are matched first in, first out. At most
-IN_FLIGHT commands are written and unanswered at a time. The others wait in order, as long as it takes: waiting for
-one's own turn is no failure of the server. TIMEOUT runs from the write.
+Where nothing is under way, a command is written at once. What else the tasks ask in one turn of the loop is written in
+one go. Replies are matched first in, first out. At most IN_FLIGHT commands are written and unanswered at a time. The
+others wait in order, as long as it takes: waiting for one's own turn is no failure of the server. TIMEOUT runs from the
+write.
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ class _Link(asyncio.Protocol):
         self._transport: Any = connection._writer.transport
         self._before = self._transport.get_protocol()
         self._transport.set_protocol(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be written on, and nothing that was written is unanswered."""
+        return not self._sent and not self.ended
 
     def write(self, waiting: deque[tuple[Prepared, bytes, _Reply]]) -> None:
         """Write what waits, in order and in one go, as far as there is room."""
@@ -219,7 +225,11 @@ class Multiplexed:
     def _queue(self, command: Prepared, name: bytes) -> _Reply:
         future = _Reply(loop=self._loop)
         self._waiting.append((command, name, future))
-        if not self._turn:
+        if self._turn:
+            return future
+        if self._link is not None and self._link.idle:
+            self.write()  # alone: it need not wait for others
+        else:
             self._turn = True
             self._loop.call_soon(self._turned)
         return future

@@ -669,7 +669,7 @@ async def ended(tasks: list[asyncio.Task[Any]]) -> list[Any]:
 class TestMultiplexing:
     """The tasks of a loop share one connection, and none of them another one's fate, but for a lost connection."""
 
-    async def test_what_is_asked_in_one_turn_is_written_in_one_go(
+    async def test_what_is_asked_in_one_turn_is_written_in_one_go_behind_the_first(
         self, wire: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written: list[bytes] = []
@@ -685,7 +685,7 @@ class TestMultiplexing:
         monkeypatch.setattr(transport, "write", note)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
-        assert len(written) == 1
+        assert [data.count(b"ECHO") for data in written] == [1, 499]
 
     async def test_callers_that_are_cancelled_in_a_burst_leave_no_reply_to_another_one(
         self, opened: Callable[..., Wire], proxy: Proxy
@@ -708,18 +708,20 @@ class TestMultiplexing:
         assert proxy.count(b"ECHO") < 1001
 
     async def test_what_was_written_on_a_connection_that_is_cut_is_unanswered_and_the_rest_not_sent(
-        self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
+        self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
         wire = opened(proxy.url, timeout=10)
         await wire.acall(WHO, b"")
         proxy.cut.set()
         tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(1000)]
         kinds = await ended(tasks)
-        limit = multiplexed.IN_FLIGHT
-        assert kinds == [Unanswered] * limit + [NotSent] * (1000 - limit)
+        written = kinds.count(Unanswered)
+        assert 1 <= written <= multiplexed.IN_FLIGHT
+        assert kinds == [Unanswered] * written + [NotSent] * (1000 - written)
         assert len({task.exception().event for task in tasks}) == 1  # type: ignore[union-attr]
         proxy.cut.clear()
-        assert await wire.acall(say(b"GET", b"counter"), b"") == b"%d" % limit == redis_client.get("counter")
+        # What was written may have taken place or not, and never twice.
+        assert 1 <= int(await wire.acall(say(b"GET", b"counter"), b"")) <= written
 
     async def test_a_server_that_stops_answers_nobody_and_is_connected_to_anew(
         self, opened: Callable[..., Wire], own_server: RunningServer

@@ -1,0 +1,153 @@
+"""What a process keeps of invented identities: its memory and its connections, with a million of each kind.
+
+    python -m benchmarks.identities [--identities N] [--out DIR]
+
+Each request is by a user, an account and an address that nobody has seen before. They are admitted, then refused (each
+refusal could be repeated from memory), then answered by the local limiter while the server is away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks import report, servers
+
+#: Looks at the memory in each phase.
+LOOKS = 10
+#: What the process may have grown by at the end of a phase, MB; and from the middle of a phase to its end.
+MOST_MB, MOST_LATER_MB = 350, 40
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.identities", description=__doc__.splitlines()[0])
+    parser.add_argument("--identities", type=int, default=1_000_000, help="identities of each phase")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    with servers.redis_server(None) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database))
+        # The ledger wing writes what a process says it admitted, as in production.
+        run = measure(options, redis_server)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def resident_mb() -> float:
+    """The memory of this process that is in use now, MB."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    from benchmarks import ours
+    from ratelimits import quota
+    from ratelimits.engine.server import server
+    from ratelimits.models.versions import editing
+
+    rows = [
+        ours.row("user", "month", "admitted"),
+        ours.row("address", "month", "admitted", "ip"),
+        ours.row("all", "month", "refused", "global", capacity=1),
+        ours.row("local", "month", "away", on_failure="local"),
+        ours.row("local-address", "month", "away", "ip", on_failure="local"),
+    ]
+    with editing("default"):
+        ours.Rule.objects.bulk_create(rows)
+    quota.check(invented("warm", 0), "admitted", "GET")
+    about = report.machine(redis_server.url)
+    before = resident_mb()
+    phases: dict[str, dict[str, Any]] = {}
+
+    def phase(name: str, connections: Callable[[], int | None]) -> None:
+        looks = []
+        step = max(options.identities // LOOKS, 1)
+        for number in range(options.identities):
+            quota.check(invented(name, number), name, "GET")
+            if (number + 1) % step == 0:
+                looks.append(round(resident_mb() - before, 1))
+        phases[name] = {"grown_mb": looks, "connections": connections()}
+
+    with redis.Redis.from_url(redis_server.url) as client:
+        others = len(client.client_list()) - 1
+        for name in ("admitted", "refused"):
+            phase(name, lambda: len(client.client_list()) - others)
+    with away(redis_server):
+        phase("away", lambda: None)
+    server().wire.client.close()
+    quota.denials.clear()
+    claims = [
+        claim
+        for name, one in phases.items()
+        for claim in (
+            report.Claim(f"invented identities, {name}: memory grown, MB", MOST_MB, one["grown_mb"][-1]),
+            report.Claim(
+                f"invented identities, {name}: of that in its second half, MB",
+                MOST_LATER_MB,
+                one["grown_mb"][-1] - one["grown_mb"][(len(one["grown_mb"]) - 1) // 2],
+            ),
+        )
+    ]
+    claims.append(
+        report.Claim("invented identities: connections", 3, max(one["connections"] or 0 for one in phases.values()))
+    )
+    return report.run_json(
+        "identities", {**about, "load_behind": report.load()}, vars(options), claims, before_mb=before, phases=phases
+    )
+
+
+def invented(phase: str, number: int) -> Any:
+    """A user, an account and an address that nobody has."""
+    from ratelimits.identity import Identity
+
+    name = f"{phase}-{number}"
+    return Identity(
+        user=f"user:{name}", account=f"account:{name}", address=f"ip:2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::/64"
+    )
+
+
+@contextmanager
+def away(redis_server: Any) -> Iterator[None]:
+    """The server is stopped: the failure policy answers."""
+    logging.getLogger("ratelimits").setLevel(logging.CRITICAL)
+    redis_server.stop()
+    try:
+        yield
+    finally:
+        logging.getLogger("ratelimits").setLevel(logging.NOTSET)
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    identities = int(run["options"]["identities"])
+    rows = [
+        (name, one["grown_mb"][0], one["grown_mb"][(len(one["grown_mb"]) - 1) // 2], one["grown_mb"][-1])
+        for name, one in run["phases"].items()
+    ]
+    heads = (f"{identities:,} invented identities", "MB after a tenth", "after half", "after all")
+    connections = max(one["connections"] or 0 for one in run["phases"].values())
+    return "\n\n".join(
+        [
+            report.table(heads, rows),
+            f"The process had {run['before_mb']:.0f} MB before; it had {connections} connections at most.",
+            report.claims_table(run["claims"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""One event loop with many tasks: this app's shared connection, redis.asyncio's pool, and as many threads.
+
+    python -m benchmarks.tasks [--out DIR]
+
+Each task decides again and again. All three send the same EVALSHA (3 rules on one key, with metering), taking turns in
+each round; client and server have a core each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis.asyncio
+from django.conf import settings
+
+from benchmarks import report, servers
+
+#: Connections of redis.asyncio's pool: as many as its users give it.
+POOL = 50
+#: What is compared: name and title.
+WAYS = (
+    ("ours", "ours, one connection"),
+    ("pooled", f"redis.asyncio, a pool of {POOL}"),
+    ("threads", "ours, as many threads"),
+)
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks", description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 64, 1000], help="tasks at once")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that each way takes part in")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    available = servers.cores()
+    with servers.redis_server(available[0]) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database))
+        servers.pin(available[-1])
+        run = measure(options, redis_server.url)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
+    """The whole run, as JSON has it."""
+    from benchmarks.pipelines import wait_for_bin
+
+    about = report.machine(url)
+    results: dict[str, dict[str, Any]] = {}
+    for tasks in options.tasks:
+        # What the pooled client sends was made once.
+        wait_for_bin(2 * len(WAYS) * options.rounds * (options.seconds + 1))
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
+        for _round in range(options.rounds):
+            for name, times in one_round(tasks, options.seconds).items():
+                found[name].append(times)
+        results[str(tasks)] = {
+            name: {
+                "per_second": round(median(rate for rate, _p99 in ones)),
+                "p99_us": round(median(p99 for _rate, p99 in ones), 1),
+                "times_ours": round(
+                    median(rate / mine for (rate, _), (mine, _) in zip(ones, found["ours"], strict=True)), 3
+                ),
+            }
+            for name, ones in found.items()
+        }
+    claims = [
+        report.Claim(
+            f"{tasks} tasks in one loop: × what redis.asyncio's pool does",
+            1,
+            1 / results[str(tasks)]["pooled"]["times_ours"],
+            least=True,
+        )
+        for tasks in options.tasks
+    ]
+    return report.run_json("tasks", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+
+
+def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
+    """Decisions per second and the p99 in µs, of each way."""
+    from benchmarks import ours
+    from ratelimits.engine.call import Command
+    from ratelimits.engine.decide import aask, ask
+
+    here, call = ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000)
+    command = Command(here.keyspace, call)
+
+    async def decide() -> object:
+        return (await aask(here, call, command)).allowed
+
+    return {
+        "ours": asyncio.run(in_tasks(decide, tasks, seconds)),
+        "pooled": asyncio.run(pooled(command, tasks, seconds)),
+        "threads": in_threads(lambda: ask(here, call, command).allowed, tasks, seconds),
+    }
+
+
+async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float]:
+    """The same EVALSHA of redis.asyncio's client, with a pool in which a task waits for a connection."""
+    from benchmarks.pipelines import check
+    from benchmarks.threads import parts_of
+    from ratelimits.engine.call import nonce
+    from ratelimits.engine.connection import run_of
+
+    url = settings.CACHES["ratelimits"]["LOCATION"]
+    pool: Any = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)
+    client = redis.asyncio.Redis(connection_pool=pool)
+    connection = await pool.get_connection()
+    await connection.send_command("INFO")
+    run = run_of(await connection.read_response(disable_decoding=True))
+    await pool.release(connection)
+    _evalsha, sha, count, *rest = parts_of(command.to(run, b"NONCE"))
+    place, keys = rest.index(b"NONCE"), int(count)
+    before, behind = rest[:place], rest[place + 1 :]
+
+    async def decide() -> object:
+        check(await client.evalsha(sha.decode(), keys, *before, nonce(), *behind))  # type: ignore[misc]
+        return True
+
+    try:
+        return await in_tasks(decide, tasks, seconds)
+    finally:
+        await pool.disconnect()
+
+
+async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> tuple[float, float]:
+    """So many tasks that decide again and again; a refusal ends the run."""
+    times: list[int] = []
+    await asyncio.gather(*(decide() for _ in range(tasks)))
+    clock = time.perf_counter_ns
+    start = clock()
+    end = start + int(seconds * 1e9)
+
+    async def work() -> None:
+        now = clock()
+        while now < end:
+            if not await decide():
+                raise AssertionError("a decision was answered with a refusal")
+            before, now = now, clock()
+            times.append(now - before)
+
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    return rate_and_p99(times, clock() - start)
+
+
+def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tuple[float, float]:
+    """So many threads that decide again and again; a refusal or an error ends the run."""
+    times: list[list[int]] = [[] for _ in range(threads)]
+    errors: list[BaseException] = []
+    ready, clock = threading.Barrier(threads + 1), time.perf_counter_ns
+    end = 0
+
+    def work(mine: list[int]) -> None:
+        try:
+            decide()
+            ready.wait()
+            now = clock()
+            while now < end:
+                if not decide():
+                    raise AssertionError("a decision was answered with a refusal")
+                before, now = now, clock()
+                mine.append(now - before)
+        except BaseException as error:  # noqa: BLE001  (told to whoever waits)
+            errors.append(error)
+            ready.abort()
+
+    workers = [threading.Thread(target=work, args=(mine,)) for mine in times]
+    for worker in workers:
+        worker.start()
+    start = clock()
+    end = start + int((seconds + 3600) * 1e9)
+    try:
+        ready.wait()
+        start = clock()
+        end = start + int(seconds * 1e9)
+    except threading.BrokenBarrierError:
+        end = 0
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return rate_and_p99([one for mine in times for one in mine], clock() - start)
+
+
+def rate_and_p99(times: list[int], elapsed: int) -> tuple[float, float]:
+    """Per second, and the time in µs that 99 of 100 did not exceed."""
+    ordered = sorted(times)
+    return len(ordered) / elapsed * 1e9, ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)] / 1000
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    rows = [
+        (title, int(tasks), ways[name]["per_second"], ways[name]["p99_us"], ways[name]["times_ours"])
+        for tasks, ways in run["results"].items()
+        for name, title in WAYS
+    ]
+    heads = ("one process", "at once", "decisions/s", "p99 µs", "× ours")
+    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
