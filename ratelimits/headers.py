@@ -47,7 +47,7 @@ def policies(all_policies: Sequence[Policy]) -> str:
 
 
 def standing(name: str, remaining: int, reset: float | None) -> str:
-    """The RateLimit field: the policy that binds, `quoted`, the permits left of it, and seconds until more (None: never)."""
+    """The RateLimit field: the policy that binds, `quoted`, the permits left, and seconds until more (None: never)."""
     return f"{name};r={remaining}" + (f";t={ceil(reset)}" if reset is not None else "")
 
 
@@ -57,7 +57,7 @@ def retry_after(seconds: float) -> str:
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    """The X-RateLimit fields that many clients know; the reset is in seconds from now, and left out if there is none."""
+    """The X-RateLimit fields that many clients know; the reset is in seconds from now, left out if there is none."""
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     return fields if reset is None else fields | {"X-RateLimit-Reset": str(ceil(reset))}
 

@@ -18,13 +18,15 @@ from ratelimits import headers, routes, rules, testcase, witness
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
+from ratelimits.engine.call import Op
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter, NodeUnavailable
 from ratelimits.engine.numbers import MICROSECONDS
+from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
-from ratelimits.routes import Prepared, Question
+from ratelimits.routes import Prepared, Question, Routes
 from ratelimits.rules import AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
@@ -36,8 +38,18 @@ RELOADS = 3
 
 breaker = Breaker()
 denials = DenyCache()
-sender = Sender(denials, server)
 local = LocalLimiter()
+
+
+def _follow(version: int) -> None:
+    """Bring the rules up to a version that the server has: who is blocked does not ask it and would not learn of it."""
+    try:
+        rules.reload(version)
+    except RulesUnavailable as error:
+        logger.warning("Version %s of the rules cannot be read, those held stay in force: %s", version, error)
+
+
+sender = Sender(denials, server, _follow)
 
 
 class Answer(NamedTuple):
@@ -47,7 +59,7 @@ class Answer(NamedTuple):
     prepared     the rules that applied; None when they could not be had
     retry_after  seconds; None when the same request can never be admitted
     wait         seconds that the caller must hold the request back before it proceeds
-    unavailable  the failure policy refused: not the client's fault
+    unavailable  a failure policy refused: not the client's fault
     """
 
     allowed: bool
@@ -69,7 +81,9 @@ class Answer(NamedTuple):
         fields: dict[str, str] = {}
         place = decision.binding if decision is not None else None
         if place is not None and decision is not None and prepared is not None:
-            reset = decision.reset_after if allowed or retry_after is None else retry_after
+            reset: float | None = decision.reset_after if allowed or retry_after is None else retry_after
+            if not decision.remaining and decision.limit == 0:
+                reset = None
             fields["RateLimit-Policy"] = prepared.policies
             fields["RateLimit"] = headers.standing(prepared.quoted[place], decision.remaining, reset)
             if conf.X_RATELIMIT_HEADERS:
@@ -126,7 +140,9 @@ def check(
             if route is None:
                 question = Question(identity, scope, method, costs, at_once)
                 route = known.learn(place, question, snapshot.select(scope, method, identity))
-            prepared, take, allotment = route
+            prepared, take, allotment, blocked = route
+            if blocked is not None and (known.newest or not _reread(known)):
+                return _blocked(blocked, prepared)
             metered = allotment is None
             if allotment is not None:
                 held: Answer | None = allotment.spend()
@@ -174,7 +190,9 @@ async def acheck(
             if route is None:
                 question = Question(identity, scope, method, costs, at_once)
                 route = known.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
-            prepared, take, allotment = route
+            prepared, take, allotment, blocked = route
+            if blocked is not None and (known.newest or not await _areread(known)):
+                return _blocked(blocked, prepared)
             metered = allotment is None
             if allotment is not None:
                 held: Answer | None = allotment.spend()
@@ -210,6 +228,8 @@ def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int]
 def _answer(
     decision: Decision, prepared: Prepared, place: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
 ) -> Answer:
+    if decision.call.op is Op.PEEK:
+        return _without(prepared, identity, costs, metered=True)
     if decision.allowed:
         # A view may go on to change its mapping.
         witness.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
@@ -236,6 +256,33 @@ def _refused(decision: Decision, prepared: Prepared, place: tuple[object, ...]) 
     return Answer(False, decision, prepared, decision.retry_after)
 
 
+def _blocked(decision: Decision, prepared: Prepared) -> Answer:
+    """The refusal by a rule of capacity 0: nothing is asked, and it is counted with those that are repeated."""
+    denials.count(decision)
+    sender.start()
+    return Answer(False, decision, prepared, None)
+
+
+def _reread(known: Routes) -> bool:
+    """Read what this process has edited since its rules were read; return whether they are other ones now."""
+    known.publications = publications()
+    try:
+        return rules.reload() is not known.snapshot
+    except RulesUnavailable as error:
+        logger.warning("The rules cannot be read again, those held stay in force: %s", error)
+        return False
+
+
+async def _areread(known: Routes) -> bool:
+    """`_reread`, awaited."""
+    known.publications = publications()
+    try:
+        return await rules.areload() is not known.snapshot
+    except RulesUnavailable as error:
+        logger.warning("The rules cannot be read again, those held stay in force: %s", error)
+        return False
+
+
 def _again(denied: Denied) -> Answer:
     """A refusal that still stands, with less time to go."""
     left = denied.decision.retry_after
@@ -259,12 +306,16 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
     """What the rules' own `on_failure` says, or the setting where not even the rules could be had."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
+    if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
+        return Answer(False, None, prepared, None)
     choices = {rule.on_failure for rule in applied} if prepared is not None else {conf.FAILURE_POLICY}
     asked = [
         (getattr(identity, rule.key_kind, None) or rule.key_kind, rule.name, rule.algorithm, costs[rule.meter])
         for rule in applied
         if rule.on_failure == "local"
     ]
+    if prepared is not None and any(one.refuses and costs[one.meter] > 0 for one in prepared.unreadable):
+        choices = {"deny"}
     if "deny" in choices or not local.admits(asked):
         return Answer(False, None, prepared, 1.0, unavailable=True)
     if metered:

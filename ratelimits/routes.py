@@ -10,13 +10,15 @@ from ratelimits import headers
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
 from ratelimits.engine.allotment import Allotment, Take, lends_itself
-from ratelimits.engine.call import Call, Command
+from ratelimits.engine.call import Call, Command, Op, clock
+from ratelimits.engine.decision import Decision, blocked
 from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program, Term, program
+from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
-from ratelimits.rules import AppliedRule, Selection, Snapshot
+from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
 #: Routes that are remembered at most; past it, all of a process' are found anew.
 MOST_ROUTES = 8192
@@ -28,7 +30,9 @@ class Prepared:
     """A selection for certain meters, with all that does not change from request to request.
 
     `leases`: whether a rule hands out leases, which end with their request. `allotment` is the most requests whose
-    permits may be taken ahead: 0 unless every rule lends itself to that.
+    permits may be taken ahead: 0 unless every rule lends itself to that. In place of the `unreadable` rules their
+    failure policies decide; `undecidable` is why no decision can be made of the others at all ("" if one can), so that
+    the failure policies of all of them do.
     """
 
     rules: tuple[AppliedRule, ...]
@@ -40,6 +44,12 @@ class Prepared:
     allotment: int
     policies: str
     quoted: tuple[str, ...]
+    unreadable: tuple[UnreadableRule, ...] = ()
+    undecidable: str = ""
+
+    def unavailable(self, costs: Mapping[str, int]) -> bool:
+        """Whether the failure policy decides a request at these costs, whatever the server says."""
+        return bool(self.undecidable) or any(one.refuses and costs[one.meter] > 0 for one in self.unreadable)
 
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
@@ -76,7 +86,14 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     leases = any(isinstance(rule.algorithm, Concurrency) for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
     ahead = min((rule.allotment if _ahead(rule) else 0 for rule in applied), default=0)
-    return Prepared(applied, program(terms), fields, billed, waits, leases, ahead, headers.policies(shown), quoted)
+    unreadable = tuple(rule for rule in selection.unreadable if rule.meter in meters)
+    undecidable = ""
+    try:
+        compiled = program(terms)
+    except ValueError as error:
+        compiled, ahead, undecidable = program(()), 0, str(error)
+    policies = headers.policies(shown)
+    return Prepared(applied, compiled, fields, billed, waits, leases, ahead, policies, quoted, unreadable, undecidable)
 
 
 def _ahead(rule: AppliedRule) -> bool:
@@ -90,6 +107,8 @@ class Route(NamedTuple):
     prepared: Prepared
     take: Take
     allotment: Allotment | None
+    #: The refusal that a rule of capacity 0 makes, for which nothing has to be asked.
+    blocked: Decision | None
 
 
 class Routes:
@@ -100,6 +119,13 @@ class Routes:
         #: Whether any route may let a request wait; not known yet, it may.
         self.waits = snapshot is None or snapshot.waits
         self.known: dict[tuple[object, ...], Route] = {}
+        #: The edits of this process that the snapshot is known to have.
+        self.publications = publications()
+
+    @property
+    def newest(self) -> bool:
+        """Whether this process has edited nothing since the snapshot was read."""
+        return self.publications == publications()
 
     def learn(self, place: tuple[object, ...], question: Question, selection: Selection) -> Route:
         """The route of a question to which this selection applies, remembered."""
@@ -108,12 +134,19 @@ class Routes:
         prepared = prepare(selection, tuple(question.costs))
         assert self.snapshot is not None
         here, call = server(), _call(self.snapshot, selection.version, prepared, question)
+        refusal = blocked(call, clock.now())
         allotment = None
-        if prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
+        if prepared.undecidable:
+            self.snapshot.log_once(f"On some requests their rules' failure policies decide: {prepared.undecidable}")
+        if prepared.unavailable(question.costs):
+            # The failure policy decides; what is asked is only whether these rules are still the newest.
+            call = call._replace(program=program(()), keys=(), op=Op.PEEK)
+        elif prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
             unmetered = call._replace(usage=None)
             allotment = Allotment(here, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
-        return self.known.setdefault(place, Route(prepared, Take(1, Command(here.keyspace, call)), allotment))
+        take = Take(1, Command(here.keyspace, call))
+        return self.known.setdefault(place, Route(prepared, take, allotment, refusal))
 
 
 class Question(NamedTuple):

@@ -48,6 +48,8 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
         selection = snapshot.select(scope, method, identity)
         rows = snapshot.rows.rules
+        if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
+            raise QuotaUnavailable
         own = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
         return [replace(selection, rules=tuple(own))]
 
@@ -64,6 +66,8 @@ def _ask(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision
         version = min((one for one in versions if one is not None), default=None)
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
+        if prepared.undecidable:
+            raise RulesUnavailable(prepared.undecidable)
         if not applied:
             return prepared, None
         keys = tuple(getattr(identity, field, field) for field in prepared.fields)

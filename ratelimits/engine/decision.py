@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ratelimits.engine.call import Call, Op, Receipt, place
+from ratelimits.engine.limits import Mode
 from ratelimits.engine.numbers import MICROSECONDS
-from ratelimits.engine.program import Program, program
+from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.
-_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * 120))}
+_UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * MAX_LIMITS))}
 
 
 class Stale(Exception):
@@ -133,6 +134,18 @@ class Decision:
         """Each limit by itself, in the order given."""
         rest = self.reply[9 : 9 + 3 * len(self.program.terms)]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
+
+
+def blocked(call: Call, now: int) -> Decision | None:
+    """Return the refusal that a limit of capacity 0 makes, for which no server is needed; None if there is none.
+
+    Of the other limits nothing is known, and nothing can be taken under them either. `now` is µs since 1970 UTC.
+    """
+    for number, term in enumerate(call.program.terms, 1):
+        if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.closed:
+            standings = (part for each in call.program.terms for part in (each is not term, 0, 0))
+            return Decision(call, (1, 0, number, 0, -1, 0, 0, now, now, *standings))
+    return None
 
 
 def read(reply: bytes) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 A refusal is repeated until the moment it named, and for DENY_CACHE_SECONDS at most, so that what loosens a limit (an
 edit, a reset, a refund) reaches a key that is being refused within that time. What tightens one changes no refusal.
-Every repetition of what was counted as denied is counted, too: the counts are sent on every second, and when the
-process ends.
+Every repetition of what was counted as denied is counted, too, and so is what a limit of capacity 0 refuses, for which
+no server is asked at all: the counts are sent on every second, and when the process ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -66,6 +67,11 @@ class DenyCache:
         self._known: dict[Hashable, Denied] = {}
         self._ended: list[Denied] = []
         self._unsent: list[Counted] = []
+        self._decided: deque[Decision] = deque()
+
+    def count(self, decision: Decision) -> None:
+        """Count a refusal that no server has counted; the same decision may come again and again."""
+        self._decided.append(decision)
 
     def look(self, place: Hashable) -> Denied | None:
         """The refusal that still stands for such a request, counted once more; None if it has to be asked for."""
@@ -104,9 +110,12 @@ class DenyCache:
             for place, denied in list(self._known.items()):
                 if denied.until <= ended:
                     self._known.pop(place, None)
-        asked = [(denied, denied.counted(), denied.decision.call.usage) for denied in every]
+        counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
+        for denied in every:
+            counts[denied.decision] += denied.counted()
+        asked = [(decision, count, decision.call.usage) for decision, count in counts.items()]
         return unsent + [
-            _counted(denied, usage, count) for denied, count, usage in asked if count and usage is not None
+            _counted(decision, usage, count) for decision, count, usage in asked if count and usage is not None
         ]
 
     def put_back(self, unsent: list[Counted]) -> None:
@@ -123,20 +132,23 @@ class DenyCache:
         self._known.clear()
         self._ended.clear()
         self._unsent.clear()
+        self._decided.clear()
 
 
-def _counted(denied: Denied, usage: Usage, requests: int) -> Counted:
-    call, number = denied.decision.call, denied.decision.binding
+def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
+    call, number = decision.call, decision.binding
     assert number is not None
     term = call.program.terms[number]
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
-def send(here: Server, counted: list[Counted]) -> list[Counted]:
+def send(here: Server, counted: list[Counted], told: Callable[[int], object] | None = None) -> list[Counted]:
     """Count refusals in the open batches; return those that certainly were not sent.
 
     Nothing more is tried once the server does not answer. What a reply was lost of is not sent again: it is logged.
+    `told` receives the version of the configuration that is in force where they were counted.
     """
+    version = 0
     together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
     for one in counted:
         together.setdefault((home(here.keyspace, one.usage), one.usage.periods), []).append(one)
@@ -150,7 +162,7 @@ def send(here: Server, counted: list[Counted]) -> list[Counted]:
         for one in some:
             command.add(one)
         try:
-            here.wire.call(command, nonce())
+            version = max(version, here.wire.call(command, nonce()))
         except (Unavailable, ResponseError) as error:
             # Other nodes of a cluster may well answer.
             away = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
@@ -158,21 +170,34 @@ def send(here: Server, counted: list[Counted]) -> list[Counted]:
                 unsent += some
             else:
                 logger.error("Refusals that this process answered could not be counted as denied: %s", error)
+    if version and told is not None:
+        told(version)
     return unsent
 
 
 class Sender:
-    """Sends a cache's counts every INTERVAL seconds, from the first refusal on."""
+    """Sends a cache's counts every INTERVAL seconds, from the first refusal on.
 
-    def __init__(self, cache: DenyCache, here: Callable[[], Server]) -> None:
+    `told` receives the version of the configuration that the server has then, but not as the process ends.
+    """
+
+    def __init__(
+        self, cache: DenyCache, here: Callable[[], Server], told: Callable[[int], object] | None = None
+    ) -> None:
         self._cache = cache
         self._here = here
-        self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, turn=2)
+        self._told = told
+        self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, turn=2)
         self.start = self._background.start
         self.flush = self._background.run
         os.register_at_fork(after_in_child=cache.clear)
 
     def _send(self) -> None:
+        counted = self._cache.take()
+        if counted:
+            self._cache.put_back(send(self._here(), counted, self._told))
+
+    def _send_last(self) -> None:
         counted = self._cache.take()
         if counted:
             self._cache.put_back(send(self._here(), counted))

@@ -116,8 +116,8 @@ class LeakyBucket(_Level):
 class LeakyBucketQueue(_Level):
     """As a queue: answers when to proceed, period/rate apart, `capacity` waiting, `delay_after` unspaced.
 
-    That is nginx's limit_req with burst=capacity and delay=delay_after; but as everywhere, of capacity 0 nothing passes.
-    Where one may proceed and nobody wait, that is a leaky bucket of capacity 1.
+    That is nginx's limit_req with burst=capacity and delay=delay_after; but as everywhere, of capacity 0 nothing
+    passes. Where one may proceed and nobody wait, that is a leaky bucket of capacity 1.
     """
 
     id = "leaky_bucket_queue"

@@ -33,6 +33,11 @@ class Parameters:
         raise NotImplementedError
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing ever passes."""
+        return False
+
+    @property
     def quota(self) -> tuple[int, int | None]:
         """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
         raise NotImplementedError
@@ -54,6 +59,10 @@ class Bounded(Parameters):
     @property
     def shown(self) -> int:
         return self.capacity
+
+    @property
+    def closed(self) -> bool:
+        return self.capacity == 0
 
     @property
     def quota(self) -> tuple[int, int | None]:

@@ -15,9 +15,8 @@ _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Algorithms whose state has a key of its own, beside the packed one or instead of it.
 _BESIDE = {"sliding_log", "concurrency"}
 _INSTEAD = {"sliding_window"}
-
-#: Most limits that are decided together.
-MOST_TERMS = 120
+#: Limits that a decision takes at most. The script tells states apart by one byte, and a reply has a length for each.
+MAX_LIMITS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,14 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Terms that are decided together. At most 255 of them; two under one key must differ in name."""
+    """Terms that are decided together. At most MAX_LIMITS of them; two under one key must differ in name."""
 
     terms: tuple[Term, ...]
     _held: Packed | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.terms) > MOST_TERMS:
-            raise ValueError(f"a decision takes at most {MOST_TERMS} limits")
+        if len(self.terms) > MAX_LIMITS:
+            raise ValueError(f"a decision takes at most {MAX_LIMITS} limits, and these are {len(self.terms)}")
         taken: dict[tuple[int, int], str] = {}
         for term in self.terms:
             other = taken.setdefault((term.key, name_id(term.name)), term.name)

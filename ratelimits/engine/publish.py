@@ -7,12 +7,21 @@ import redis
 from ratelimits.engine import scripts
 from ratelimits.engine.server import on_each, server
 
+#: How often this process has published a version, the number of them being the length.
+_published: list[None] = []
+
+
+def publications() -> int:
+    """How many versions this process has published: it need not wait to be told of what it edited itself."""
+    return len(_published)
+
 
 def publish_version(version: int) -> int:
     """Raise every shard's configuration version to at least `version`; returns the highest that is now in force.
 
     Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
     """
+    _published.append(None)
     here, script = server(), scripts.read("publish")
     in_force: list[int] = []
 

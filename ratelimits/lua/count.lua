@@ -4,7 +4,7 @@
 -- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs), and the kind that is
 --          counted: "d" denied, "s" refused by a shadow rule alone
 -- ARGV[4]  then threes: a field's name behind "kind|bin|period|", units of a request, number of requests
--- Returns 1.
+-- Returns the version of the configuration in force: who refuses without asking learns of an edit by it.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local prefix, head = string.sub(KEYS[2], 1, -5), redis.call('GET', KEYS[1])
@@ -29,4 +29,4 @@ for i = 4, #ARGV, 3 do
 end
 -- As behind a decision: what was counted stays counted.
 if full then pcall(batch_seal, prefix, now, own, ARGV[2]) end
-return 1
+return tonumber(version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from decimal import Decimal
 from typing import Any
@@ -314,13 +315,30 @@ class Rule(Versioned):
         """The algorithm with this row's numbers, some of them changed; ValueError says what is wrong."""
         return algorithm_from_json(self.parameters() | changes)
 
+    def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
+        """Return the algorithm under an override's numbers; raise ValueError with what is wrong."""
+        for name in changes:
+            if name not in fields_of(self.algorithm):
+                raise ValueError(f"{name} means nothing to {self}, a {self.get_algorithm_display()}")
+        return self.to_algorithm(**changes)
+
+    def unreadable(self) -> str:
+        """Return why no decision can follow this row, "" if one can. Raw SQL may have written what makes no sense."""
+        if self.key_kind not in KeyKind.values:
+            return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
+        try:
+            self.to_algorithm()
+        except (ValueError, TypeError, ArithmeticError) as error:
+            return str(error)
+        return ""
+
     def sentence(self) -> str:
         """What the rule says, for people: "5 requests per second, bursts to 10, per API key"."""
+        reason = self.unreadable()
+        if reason:
+            return str(_("not in force: %(error)s") % {"error": reason})
         unit = conf.UNITS.get(self.meter, self.meter)
-        try:
-            return sentences.sentence(self.to_algorithm(), unit, self.key_kind, self.scope, self.max_wait)
-        except ValueError as error:
-            return str(_("not in force: %(error)s") % {"error": error})
+        return sentences.sentence(self.to_algorithm(), unit, self.key_kind, self.scope, self.max_wait)
 
     def tombstone(self, edit: Edit) -> Tombstone:
         grave = super().tombstone(edit)

@@ -163,8 +163,7 @@ WHOSE: dict[str, Callable[[], str]] = {
 
 def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
     """What a limit says, for people; `unit` is what its meter counts, such as "requests"."""
-    closed = getattr(algorithm, "capacity", None) == 0
-    says = [_("nothing passes")] if closed else _SENTENCES[type(algorithm)](algorithm, unit, max_wait)
+    says = [_("nothing passes")] if algorithm.closed else _SENTENCES[type(algorithm)](algorithm, unit, max_wait)
     parts = [*says, WHOSE[key_kind]()]
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})

@@ -12,7 +12,8 @@ from django.db.models.signals import post_migrate
 
 from ratelimits.models.versions import overtaken
 from ratelimits.rules.loader import Loader, RulesUnavailable
-from ratelimits.rules.snapshot import AppliedRule, Billing, Selection, Snapshot
+from ratelimits.rules.selection import AppliedRule, Selection, UnreadableRule
+from ratelimits.rules.snapshot import Billing, Snapshot
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -23,6 +24,7 @@ __all__ = [
     "RulesUnavailable",
     "Selection",
     "Snapshot",
+    "UnreadableRule",
     "acurrent",
     "areload",
     "aselect",

@@ -71,7 +71,7 @@ class Loader:
         held, now = self._held, self._clock()
         if held is None:
             return self._wait(self._submit(self._load, 0))
-        if held.made_at - _STEP <= now < min(held.good_until, self._refresh_at):
+        if held.seen_at - _STEP <= now < min(held.good_until, self._refresh_at):
             return held
         return self._renew(held, now)
 
@@ -114,11 +114,11 @@ class Loader:
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
-            if now >= self._refresh_at or now < held.made_at - _STEP:
+            if now >= self._refresh_at or now < held.seen_at - _STEP:
                 self._refresh_at = now + self._interval()
                 self._thread.submit(self._refresh)
-            if self._held is held and not held.made_at - _STEP <= now < held.good_until:
-                self._held = self._at(held.rows, now, versioned=held.versioned)
+            if self._held is held and not held.seen_at - _STEP <= now < held.good_until:
+                self._held = self._at(held.rows, versioned=held.versioned)
             return self._held or held
 
     def _refresh(self) -> None:
@@ -132,8 +132,8 @@ class Loader:
         except RulesUnavailable as error:
             logger.warning("The rules could not be read again; those held stay in force: %s", error)
 
-    def _at(self, held: rows.Rows, now: int, *, versioned: bool) -> Snapshot:
-        return Snapshot(held, now, lambda shards: self._wait(self._want(shards)), versioned=versioned)
+    def _at(self, held: rows.Rows, *, versioned: bool) -> Snapshot:
+        return Snapshot(held, self._clock, lambda shards: self._wait(self._want(shards)), versioned=versioned)
 
     def _interval(self) -> int:
         return int(conf.RELOAD_INTERVAL * 1_000_000)
@@ -215,11 +215,11 @@ class Loader:
     def _hold(self, found: rows.Rows) -> Snapshot:
         """Hold these rows; where Redis asks for newer ones than there are, uncompared for a while."""
         with self._lock:
-            now, behind = self._clock(), found.version < self._behind
+            behind = found.version < self._behind
             versioned = not behind and not tests.running
-            self._refresh_at = now + (_PAUSE if behind else self._interval())
+            self._refresh_at = self._clock() + (_PAUSE if behind else self._interval())
             if self._held is None or self._held.rows is not found or self._held.versioned != versioned:
-                self._held = self._at(found, now, versioned=versioned)
+                self._held = self._at(found, versioned=versioned)
             return self._held
 
     def _ask(self, query: Callable[[], R]) -> R:

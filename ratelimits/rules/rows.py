@@ -28,7 +28,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule; `plan` 0 is the default."""
+    """A rule; `plan` 0 is the default. A row that cannot be read has no algorithm, but `unreadable`: the reason."""
 
     pk: int
     name: str
@@ -38,7 +38,7 @@ class RuleRow:
     key_kind: str
     meter: str
     parameters: Mapping[str, Any]
-    algorithm: Algorithm
+    algorithm: Algorithm | None
     mode: str
     bills: bool
     on_failure: str
@@ -46,9 +46,14 @@ class RuleRow:
     allotment: int
     version: int
     since: int
+    unreadable: str = ""
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """The algorithm under other numbers; ValueError says why it makes no sense."""
+        """The algorithm, under other numbers if there are any; ValueError says why it makes no sense."""
+        if self.algorithm is None:
+            raise ValueError(self.unreadable)
+        if not changes:
+            return self.algorithm
         foreign = changes.keys() - fields_of(self.algorithm.id)
         if foreign:
             raise ValueError(f"{self.algorithm.id} has no {' and no '.join(sorted(foreign))}")
@@ -63,7 +68,7 @@ class Rows:
     """What the database says at `version`.
 
     `scars`: for (plan, rule name), the version and moment at which such a rule last went away. `shards` is filled
-    by the loader as keys are met: None is not read yet.
+    by the loader as keys are met: None is not read yet. `logged`: what was complained of, so that it is said once.
     """
 
     version: int
@@ -71,14 +76,13 @@ class Rows:
     plans: Mapping[int, str] = field(default_factory=dict)
     scars: Scars = field(default_factory=dict)
     shards: list[KeyRows | None] = field(default_factory=lambda: [None] * KEY_SHARDS)
+    logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
 
-def _rule(rule: Rule) -> RuleRow | None:
-    try:
-        parameters, algorithm = rule.parameters(), rule.to_algorithm()
-    except ValueError as error:
-        logger.error("Rule %s (%s) makes no sense and is not in force: %s", rule.pk, rule, error)
-        return None
+def _rule(rule: Rule) -> RuleRow:
+    unreadable = rule.unreadable()
+    if unreadable:
+        logger.error("Rule %s (%s) is not in force, its failure policy decides: %s", rule.pk, rule, unreadable)
     scope, methods = split_scope(rule.scope)
     return RuleRow(
         rule.pk,
@@ -88,15 +92,16 @@ def _rule(rule: Rule) -> RuleRow | None:
         methods,
         rule.key_kind,
         rule.meter,
-        parameters,
-        algorithm,
+        {} if unreadable else rule.parameters(),
+        None if unreadable else rule.to_algorithm(),
         rule.mode,
-        rule.bills,
-        rule.on_failure,
+        rule.bills and not unreadable,
+        rule.on_failure if rule.on_failure in Rule.OnFailure.values else "",
         rule.max_wait or Decimal(0),
         rule.allotment or 0,
         rule.version,
         rule.since,
+        unreadable,
     )
 
 
@@ -119,7 +124,7 @@ def read(using: str, held: Rows | None) -> Rows:
 
 
 def _read_all(using: str, version: int) -> Rows:
-    rules = [row for rule in Rule.objects.using(using).order_by("pk") if (row := _rule(rule)) is not None]
+    rules = [_rule(rule) for rule in Rule.objects.using(using).select_related("plan").order_by("pk")]
     graves = Tombstone.objects.using(using).filter(kind="rule").values_list("plan", "rule")
     return Rows(
         version,
@@ -138,11 +143,8 @@ def _read_changes(using: str, held: Rows, version: int) -> Rows:
             scars[grave.plan or 0, grave.rule] = grave.version, grave.since
         elif grave.kind == "plan":
             plans.pop(grave.row, None)
-    for rule in Rule.objects.using(using).filter(version__gt=held.version):
-        rules.pop(rule.pk, None)
-        row = _rule(rule)
-        if row is not None:
-            rules[row.pk] = row
+    for rule in Rule.objects.using(using).select_related("plan").filter(version__gt=held.version):
+        rules[rule.pk] = _rule(rule)
     plans.update(Plan.objects.using(using).filter(version__gt=held.version).values_list("pk", "slug"))
     loaded = [shard for shard, rows in enumerate(held.shards) if rows is not None]
     shards = list(held.shards)

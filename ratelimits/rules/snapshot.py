@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.conf import conf
 from ratelimits.engine import calendar
 from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
-from ratelimits.models.keys import COVERS
+from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.facts import Facts
 from ratelimits.rules.keyed import NEVER, OverrideRow
 from ratelimits.rules.rows import Rows, RuleRow
+from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, Selection, UnreadableRule
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -31,54 +31,9 @@ logger = logging.getLogger(__name__)
 
 #: Selections that a snapshot keeps at most; past it, it starts anew.
 MOST_SELECTIONS = 4096
-GLOBAL_KEY = "global"
 
 _API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
 _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedRule:
-    """A rule as it applies to a request.
-
-    `key` is what is counted, such as "user:42" ("" in a Selection, which is not about one key), and `key_kind` the
-    field of Identity that it comes from, or "global". `version` is that of the newest row that shaped the rule (its
-    own, an override, a rule that went away above it), `since` when these parameters came into force, in µs since
-    1970 UTC. `max_wait` is in seconds, `allotment` the most requests whose permits are taken ahead (0: none); `plan` is
-    the slug of the rule's plan, "" for a default rule.
-    """
-
-    name: str
-    key: str
-    key_kind: str
-    algorithm: Algorithm
-    meter: str
-    mode: Mode
-    bills: bool
-    on_failure: str
-    max_wait: Decimal
-    allotment: int
-    rule: int
-    version: int
-    since: int
-    plan: str
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Selection:
-    """The rules of all requests that are alike; compared and hashed by identity."""
-
-    rules: tuple[AppliedRule, ...]
-    #: The configuration version that they are of, which a decision hands to the script; None: it is not compared.
-    version: int | None
-    #: What is made of them once, and kept for as long as they are.
-    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    def keys(self, identity: Identity) -> tuple[str, ...]:
-        """What each rule counts this identity under."""
-        return tuple(
-            GLOBAL_KEY if rule.key_kind == GLOBAL_KEY else getattr(identity, rule.key_kind) for rule in self.rules
-        )
 
 
 class Billing(NamedTuple):
@@ -94,14 +49,17 @@ _Asked = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
-    """The rules at `version`, as they hold until `good_until` (µs since 1970 UTC).
+    """The rules at `version`, as they hold from `seen_at` until `good_until` (µs since 1970 UTC, as `clock` has it).
 
     Immutable in what it answers; what it was asked before it remembers. A shard of keys that was not read yet is
-    read on first touch, through `load`, which answers with a snapshot that has it.
+    read on first touch, through `load`, which answers with a snapshot that has it. Whatever depends on the time is
+    found out as of the moment of its first touch, which may be hours after the rows were read; `seen_at` is the last
+    such moment.
     """
 
     __slots__ = (
         "_billing",
+        "_clock",
         "_facts",
         "_load",
         "_lock",
@@ -110,22 +68,28 @@ class Snapshot:
         "_scopes",
         "_selections",
         "good_until",
-        "made_at",
         "rows",
+        "seen_at",
         "version",
         "versioned",
         "waits",
     )
 
     def __init__(
-        self, rows: Rows, now: int, load: Callable[[frozenset[int]], Snapshot], *, versioned: bool = True
+        self,
+        rows: Rows,
+        clock: Callable[[], int],
+        load: Callable[[frozenset[int]], Snapshot],
+        *,
+        versioned: bool = True,
     ) -> None:
         self.rows = rows
         #: Whether decisions by it are compared with the version that Redis asks for.
         self.versioned = versioned
         self.version = rows.version
-        self.made_at = now
+        self.seen_at = clock()
         self.good_until = NEVER
+        self._clock = clock
         self._load = load
         self._lock = threading.Lock()
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
@@ -209,9 +173,17 @@ class Snapshot:
                 timezone, anchor = fact.account.timezone, fact.account.anchor
         billing = self._billing.get((timezone, anchor))
         if billing is None:
-            billing = Billing(timezone, anchor, calendar.boundaries("month", timezone, anchor, self.made_at))
-            self._lower(billing.boundaries[2])
-            self._billing[timezone, anchor] = billing
+            billing = self._billing[timezone, anchor] = self._periods(account, timezone, anchor)
+        return billing
+
+    def _periods(self, account: str | None, timezone: str, anchor: str | None) -> Billing:
+        now = self._clock()
+        try:
+            billing = Billing(timezone, anchor, calendar.boundaries("month", timezone, anchor, now))
+        except ValueError as error:
+            self.log_once(f"{account} has no billing periods, its usage is booked by months in UTC: {error}")
+            billing = Billing("UTC", None, calendar.boundaries("month", "UTC", None, now))
+        self._seen(now, billing.boundaries[2])
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
@@ -234,13 +206,16 @@ class Snapshot:
         for shard in shards:
             rows = self.rows.shards[shard]
             if self._facts[shard] is None and rows is not None:
-                facts = Facts(rows, self.made_at)
-                self._lower(facts.until)
+                now = self._clock()
+                facts = Facts(rows, now)
+                self._seen(now, facts.until)
                 self._facts[shard] = facts
         return self
 
-    def _lower(self, until: int) -> None:
+    def _seen(self, now: int, until: int) -> None:
+        """Note that something was found out at `now` that holds until `until`."""
         with self._lock:
+            self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, asked: _Asked) -> Selection:
@@ -251,32 +226,44 @@ class Snapshot:
         for rank, plan in enumerate(ranks):
             if rank == 0 or plan:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
-        applied = []
+        applied, unreadable = [], []
         for name in sorted(chosen):
             rank, row = chosen[name]
             kind = _counted(row.key_kind, present)
-            if kind is None or row.scope not in ("*", scope) or not _covers(row, method):
+            if row.scope not in ("*", scope) or not _covers(row, method):
+                continue
+            # Of a row whose kind of key is unknown nobody can say that it is not meant for this request.
+            if kind is None and row.key_kind in COUNTED:
                 continue
             gone = [self.rows.scars[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.scars]
-            rule = self._apply(row, kind, [o for o in overrides if o.rule == name], gone, moved)
-            if rule is not None:
+            rule = self._apply(row, kind or GLOBAL_KEY, [o for o in overrides if o.rule == name], gone, moved)
+            if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))
+            elif rule is not None:
+                unreadable.append(rule)
         if method == "HEAD":
             applied = _for_head(applied)
-        return Selection(
-            _one_bill([(rank, rule) for rank, _row, rule in applied]), self.version if self.versioned else None
-        )
+        rules = _one_bill([(rank, rule) for rank, _row, rule in applied])
+        return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
 
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
-    ) -> AppliedRule | None:
+    ) -> AppliedRule | UnreadableRule | None:
         mode = next((o.mode for o in overrides if o.mode), row.mode)
         if mode == "off":
             return None
-        algorithm = _overridden(row, kind, overrides)
+        on_failure = row.on_failure or conf.FAILURE_POLICY
+        try:
+            algorithm = _overridden(row, kind, overrides)
+        except ValueError as error:
+            if not row.unreadable:
+                pks = ", ".join(str(override.pk) for override in overrides)
+                self.log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
+            return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
         if isinstance(algorithm, CalendarWindow):
-            now = self.made_at
-            self._lower(calendar.boundaries(algorithm.calendar_unit, algorithm.timezone, algorithm.anchor, now)[2])
+            now = self._clock()
+            unit, timezone, anchor = algorithm.calendar_unit, algorithm.timezone, algorithm.anchor
+            self._seen(now, calendar.boundaries(unit, timezone, anchor, now)[2])
         return AppliedRule(
             name=row.name,
             key="",
@@ -285,7 +272,7 @@ class Snapshot:
             meter=row.meter,
             mode=Mode.SHADOW if mode == "shadow" else Mode.ENFORCE,
             bills=row.bills,
-            on_failure=row.on_failure or conf.FAILURE_POLICY,
+            on_failure=on_failure,
             max_wait=row.max_wait,
             allotment=row.allotment,
             rule=row.pk,
@@ -293,6 +280,12 @@ class Snapshot:
             since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),
             plan=self.rows.plans.get(row.plan, ""),
         )
+
+    def log_once(self, message: str) -> None:
+        """Say what is wrong with these rows once, although their snapshots come and go."""
+        if message not in self.rows.logged:
+            self.rows.logged.add(message)
+            logger.error(message)
 
 
 def _covers(row: RuleRow, method: str) -> bool:
@@ -331,20 +324,14 @@ def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algori
     """The row's algorithm under the overrides' numbers, the first override that has one giving each.
 
     Numbers differ only for a count that is the override's own: a count that others share cannot have two limits.
+    Raises ValueError for numbers, or a row, that make no sense.
     """
     counted = "ip" if kind == "address" else kind
     numbers: dict[str, object] = {}
     for override in reversed(overrides):
         if counted in COVERS[override.key.partition(":")[0]]:
             numbers |= dict(override.numbers)
-    if not numbers:
-        return row.algorithm
-    try:
-        return row.with_numbers(numbers)
-    except ValueError as error:
-        pks = ", ".join(str(override.pk) for override in overrides)
-        logger.error("Overrides %s of rule %s make no sense and are not in force: %s", pks, row.name, error)
-        return row.algorithm
+    return row.with_numbers(numbers)
 
 
 def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:

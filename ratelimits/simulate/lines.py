@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ratelimits.engine.call import Op
 from ratelimits.engine.limits import Algorithm, SmoothBursty, SmoothWarmingUp, algorithm_from_json
 from ratelimits.engine.numbers import HORIZON, MICROSECONDS
-from ratelimits.engine.program import MOST_TERMS
+from ratelimits.engine.program import MAX_LIMITS
 
 #: Most permits that one line may name.
 MOST_COST = 2**40
@@ -134,8 +134,8 @@ def read_rules(data: Any) -> Rules:
     rules = data if isinstance(data, list) else [data]
     if not rules:
         raise ValueError("a list of rules needs at least one rule")
-    if len(rules) > MOST_TERMS:
-        raise ValueError(f"at most {MOST_TERMS} rules are decided together, not {len(rules)}")
+    if len(rules) > MAX_LIMITS:
+        raise ValueError(f"at most {MAX_LIMITS} rules are decided together, not {len(rules)}")
     return tuple(algorithm_from_json(rule) for rule in rules)
 
 

@@ -10,7 +10,7 @@ from ratelimits.engine.limits import Gcra, Mode, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.rules.loader import Loader
-from ratelimits.rules.snapshot import AppliedRule
+from ratelimits.rules.selection import AppliedRule
 from tests.rows import rule
 from tests.rules.conftest import Clock
 
@@ -146,7 +146,9 @@ class TestWhatApplies:
         rule("bad", "calendar_window")
         Rule.objects.filter(name="bad").update(timezone="Mars/Olympus")
         assert names(loader) == ["good"]
-        assert "makes no sense and is not in force: unknown time zone" in caplog.text
+        assert [one.name for one in loader.current().select("*", "GET", KEY).unreadable] == ["bad"]
+        loader.current().applicable("search", "POST", USER)
+        assert caplog.text.count("is not in force, its failure policy decides: unknown time zone") == 1
 
 
 class TestPrecedence:
@@ -225,13 +227,25 @@ class TestPrecedence:
         KeyOverride.objects.create(key="ip:203.0.113.9", rule="burst", capacity=99)
         assert (capacity(loader, ADDRESS), capacity(loader, KEY)) == (99, 10)
 
-    def test_an_override_that_no_longer_fits_is_said_and_left_out(
+    def test_under_an_override_that_no_longer_fits_the_failure_policy_decides_and_that_is_said_once(
         self, loader: Loader, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rule(capacity=10)
+        rule(capacity=10, on_failure="deny")
         KeyOverride.objects.create(key="user:1", rule="burst", capacity=20, rate=0)
-        assert capacity(loader, USER) == 10
-        assert "rate must be above 0" in caplog.text
+        selections = [loader.reload().select(scope, "GET", USER) for scope in ("*", "search")]
+        loader.forget()
+        selections.append(loader.reload().select("*", "GET", USER))
+        assert {(one.rules, one.unreadable[0][0], one.unreadable[0].refuses) for one in selections} == {
+            ((), "burst", True)
+        }
+        assert capacity(loader, ADDRESS) == 10
+        assert caplog.text.count("rate must be above 0") == 2, "once for each time that the rows were read"
+
+    def test_an_override_of_capacity_zero_blocks_whatever_else_the_rule_says(self, loader: Loader) -> None:
+        rule(capacity=10, initial="5")
+        KeyOverride(key="user:1", rule="burst", capacity=0).full_clean()
+        KeyOverride.objects.create(key="user:1", rule="burst", capacity=0)
+        assert (capacity(loader, USER), capacity(loader, ADDRESS)) == (0, 10)
 
     def test_at_most_one_rule_bills_a_count_that_of_the_nearest_plan(self, loader: Loader) -> None:
         pro, team = (Plan.objects.create(name=name, slug=name) for name in ("pro", "team"))
