@@ -6,15 +6,17 @@ Rule.clean() and KeyOverride.clean() come here; the admin and rules as code both
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
-from ratelimits.engine.limits import Algorithm, fields_of
+from ratelimits.engine.limits import fields_of
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models.crowding import too_many
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
@@ -34,7 +36,7 @@ _ADVICE = {
 def check_rule(rule: Rule) -> None:
     """ValidationError, with all that is wrong, unless the rule makes sense and gets along with the others."""
     errors = _parameters(rule) or _overrides_of(rule)
-    errors |= _name(rule) | _billing(rule) | _allotment(rule)
+    errors |= _name(rule) | _billing(rule) | _allotment(rule) | _crowd(rule)
     if errors:
         raise ValidationError(errors)
 
@@ -104,7 +106,7 @@ def _overrides_of(rule: Rule) -> Errors:
     for numbers in rows.values_list(*KeyOverride.NUMBERS).distinct():
         changes = {name: n for name, n in zip(KeyOverride.NUMBERS, numbers, strict=True) if n is not None}
         try:
-            check_numbers(rule, changes)
+            rule.with_numbers(changes)
         except ValueError as error:
             shown = ", ".join(f"{name} {number(n)}" for name, n in changes.items())
             message = _("An override of this rule (%(shown)s) would no longer fit: %(error)s. Change it first.")
@@ -119,6 +121,17 @@ def _name(rule: Rule) -> Errors:
         return {}
     message = _("Rename it: “%(name)s” and “%(twin)s” would be kept under the same number in Redis (crc32).")
     return {"name": [message % {"name": rule.name, "twin": twin}]}
+
+
+def _crowd(rule: Rule) -> Errors:
+    crowd = too_many(conf.DATABASE, rule)
+    if crowd is None:
+        return {}
+    message = _(
+        "With this rule a request in scope “%(scope)s” could meet %(count)s rules, and a decision takes at most "
+        "%(most)s: switch others off, delete them, or give them other scopes first."
+    )
+    return {NON_FIELD_ERRORS: [message % {"scope": crowd.scope, "count": crowd.rules, "most": MAX_LIMITS}]}
 
 
 def _billing(rule: Rule) -> Errors:
@@ -164,14 +177,6 @@ def _allotment(rule: Rule) -> Errors:
     return {"allotment": [message]}
 
 
-def check_numbers(rule: Rule, changes: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of a rule under an override's numbers; ValueError says what is wrong."""
-    for name in changes:
-        if name not in fields_of(rule.algorithm):
-            raise ValueError(f"{name} means nothing to {rule}, a {rule.get_algorithm_display()}")
-    return rule.to_algorithm(**changes)
-
-
 def check_override(override: KeyOverride) -> None:
     """ValidationError if no rule could follow it, it changes nothing, or it meets another one in time."""
     changes = override.changes()
@@ -200,7 +205,7 @@ def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None
         shown = {"rule": rule, "whose": WHOSE[rule.key_kind](), "key": override.key}
         raise ValidationError(message % shown)
     try:
-        check_numbers(rule, changes)
+        rule.with_numbers(changes)
     except ValueError as error:
         field = next((name for name in changes if str(error).startswith(name)), next(iter(changes)))
         raise ValidationError({field: f"{error}."}) from error

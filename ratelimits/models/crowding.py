@@ -1,0 +1,82 @@
+"""How many rules one request could meet: a decision takes MAX_LIMITS at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models.rules import Rule, split_scope
+
+
+class Crowd(NamedTuple):
+    """The most rules that a request in `scope` could meet."""
+
+    rules: int
+    scope: str
+
+
+class _Row(NamedTuple):
+    name: str
+    plan: int
+    scope: str
+    methods: frozenset[str]
+
+
+def too_many(using: str, edited: Rule | None = None) -> Crowd | None:
+    """Return what a request could meet if that is more than a decision takes, else None.
+
+    With `edited`, a row that is not saved yet, only of requests that this rule would apply to. A request may be on a
+    key's plan and on an account's: their rules come on top of the default ones, or in their place if they share names.
+    """
+    rules = Rule.objects.using(using).exclude(mode=Rule.Mode.OFF)
+    if edited is not None:
+        if edited.mode == Rule.Mode.OFF:
+            return None
+        rules = rules.exclude(pk=edited.pk)
+    values: list[tuple[str, int | None, str]] = list(rules.order_by().values_list("name", "plan", "scope"))
+    if edited is not None:
+        values.append((edited.name, edited.plan_id, edited.scope))
+    rows = [_Row(name, plan or 0, *split_scope(scope)) for name, plan, scope in values]
+    if len({row.name for row in rows}) <= MAX_LIMITS:
+        return None
+    own = rows[-1] if edited is not None else None
+    found = max((_most(rows, scope, method, own) for scope, method in _requests(rows, own)), default=Crowd(0, "*"))
+    return found if found.rules > MAX_LIMITS else None
+
+
+def _requests(rows: Iterable[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
+    """The scopes and methods by which requests differ, "" for a method that no rule names."""
+    rows = list(rows)
+    scopes = {row.scope for row in rows} | {"*"}
+    if own is not None and own.scope != "*":
+        scopes = {own.scope}
+    methods = sorted({method for row in rows for method in row.methods} | {""})
+    for scope in sorted(scopes):
+        for method in methods:
+            if own is None or _applies(own, scope, method):
+                yield scope, method
+
+
+def _applies(row: _Row, scope: str, method: str) -> bool:
+    return row.scope in ("*", scope) and (not row.methods or method in row.methods)
+
+
+def _most(rows: Iterable[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
+    default: set[str] = set()
+    plans: dict[int, set[str]] = {}
+    for row in rows:
+        if _applies(row, scope, method):
+            (plans.setdefault(row.plan, set()) if row.plan else default).add(row.name)
+    further = {plan: names - default for plan, names in plans.items()}
+    if own is not None and own.plan:
+        first = further.get(own.plan, set())
+        most = max((len(first | names) for names in further.values()), default=0)
+    else:
+        sizes = sorted(map(len, further.values()), reverse=True)
+        most = sum(sizes[:2])
+        if len(default) + most > MAX_LIMITS and len(sizes) > 1:
+            # Plans mostly have rules of the same names: only then is it worth while to look at each two of them.
+            most = max(len(one | other) for one, other in combinations(further.values(), 2))
+    return Crowd(len(default) + most, scope)

@@ -1,0 +1,93 @@
+"""System checks of what the database says, for `manage.py check --database default` and before a migration.
+
+Forms refuse what makes no sense. Raw SQL, fixtures and bulk edits do not ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
+from django.db.models import Min
+
+from ratelimits.conf import conf
+from ratelimits.engine import calendar
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models import Account, KeyOverride, Rule
+from ratelimits.models.crowding import too_many
+
+
+@checks.register("ratelimits", checks.Tags.database)
+def check_rows(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Return an error for each row that is not in force, and one for more rules than a decision takes."""
+    using = conf.DATABASE
+    if using not in (databases or ()) or using not in connections:
+        return []
+    try:
+        with transaction.atomic(using):
+            return [*_rules(using), *_overrides(using), *_accounts(using), *_crowd(using)]
+    except DatabaseError:
+        return []  # not migrated yet, or away, which others say
+
+
+def _rules(using: str) -> Iterator[checks.CheckMessage]:
+    for rule in Rule.objects.using(using).select_related("plan").order_by("pk"):
+        reason = rule.unreadable()
+        if reason:
+            yield checks.Error(
+                f"Rule {rule.pk} ({rule}) is not in force: {reason}.",
+                hint="Correct or delete it in the admin. Until then its failure policy decides in its place.",
+                obj=rule,
+                id="ratelimits.E020",
+            )
+
+
+def _overrides(using: str) -> Iterator[checks.CheckMessage]:
+    """One error for each way in which numbers do not fit a rule, by the first override that has them."""
+    rules: dict[str, list[Rule]] = {}
+    for rule in Rule.objects.using(using):
+        if not rule.unreadable():
+            rules.setdefault(rule.name, []).append(rule)
+    rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
+    for row in rows:
+        numbers = {name: row[name] for name in KeyOverride.NUMBERS if row[name] is not None}
+        for rule in rules.get(row["rule"], []) if numbers else []:
+            try:
+                rule.with_numbers(numbers)
+            except ValueError as error:
+                yield checks.Error(
+                    f"Override {row['first']} of rule {rule} is not in force: {error}.",
+                    hint="Correct or delete it, and others with these numbers. Until then the rule's failure policy"
+                    " decides on requests of their keys.",
+                    id="ratelimits.E021",
+                )
+                break
+
+
+def _accounts(using: str) -> Iterator[checks.CheckMessage]:
+    rows = Account.objects.using(using).order_by().values_list("timezone", "billing_anchor").annotate(first=Min("pk"))
+    for timezone, anchor, first in rows:
+        try:
+            calendar.boundaries("month", timezone, anchor or None, 10**15)
+        except ValueError as error:
+            yield checks.Error(
+                f"The billing periods of account {first} cannot be told: {error}.",
+                hint="Correct its time zone or billing anchor. Until then its usage is booked by months in UTC.",
+                id="ratelimits.E022",
+            )
+
+
+def _crowd(using: str) -> Iterator[checks.CheckMessage]:
+    crowd = too_many(using)
+    if crowd is not None:
+        yield checks.Error(
+            f"A request in scope {crowd.scope!r} could meet {crowd.rules} rules; at most {MAX_LIMITS} are decided.",
+            hint="Switch some off, delete them, or give them other scopes. Until then the failure policy decides.",
+            id="ratelimits.E023",
+        )

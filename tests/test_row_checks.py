@@ -1,0 +1,101 @@
+"""Rows that make no sense: an error of `manage.py check`, and shown in the admin; and how many rules are too many."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.core import checks
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.test import Client
+
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models import Account, KeyOverride, Plan, Rule
+from ratelimits.models.crowding import too_many
+from tests.rows import rule, unsaved
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ids() -> list[str]:
+    found = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+    return [str(one.id) for one in found if str(one.id).startswith("ratelimits.")]
+
+
+def test_what_makes_sense_is_no_error() -> None:
+    rule(capacity=0)
+    KeyOverride.objects.create(key="user:1", rule="burst", capacity=0)
+    Account.objects.create(identifier="1", timezone="Europe/Paris", billing_anchor="2026-01-31T06:00")
+    assert ids() == []
+
+
+def test_a_rule_an_override_and_an_account_that_cannot_be_read_are_errors_of_the_command() -> None:
+    rule()
+    rule("broken", "calendar_window")
+    Rule.objects.filter(name="broken").update(timezone="Mars/Olympus")
+    KeyOverride.objects.create(key="user:1", rule="burst", rate=0)
+    Account.objects.create(identifier="1")
+    Account.objects.update(billing_anchor="the 31st")
+    assert ids() == ["ratelimits.E020", "ratelimits.E021", "ratelimits.E022"]
+    with pytest.raises(SystemCheckError, match="unknown time zone 'Mars/Olympus'"):
+        call_command("check", databases=["default"], stderr=StringIO())
+
+
+def test_without_the_database_nothing_is_asked() -> None:
+    rule("broken", "calendar_window")
+    Rule.objects.update(timezone="Mars/Olympus")
+    assert checks.run_checks(tags=["ratelimits"]) == []
+
+
+def test_the_admin_shows_that_it_is_not_in_force_and_why(admin_client: Client) -> None:
+    row = rule("broken", "calendar_window")
+    Rule.objects.update(timezone="Mars/Olympus")
+    for url in ("/admin/ratelimits/rule/", f"/admin/ratelimits/rule/{row.pk}/change/"):
+        page = admin_client.get(url).content.decode()
+        assert "not in force: unknown time zone &#x27;Mars/Olympus&#x27;" in page
+
+
+class TestTooMany:
+    def test_a_rule_too_many_is_refused_with_the_number_and_what_to_do(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(MAX_LIMITS))
+        with pytest.raises(ValidationError) as refused:
+            unsaved("more", scope="search").full_clean()
+        [said] = refused.value.messages
+        assert "in scope “search” could meet 121 rules, and a decision takes at most 120: switch others off" in said
+        unsaved("more", mode="off").full_clean()
+        Rule.objects.filter(name="r0").update(mode="off")
+        unsaved("more", scope="search").full_clean()
+        assert ids() == []
+
+    def test_an_edit_of_one_that_is_there_is_not_counted_twice(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(MAX_LIMITS))
+        row = Rule.objects.get(name="r7")
+        row.capacity = 99
+        row.full_clean()
+
+    def test_other_scopes_and_methods_are_not_together(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"a{n}", scope="a") for n in range(70))
+        Rule.objects.bulk_create(unsaved(f"b{n}", scope="b:GET") for n in range(70))
+        Rule.objects.bulk_create(unsaved(f"c{n}", scope="b:POST") for n in range(70))
+        unsaved("more").full_clean()
+        assert ids() == []
+        Rule.objects.bulk_create(unsaved(f"d{n}") for n in range(60))
+        assert too_many("default") == (130, "b")
+        assert ids() == ["ratelimits.E023"]
+
+    def test_a_key_plan_and_an_account_plan_come_together_but_not_rules_of_one_name(self) -> None:
+        plans = [Plan.objects.create(name=name, slug=name) for name in ("a", "b", "c")]
+        for plan in plans:
+            Rule.objects.bulk_create(unsaved(f"r{n}", plan=plan) for n in range(100))
+        Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(100))
+        assert too_many("default") is None
+        Rule.objects.bulk_create(unsaved(f"a{n}", plan=plans[0]) for n in range(10))
+        Rule.objects.bulk_create(unsaved(f"b{n}", plan=plans[1]) for n in range(10))
+        assert too_many("default") is None
+        with pytest.raises(ValidationError, match="could meet 121 rules"):
+            unsaved("more", plan=plans[0]).full_clean()
+        with pytest.raises(ValidationError, match="could meet 121 rules"):
+            unsaved("more").full_clean()
+        unsaved("more", plan=plans[2]).full_clean()
