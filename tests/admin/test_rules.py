@@ -69,7 +69,7 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
     ("typed", "field", "said"),
     [
         ({"rate": "0"}, "rate", "rate must be above 0, not 0. Write how many permits come back per period, such as 5."),
-        ({"capacity": "0"}, "capacity", "Write how many permits can be taken at once, such as 10."),
+        ({"capacity": "-1"}, "capacity", "Write how many permits can be taken at once, such as 10."),
         ({"capacity": ""}, "capacity", "Write how many permits can be taken at once, such as 10."),
         ({"algorithm": "leaky_bucket_queue"}, "max_wait", "Say how many seconds a request may wait, such as 2."),
         (
