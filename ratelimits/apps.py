@@ -14,6 +14,7 @@ class RatelimitsConfig(AppConfig):
 
     def ready(self) -> None:
         from ratelimits import background, checks, row_checks, stop_signals, witness  # noqa: F401  (the system checks)
+        from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.usage import totals
 
         witness.write_with(totals.write)
