@@ -57,6 +57,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     from benchmarks import ours
     from ratelimits import quota
     from ratelimits.engine.server import server
+    from ratelimits.models import Rule
     from ratelimits.models.versions import editing
 
     rows = [
@@ -67,7 +68,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         ours.row("local-address", "month", "away", "ip", on_failure="local"),
     ]
     with editing("default"):
-        ours.Rule.objects.bulk_create(rows)
+        Rule.objects.bulk_create(rows)
     quota.check(invented("warm", 0), "admitted", "GET")
     about = report.machine(redis_server.url)
     before = resident_mb()

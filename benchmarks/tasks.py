@@ -127,7 +127,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     before, behind = rest[:place], rest[place + 1 :]
 
     async def decide() -> object:
-        check(await client.evalsha(sha.decode(), keys, *before, nonce(), *behind))  # type: ignore[misc]
+        check(await client.evalsha(sha.decode(), keys, *before, nonce(), *behind))
         return True
 
     try:
