@@ -11,9 +11,10 @@ import pytest
 import redis
 from django.db import connection
 
-from ratelimits import quota, rules
+from ratelimits import quota, routes, rules
 from ratelimits.embedded import free_port
 from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import Answer
@@ -71,9 +72,9 @@ class TestCapacityZero:
         assert not check(WHO).allowed
         known = rules.current()
         # As another process does: this one is told of nothing.
-        published = quota.publications()
+        published = publications()
         Rule.objects.update(capacity=3)
-        quota.routes.by(known).publications = published + 1
+        routes.by(known).publications = published + 1
         assert not check(WHO).allowed
         quota.sender.flush()
         assert check(WHO).allowed
@@ -190,9 +191,9 @@ class TestUnreadable:
                 if connection.vendor == "sqlite":
                     cursor.execute("PRAGMA ignore_check_constraints = OFF")
                 else:
-                    for constraint in Rule._meta.constraints:
-                        if constraint.name in ("ratelimits_rule_complete", "ratelimits_rule_key_kind"):
-                            cursor.execute(str(constraint.create_sql(Rule, connection.schema_editor())))
+                    for dropped in Rule._meta.constraints:
+                        if dropped.name in ("ratelimits_rule_complete", "ratelimits_rule_key_kind"):
+                            cursor.execute(str(dropped.create_sql(Rule, connection.schema_editor())))
 
     def test_an_override_that_cannot_be_read_concerns_its_key_alone(self, check: Check) -> None:
         rule(on_failure="deny")
