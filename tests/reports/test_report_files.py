@@ -13,6 +13,7 @@ import openpyxl
 import pytest
 from django.core.management import CommandError, call_command
 
+from ratelimits.reports.exports import FORMATS, Format
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import flow
 
@@ -40,6 +41,19 @@ def test_the_format_is_what_the_file_s_name_ends_in(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "november.json").read_text())["lines"][0]["overage_quantity"] == "2"
     assert openpyxl.load_workbook(tmp_path / "november.xlsx").active["E2"].value == "acme"
     assert json.loads((tmp_path / "november.ndjson").read_text())["subject"] == "acme"
+
+
+def test_no_two_formats_write_files_of_one_name() -> None:
+    assert len({form.suffix for form in FORMATS.values()}) == len(FORMATS)
+
+
+@pytest.mark.usefixtures("_finalised")
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_a_file_named_as_downloads_are_is_of_that_format(form: Format, tmp_path: Path) -> None:
+    named, asked = tmp_path / f"Usage-2026-11{form.suffix.upper()}", tmp_path / "asked"
+    report(output=str(named))
+    report(output=str(asked), format=form.name)
+    assert named.read_bytes() == asked.read_bytes()
 
 
 @pytest.mark.usefixtures("_finalised")

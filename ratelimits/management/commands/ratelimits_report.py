@@ -12,7 +12,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
-from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import rows, statements
@@ -63,8 +63,7 @@ class Command(BaseCommand):
 
 def _format(name: str | None, output: str | None) -> Format:
     if name is None:
-        suffix = Path(output or "").suffix.lower()
-        name = next((each.name for each in FORMATS.values() if each.suffix == suffix), "csv")
+        return named(Path(output or "").name) or FORMATS["csv"]
     return FORMATS[name]
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from ratelimits.reports.exports import cloudevents, csv, json, xlsx
 from ratelimits.reports.rows import Row
 
-__all__ = ["FORMATS", "Format", "installed"]
+__all__ = ["FORMATS", "Format", "installed", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Format:
 
     name: str
     label: str
+    #: What its files end in: no two formats write files of one name.
     suffix: str
     content_type: str
     stream: Callable[[Iterable[Row]], Iterator[bytes]]
@@ -44,6 +45,13 @@ FORMATS = {
     for each in (
         Format("csv", "CSV", ".csv", "text/csv; charset=utf-8", csv.stream),
         Format(
+            "csv-spreadsheet",
+            "CSV for spreadsheets",
+            ".spreadsheet.csv",
+            "text/csv; charset=utf-8",
+            csv.stream_for_spreadsheets,
+        ),
+        Format(
             "xlsx",
             "XLSX",
             ".xlsx",
@@ -53,7 +61,13 @@ FORMATS = {
             extra="xlsx",
         ),
         Format("json", "JSON", ".json", "application/json", json.stream),
-        Format("cloudevents", "CloudEvents", ".json", "application/cloudevents-batch+json", cloudevents.stream),
+        Format(
+            "cloudevents",
+            "CloudEvents",
+            ".cloudevents.json",
+            "application/cloudevents-batch+json",
+            cloudevents.stream,
+        ),
         Format(
             "cloudevents-ndjson", "CloudEvents, one a line", ".ndjson", "application/x-ndjson", cloudevents.stream_lines
         ),
@@ -64,3 +78,10 @@ FORMATS = {
 def installed() -> list[Format]:
     """The formats that can be written here."""
     return [each for each in FORMATS.values() if not each.missing]
+
+
+def named(file: str) -> Format | None:
+    """Return the format that a file's name ends in, by the longest suffix that fits; None if none does."""
+    name = file.lower()
+    fitting = [each for each in FORMATS.values() if name.endswith(each.suffix)]
+    return max(fitting, key=lambda each: len(each.suffix), default=None)

@@ -1,16 +1,37 @@
-"""Report rows as CSV: RFC 4180 with a header line, in UTF-8, lines ended by a line feed, formulae neutralised."""
+"""Report rows as CSV: RFC 4180 with a header line, in UTF-8, lines ended by a line feed, formulae neutralised.
+
+Two formats: `stream` leaves every harmless text as it is, for programs; `stream_for_spreadsheets` also marks texts that
+a spreadsheet would show as something else, such as a batch range that reads as a time of day.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
 
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
 
-#: What a spreadsheet takes for the start of a formula.
-_FORMULA = frozenset("=+-@\t\r\n")
+#: Signs that start a formula, also in the full width that East Asian spreadsheets take for the same.
+_SIGNS = "=+\\-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+#: What ends a cell within a text, if the spreadsheet reads with another separator than the comma.
+_ENDS = ";|\\t\\r\\n"
+#: Where a text needs an apostrophe: in front, and after each such end, if a formula would begin there.
+_FORMULA = re.compile(f'^(?=[{_SIGNS}\\t\\r\\n])|(?<=[{_ENDS}])(?=[ "]*[{_SIGNS}])')
+#: Found in the line of every row with such a text, and seldom in others.
+_SUSPECT = re.compile(f'(?:^|[,{_ENDS}])[ "]*[{_SIGNS}\\t\\r\\n]')
+#: Texts that a spreadsheet takes for a number, a moment or a truth value. They have a digit and at most one word.
+_MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
+#: Spreadsheets keep 15 digits of a number.
+_DIGITS = 15
+#: Excel reads a file without this mark in the encoding of the machine.
+_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _TEXTS = [index for index, name in enumerate(COLUMNS) if name not in QUANTITIES | MOMENTS]
+_SHOWN = [index for index in _TEXTS if COLUMNS[index] != "limit"]
+_NUMBERS = [index for index, name in enumerate(COLUMNS) if name in QUANTITIES or name == "limit"]
 _COMMAS = len(COLUMNS) - 1
 
 
@@ -23,24 +44,45 @@ class _Line:
 
 def stream(rows: Iterable[Row]) -> Iterator[bytes]:
     """The rows as a CSV file, in chunks; reads only a little ahead of what it has given away."""
-    return encoded(_lines(rows))
+    return encoded(_lines(rows, Row.texts))
+
+
+def stream_for_spreadsheets(rows: Iterable[Row]) -> Iterator[bytes]:
+    """The same for people: it begins with a byte order mark, and what a spreadsheet would misread stays text."""
+    return encoded(chain([_MARK], _lines(rows, _shown_as_text)))
 
 
 def neutral(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: what looks like one gets an apostrophe in front."""
-    return f"'{text}" if text[:1] in _FORMULA else text
+    """Text in which no spreadsheet finds a formula: an apostrophe stands where one would begin."""
+    return _FORMULA.sub("'", text)
 
 
-def _lines(rows: Iterable[Row]) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def _as_text(text: str) -> str:
+    return f"'{text}" if _MISREAD.fullmatch(text) else text
+
+
+def _shown_as_text(row: Row) -> list[str]:
+    values = row.texts()
+    for index in _SHOWN:
+        values[index] = _as_text(values[index])
+    for index in _NUMBERS:
+        if len(values[index]) > _DIGITS:
+            values[index] = f"'{values[index]}"
+    return values
+
+
+def _lines(rows: Iterable[Row], texts: Callable[[Row], list[str]]) -> Iterator[str]:
     # The writer quotes what is in its line end: told of CR LF, it quotes a lone CR too, which readers end lines at.
     write = csv.writer(_Line(), lineterminator="\r\n").writerow
     yield _ended(write(COLUMNS))
     for row in rows:
-        values = row.texts()
-        for index in _TEXTS:
-            if values[index][:1] in _FORMULA:
-                values[index] = neutral(values[index])
+        values = texts(row)
         line = ",".join(values)
+        if _SUSPECT.search(line):
+            for index in _TEXTS:
+                values[index] = neutral(values[index])
+            line = ",".join(values)
         if line.count(",") == _COMMAS and '"' not in line and "\n" not in line and "\r" not in line:
             yield f"{line}\n"  # what the writer would write, in a third of the time
         else:
