@@ -1,13 +1,13 @@
 """Report rows as an Excel workbook, by XlsxWriter in its constant memory mode: the same rows give the same bytes.
 
 Numbers are numbers, moments are dates (in UTC, shown as the other formats write them), and all else is text, in which
-nothing is a formula or a link. What a sheet has no room for goes on in a further one.
+nothing is a formula or a link. What a sheet has no room for goes on in a further one. The second sheet has the totals.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -53,6 +53,9 @@ _GAP_WIDTH, _LINE_HEIGHT = _WIDTHS["durability_gap"] - 6, 15
 #: A line is printed across so many A4 pages, at which it is legible; each of them has its key.
 _PAGES_ACROSS = 4
 _ON_EVERY_PAGE = COLUMNS.index("key")
+#: What the lines of a total have in common, and what is added up.
+_SUBJECT = ("account", "status", "meter", "unit")
+_ADDED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
 #: What XML has no way to say.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -86,40 +89,77 @@ def _write(rows: Iterable[Row], path: Path) -> None:
 
 
 def _fill(book: Any, rows: Iterable[Row]) -> None:
-    headers = [book.add_format(_HEADER | {"align": column.align}) for column in _COLUMNS]
-    styles = [
-        book.add_format(_CELL | {"align": column.align, "num_format": column.shown, "text_wrap": column.wraps})
-        for column in _COLUMNS
-    ]
-    sheet, number = _sheet(book, headers, styles), 0
+    report = _Table(book, "Report", COLUMNS, _PAGES_ACROSS)
+    totals = _Table(book, "Totals", (*_SUBJECT, *_ADDED))
+    for total in _totals(rows, report):
+        totals.add(total)
+    report.finish()
+    totals.finish()
+
+
+def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[str | int]]:
+    """Add the rows to the report, and give the totals of each account once its last row has passed.
+
+    Rows come account by account, so no more is held than one account's meters.
+    """
+    account, sums = "", dict[tuple[str, ...], list[int]]()
     for row in rows:
-        if number == SHEET_ROWS - 1:
-            _finish(sheet, number)
-            sheet, number = _sheet(book, headers, styles), 0
-        number += 1
-        if len(row.durability_gap) > _GAP_WIDTH:
-            sheet.set_row(number, _height(row.durability_gap))
-        for index, (column, value) in enumerate(zip(_COLUMNS, row, strict=True)):
-            column.write(sheet, number, index, value)
-    _finish(sheet, number)
+        if row.account != account:
+            yield from ([*subject, *added] for subject, added in sorted(sums.items()))
+            account, sums = row.account, {}
+        added = sums.setdefault((account, row.status, row.meter, row.unit), [0] * len(_ADDED))
+        for index, name in enumerate(_ADDED):
+            added[index] += getattr(row, name)
+        report.add(row, _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None)
+    yield from ([*subject, *added] for subject, added in sorted(sums.items()))
 
 
-def _sheet(book: Any, headers: list[Any], styles: list[Any]) -> Any:
-    count = len(book.worksheets())
-    sheet = book.add_worksheet(f"Report {count + 1}" if count else "Report")
-    for index, name in enumerate(COLUMNS):
-        sheet.set_column(index, index, _COLUMNS[index].width, styles[index])
-        sheet.write_string(0, index, name, headers[index])
-    sheet.freeze_panes(1, 0)
-    sheet.repeat_rows(0)
-    sheet.set_landscape()
-    sheet.set_paper(9)  # A4
-    sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.6)
-    sheet.fit_to_pages(_PAGES_ACROSS, 0)
-    sheet.repeat_columns(_ON_EVERY_PAGE)
-    sheet.print_across()
-    sheet.set_footer("&R&P / &N")
-    return sheet
+class _Table:
+    """A header and rows, on a sheet of this title and, when it is full, on further ones."""
+
+    def __init__(self, book: Any, title: str, names: Sequence[str], pages_across: int = 1) -> None:
+        self._book, self._title, self._names, self._pages_across = book, title, names, pages_across
+        self._columns = [_column(name) for name in names]
+        self._headers = [book.add_format(_HEADER | {"align": column.align}) for column in self._columns]
+        self._styles = [
+            book.add_format(_CELL | {"align": column.align, "num_format": column.shown, "text_wrap": column.wraps})
+            for column in self._columns
+        ]
+        self._count = 0
+        self._begin()
+
+    def add(self, values: Sequence[str | int], height: int | None = None) -> None:
+        """Write a row; `height` in points, by default that of one line."""
+        if self._rows == SHEET_ROWS - 1:
+            self.finish()
+            self._begin()
+        self._rows += 1
+        if height is not None:
+            self._sheet.set_row(self._rows, height)
+        for index, (column, value) in enumerate(zip(self._columns, values, strict=True)):
+            column.write(self._sheet, self._rows, index, value)
+
+    def finish(self) -> None:
+        """Make what was written on this sheet what is filtered and printed."""
+        self._sheet.autofilter(0, 0, self._rows, len(self._names) - 1)
+        self._sheet.print_area(0, 0, self._rows, len(self._names) - 1)
+
+    def _begin(self) -> None:
+        self._count, self._rows = self._count + 1, 0
+        self._sheet = sheet = self._book.add_worksheet(self._title + (f" {self._count}" if self._count > 1 else ""))
+        for index, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
+            sheet.set_column(index, index, column.width, self._styles[index])
+            sheet.write_string(0, index, name, self._headers[index])
+        sheet.freeze_panes(1, 0)
+        sheet.repeat_rows(0)
+        sheet.set_landscape()
+        sheet.set_paper(9)  # A4
+        sheet.set_margins(left=0.3, right=0.3, top=0.4, bottom=0.6)
+        sheet.fit_to_pages(self._pages_across, 0)
+        if self._pages_across > 1:
+            sheet.repeat_columns(_ON_EVERY_PAGE)
+            sheet.print_across()
+        sheet.set_footer("&R&P / &N")
 
 
 @lru_cache(maxsize=256)
@@ -127,11 +167,6 @@ def _height(text: str) -> int:
     """How high a row must be for a text that is wrapped: not all who open it work that out. Excel's most is 409."""
     lines = wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False)
     return min(_LINE_HEIGHT * len(lines), 409)
-
-
-def _finish(sheet: Any, rows: int) -> None:
-    sheet.autofilter(0, 0, rows, len(COLUMNS) - 1)
-    sheet.print_area(0, 0, rows, len(COLUMNS) - 1)
 
 
 def _text(sheet: Any, row: int, column: int, text: str) -> None:
@@ -200,6 +235,3 @@ def _column(name: str) -> _Column:
         return _Column(_number, width, "right", "#,##0" if name.endswith(("_quantity", "_count")) else "0")
     # The last column: its text would run on into pages of its own.
     return _Column(_text, width, wraps=name == COLUMNS[-1])
-
-
-_COLUMNS = tuple(map(_column, COLUMNS))

@@ -52,7 +52,11 @@ def test_a_line_is_printed_across_pages_each_with_its_header_and_the_key(convert
     path = converted([ROW, *rows(50)], "pdf")
     text = text_of(path, "-layout")
     pages = [page.splitlines() for page in text.split("\f") if page.strip()]
-    assert len(pages) == 4, "a line takes four pages side by side, and 51 lines as much as one below"
+    assert len(pages) == 4 + 1, (
+        "a line takes four pages side by side, and 51 lines as much as one below; then the totals"
+    )
+    *pages, totals = pages
+    assert totals[0].split()[:2] == ["account", "status"]
     headers = [page[0].split() for page in pages]
     assert [name for header in headers for name in header if name != "key" or header is headers[0]] == list(COLUMNS)
     assert all("key" in header for header in headers)

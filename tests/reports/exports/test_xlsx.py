@@ -12,7 +12,7 @@ import pytest
 from openpyxl.utils.escape import unescape
 
 from ratelimits.reports.exports import FORMATS, xlsx
-from ratelimits.reports.rows import COLUMNS, QUANTITIES, Row
+from ratelimits.reports.rows import COLUMNS, PROVISIONAL, QUANTITIES, Row
 from tests.reports.exports.samples import AWKWARD, ROW, awkward, rows
 
 TEXT, NUMBER = "inlineStr", "n"
@@ -32,7 +32,7 @@ def cells(sheet: Any, row: int) -> dict[str, Any]:
 
 def test_a_report_is_a_sheet_with_a_frozen_header_that_can_be_filtered() -> None:
     book = opened(ROW, ROW)
-    (sheet,) = book.worksheets
+    sheet = book.worksheets[0]
     assert sheet.title == "Report"
     assert tuple(cell.value for cell in sheet[1]) == COLUMNS
     assert all(cell.font.bold for cell in sheet[1])
@@ -40,7 +40,7 @@ def test_a_report_is_a_sheet_with_a_frozen_header_that_can_be_filtered() -> None
 
 
 def test_every_column_is_wide_enough_for_its_name() -> None:
-    (sheet,) = opened(ROW).worksheets
+    sheet, _totals = opened(ROW).worksheets
     for cell in sheet[1]:
         assert sheet.column_dimensions[cell.column_letter].width > len(cell.value)
 
@@ -56,7 +56,7 @@ def test_numbers_are_numbers_and_moments_are_dates_that_read_as_in_the_csv() -> 
 
 
 def test_all_that_may_be_typed_is_text_and_comes_back_as_it_was() -> None:
-    (sheet,) = opened(*awkward()).worksheets
+    sheet, _totals = opened(*awkward()).worksheets
     for number, text in enumerate(AWKWARD, 2):
         line = cells(sheet, number)
         for name in ("account", "key", "rule", "plan", "durability_gap"):
@@ -94,7 +94,7 @@ def test_what_a_spreadsheet_would_round_or_not_open_is_text(column: str, value: 
 
 def test_a_text_too_long_for_a_cell_says_that_it_was_cut() -> None:
     fits, long = "😀" * 16_383, "😀" * 16_384
-    (sheet,) = opened(ROW._replace(durability_gap=fits), ROW._replace(durability_gap=long)).worksheets
+    sheet, _totals = opened(ROW._replace(durability_gap=fits), ROW._replace(durability_gap=long)).worksheets
     assert cells(sheet, 2)["durability_gap"].value == fits
     cut = cells(sheet, 3)["durability_gap"].value
     assert cut.endswith("😀 … (cut: the CSV has all of it)")
@@ -106,22 +106,64 @@ def test_what_a_sheet_has_no_room_for_goes_on_in_the_next(monkeypatch: pytest.Mo
     book = opened(*rows(25))
     assert [(sheet.title, sheet.max_row) for sheet in book.worksheets] == [
         ("Report", 11),
+        ("Totals", 2),
         ("Report 2", 11),
         ("Report 3", 6),
     ]
-    keys = [cells(sheet, row)["key"].value for sheet in book.worksheets for row in range(2, sheet.max_row + 1)]
+    lines = [sheet for sheet in book.worksheets if sheet.title != "Totals"]
+    keys = [cells(sheet, row)["key"].value for sheet in lines for row in range(2, sheet.max_row + 1)]
     assert keys == [row.key for row in rows(25)]
     assert all(sheet.freeze_panes == "A2" for sheet in book.worksheets)
 
 
 def test_a_full_last_sheet_is_followed_by_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
-    assert len(opened(*rows(20)).worksheets) == 2
+    assert opened(*rows(20)).sheetnames == ["Report", "Totals", "Report 2"]
 
 
 def test_a_report_without_rows_is_its_header() -> None:
-    (sheet,) = opened().worksheets
-    assert (sheet.max_row, sheet.freeze_panes) == (1, "A2")
+    for sheet in opened().worksheets:
+        assert (sheet.max_row, sheet.freeze_panes) == (1, "A2")
+
+
+def totals(*found: Row) -> list[tuple[Any, ...]]:
+    """What the totals sheets have, the header first."""
+    sheets = [sheet for sheet in opened(*found).worksheets if sheet.title.startswith("Totals")]
+    return [row for sheet in sheets for row in sheet.iter_rows(values_only=True)]
+
+
+def test_the_second_sheet_has_the_totals_of_each_account_by_meter() -> None:
+    tokens = ROW._replace(meter="tokens", unit="tokens")
+    header, *lines = totals(
+        ROW._replace(account="Acme"),
+        ROW._replace(key="api_key:2", refunded_quantity=1, overage_quantity=2),
+        tokens,
+        ROW._replace(consumed_quantity=-3, included_quantity=-3, overage_quantity=0, charge_category="adjustment"),
+        ROW._replace(status=PROVISIONAL),
+        ROW._replace(account="zoë"),
+    )
+    names = ("account", "status", "meter", "unit")
+    quantities = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
+    assert header == names + quantities
+    assert lines == [
+        ("Acme", "final", "requests", "requests", 8, 5, 3, 0),
+        ("acme", "final", "requests", "requests", 5, 2, 2, 1),
+        ("acme", "final", "tokens", "tokens", 8, 5, 3, 0),
+        ("acme", "provisional", "requests", "requests", 8, 5, 3, 0),
+        ("zoë", "final", "requests", "requests", 8, 5, 3, 0),
+    ]
+
+
+def test_a_total_keeps_every_digit_and_its_account_is_no_formula() -> None:
+    large = ROW._replace(account="=1+1", consumed_quantity=10**15 - 1)
+    assert totals(large, large)[1][:5] == ("=1+1", "final", "requests", "requests", str(2 * 10**15 - 2))
+
+
+def test_totals_that_a_sheet_has_no_room_for_go_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xlsx, "SHEET_ROWS", 11)
+    found = [row._replace(account=f"a{number:02d}") for number, row in enumerate(rows(15))]
+    assert opened(*found).sheetnames == ["Report", "Totals", "Report 2", "Totals 2"]
+    assert [row[0] for row in totals(*found) if row[0] != "account"] == [row.account for row in found]
 
 
 def test_the_file_does_not_say_when_or_by_whom_it_was_made() -> None:
