@@ -97,7 +97,7 @@ def _fill(book: Any, rows: Iterable[Row]) -> None:
     totals.finish()
 
 
-def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[str | int]]:
+def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
     """Add the rows to the report, and give the totals of each account once its last row has passed.
 
     Rows come account by account, so no more is held than one account's meters.
@@ -128,7 +128,7 @@ class _Table:
         self._count = 0
         self._begin()
 
-    def add(self, values: Sequence[str | int], height: int | None = None) -> None:
+    def add(self, values: Sequence[object], height: int | None = None) -> None:
         """Write a row; `height` in points, by default that of one line."""
         if self._rows == SHEET_ROWS - 1:
             self.finish()
