@@ -9,6 +9,7 @@ import django
 import pytest
 import redis
 from django.conf import settings
+from django.core.management import get_commands
 
 from tests.servers import TestServers
 
@@ -65,6 +66,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def servers() -> TestServers:
     """The real servers of this session."""
     return _SERVERS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_flush() -> None:
+    """Have Django empty the tables after a test by a command that keeps what migrations make."""
+    from tests.database import Flush
+
+    get_commands()["flush"] = Flush()  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")
