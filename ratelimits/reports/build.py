@@ -160,6 +160,11 @@ def _plain_line(report: Report, number: int, name: str, key: str, meter: str) ->
     )
 
 
+def unused_line(report: Report) -> ReportLine:
+    """The line that says that an account used nothing: all zeros, without key, meter and rule."""
+    return _plain_line(report, 1, line_id(report_id(report.account, report.period_start), USAGE, "unused"), "", "")
+
+
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
     """The line of what a person added or took off."""
     name = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))

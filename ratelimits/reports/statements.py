@@ -11,13 +11,14 @@ from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
-from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, usage_lines
+from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, unused_line, usage_lines
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
 from ratelimits.reports.unknown import Unknown
+from ratelimits.reports.unused import candidates
 
 #: What a row has of its line; the rest is its report's.
 _OF_LINE = (
@@ -37,19 +38,23 @@ class Statement:
     rows: Iterable[Row]
 
 
-def statements(month: str, *, account: str | None = None, using: str | None = None) -> Iterator[Statement]:
+def statements(
+    month: str, *, account: str | None = None, using: str | None = None, all_accounts: bool = False
+) -> Iterator[Statement]:
     """The reports of all billing periods that start in a month like "2026-11", by account and start.
 
-    Of one account, or of all; finalised ones in their newest version. Memory stays bounded: a statement's rows must be
-    read before the next statement is asked for. Raises ValueError for what is no month.
+    Of one account, or of all; finalised ones in their newest version. With `all_accounts` also a line of zeros for each
+    account that has no other. Memory stays bounded: a statement's rows must be read before the next statement is asked
+    for. Raises ValueError for what is no month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
-    return heapq.merge(
+    used = heapq.merge(
         _final(using, month, account, start, end),
         _provisional(using, month, account, start, end),
         key=lambda found: (found.report.account, found.report.period_start),
     )
+    return _with_unused(used, _unused(using, month, account, start, end)) if all_accounts else used
 
 
 def statement(report: Report) -> Statement:
@@ -111,6 +116,25 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
             lost = unknown.of(report.account, report.period_start, report.period_end)
             lines = usage_lines(report, groups, rules, Allowance(report.included), lost)
             yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines))
+
+
+def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    """A statement of nothing for every account."""
+    gaps = Gaps.between(using, start, end + 32 * 86400 * SECOND)
+    for group, terms in candidates(using, month, account):
+        report = draft(group, terms, gaps)
+        yield Statement(report, PROVISIONAL, (row(report, unused_line(report), PROVISIONAL),))
+
+
+def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
+    """All statements, those of nothing only of accounts that have no other."""
+    # Of one account what was used comes first: a merge takes equal ones in this order.
+    marked = ((each, True) for each in used), ((each, False) for each in unused)
+    seen = None
+    for found, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
+        if is_used or found.report.account != seen:
+            yield found
+        seen = found.report.account
 
 
 def draft(group: Group, terms: Terms, gaps: Gaps) -> Report:

@@ -26,6 +26,11 @@ class Command(BaseCommand):
         parser.add_argument("--format", choices=sorted(FORMATS), help="default: what --output ends in, else csv")
         parser.add_argument("--output", metavar="FILE", help="instead of standard output; it appears when it is whole")
         parser.add_argument("--account", type=ledger_name, help="of this account alone")
+        parser.add_argument(
+            "--all-accounts",
+            action="store_true",
+            help="also a provisional line of zeros for each account without usage",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         month, account, output = options["period"], options["account"], options["output"]
@@ -35,7 +40,7 @@ class Command(BaseCommand):
             raise CommandError(form.missing)
         try:
             expected = _expected(month, account)
-            found = rows(statements(month, account=account))
+            found = rows(statements(month, account=account, all_accounts=options["all_accounts"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
