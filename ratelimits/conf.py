@@ -50,13 +50,14 @@ DEFAULTS: dict[str, Any] = {
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
     "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
+    "BILLING_CUSTOMER": None,  # callable or dotted path: account -> what Stripe or Lago calls it; None: the account
     # Alerts
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
     "ALERT_INTERVAL": 60,  # seconds between two looks for alerts that are due
     "ALERT_TIMEOUT": 10,  # seconds that a webhook's receiver may take to answer
 }
 
-CALLABLES = {"ACCOUNT"}
+CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER"}
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 
 
@@ -98,6 +99,7 @@ class Conf:
     LATE_USAGE: str
     WITNESS_INTERVAL: float
     SIGNING_KEY: str
+    BILLING_CUSTOMER: Callable[[str], str | None] | None
     ALERT_THRESHOLDS: list[int]
     ALERT_INTERVAL: float
     ALERT_TIMEOUT: float

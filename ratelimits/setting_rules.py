@@ -54,6 +54,7 @@ def _callable(value: Any) -> bool:
     return value is None or callable(import_string(value) if isinstance(value, str) else value)
 
 
+_CALLABLE = Rule("a callable, the dotted path of one that can be imported, or None.", _callable)
 _FLAG = Rule("True or False.", lambda value: isinstance(value, bool))
 _PATHS = Rule(
     'a list of path prefixes that start with a slash, such as ["/files/"].',
@@ -83,7 +84,7 @@ RULES: dict[str, Rule] = {
     "DATABASE": Rule(
         "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
     ),
-    "ACCOUNT": Rule("a callable, the dotted path of one that can be imported, or None.", _callable),
+    "ACCOUNT": _CALLABLE,
     "NUM_PROXIES": Rule("a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)),
     "TIMEOUT": _seconds(LONGEST_CALL),
     "FAILURE_POLICY": _one_of("allow", "deny"),
@@ -105,6 +106,7 @@ RULES: dict[str, Rule] = {
     "LATE_USAGE": _one_of("version", "period"),
     "WITNESS_INTERVAL": _seconds(zero=True),
     "SIGNING_KEY": Rule("a text; an empty one for no signatures.", _text),
+    "BILLING_CUSTOMER": _CALLABLE,
     "ALERT_THRESHOLDS": _THRESHOLDS,
     "ALERT_INTERVAL": _seconds(),
     "ALERT_TIMEOUT": _seconds(LONGEST_CALL),

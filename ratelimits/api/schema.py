@@ -10,7 +10,7 @@ from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.views import APIView
 
 from ratelimits.api.serializers import ReportQuery, UsagePage, UsageQuery
-from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.exports import DOWNLOADS
 
 
 class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                 operation_id="usage_report",
                 parameters=[ReportQuery],
                 responses={
-                    **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in FORMATS.values()},
+                    **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in DOWNLOADS.values()},
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
                     403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's report, or no account."),
                     429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),

@@ -12,7 +12,7 @@ from rest_framework import serializers
 
 from ratelimits.api.windows import SPANS, Place
 from ratelimits.engine import calendar
-from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
 #: Longest name that is looked for; one that is longer than the ledger's is there by its digest.
@@ -43,7 +43,7 @@ class Query(serializers.Serializer[dict[str, Any]]):
 
 class ReportQuery(Query):
     period = serializers.CharField(max_length=7, help_text="A month such as 2026-10.")
-    file = serializers.ChoiceField(choices=sorted(FORMATS), default="csv", help_text="What kind of file.")
+    file = serializers.ChoiceField(choices=sorted(DOWNLOADS), default="csv", help_text="What kind of file.")
     account = serializers.CharField(
         required=False, max_length=LONGEST_TEXT, help_text="Staff may name any; others their own."
     )
@@ -58,9 +58,9 @@ class ReportQuery(Query):
 
     def validate_file(self, name: str) -> Format:
         """The format; refuse what cannot be written here."""
-        if FORMATS[name].missing:
-            raise serializers.ValidationError(FORMATS[name].missing)
-        return FORMATS[name]
+        if DOWNLOADS[name].missing:
+            raise serializers.ValidationError(DOWNLOADS[name].missing)
+        return DOWNLOADS[name]
 
 
 class UsageQuery(Query):

@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from ratelimits.models import Rule
-from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.exports import DOWNLOADS
 from tests.api.test_schema import schema
 from tests.api.test_usage import spend
 from tests.reports.invoices import close
@@ -66,7 +66,7 @@ def test_an_open_period_is_provisional(customer: Callable[..., Client]) -> None:
     assert accounts(client.get("/usage/report/", OCTOBER)) == [("acme", "provisional")]
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", DOWNLOADS.values(), ids=lambda form: form.name)
 def test_each_format_is_the_file_that_the_command_writes(staff: Client, tmp_path: Any, form: Any) -> None:
     use_october()
     response = staff.get("/usage/report/", {**OCTOBER, "file": form.name})

@@ -68,11 +68,11 @@ def export(directory: Path) -> None:
     """Both months in every format."""
     from django.core.management import call_command
 
-    from ratelimits.reports.exports import FORMATS
+    from ratelimits.reports.exports import DOWNLOADS
 
     directory.mkdir(parents=True)
     for month in MONTHS:
-        for form in FORMATS:
+        for form in DOWNLOADS:
             call_command("ratelimits_report", period=month, format=form, output=str(directory / f"{month}.{form}"))
 
 

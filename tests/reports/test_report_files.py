@@ -13,7 +13,7 @@ import openpyxl
 import pytest
 from django.core.management import CommandError, call_command
 
-from ratelimits.reports.exports import FORMATS, Format
+from ratelimits.reports.exports import DOWNLOADS, FORMATS, Format
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import flow
 
@@ -48,7 +48,7 @@ def test_no_two_formats_write_files_of_one_name() -> None:
 
 
 @pytest.mark.usefixtures("_finalised")
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", DOWNLOADS.values(), ids=lambda form: form.name)
 def test_a_file_named_as_downloads_are_is_of_that_format(form: Format, tmp_path: Path) -> None:
     named, asked = tmp_path / f"Usage-2026-11{form.suffix.upper()}", tmp_path / "asked"
     report(output=str(named))

@@ -14,7 +14,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 from jsonschema import Draft202012Validator
 
-from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.reports.exports.json import schema
 from tests.reports.exporter import MONTHS
 from tests.servers import DATABASES, TestServers
@@ -45,7 +45,7 @@ def test_every_file_is_the_same_again_on_both_databases_pruned_and_restored(
     exported: dict[tuple[str, str], Files],
 ) -> None:
     first = exported["sqlite", "first"]
-    assert first.keys() == {f"{month}.{form}" for month in MONTHS for form in FORMATS}
+    assert first.keys() == {f"{month}.{form}" for month in MONTHS for form in DOWNLOADS}
     assert all(first.values())
     differing = {
         (database, when, name)

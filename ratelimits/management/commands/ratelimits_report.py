@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -13,6 +13,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.exports import FORMATS, Format, named
+from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import rows, statements
@@ -45,13 +46,19 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
             found = _shown(found, expected, cast("IO[str]", self.stderr._out))
+        if form.accepted is not None:
+            found = form.accepted(found, time_ns() // 1000)
         chunks = form.stream(found)
-        if printed:
-            self._print(form, chunks)
-            return
         try:
-            _save(chunks, Path(output))
+            if printed:
+                self._print(form, chunks)
+            else:
+                _save(chunks, Path(output))
+        except NotAccepted as error:
+            raise CommandError(str(error)) from error
         except OSError as error:
+            if printed:
+                raise
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
 
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ratelimits.reports.exports import cloudevents, csv, json, xlsx
+from ratelimits.reports.exports import billing, cloudevents, csv, json, xlsx
 from ratelimits.reports.rows import Row
 
-__all__ = ["FORMATS", "Format", "installed", "named"]
+__all__ = ["DOWNLOADS", "FORMATS", "Format", "installed", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class Format:
     #: The module that it needs beside the app's own requirements, and the extra that brings it.
     module: str = ""
     extra: str = ""
+    #: Pass rows through, or raise ValueError at the first that its receiver refuses at a moment (µs since 1970 UTC).
+    accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
+    #: Whether people may download it; events for a billing system are written by the command alone.
+    downloaded: bool = True
 
     @property
     def missing(self) -> str:
@@ -71,13 +75,27 @@ FORMATS = {
         Format(
             "cloudevents-ndjson", "CloudEvents, one a line", ".ndjson", "application/x-ndjson", cloudevents.stream_lines
         ),
+        Format(
+            "stripe",
+            "Stripe meter events",
+            ".stripe.ndjson",
+            "application/x-ndjson",
+            billing.stripe,
+            accepted=billing.accepted_by_stripe,
+            downloaded=False,
+        ),
+        Format(
+            "lago", "Lago batches of events", ".lago.ndjson", "application/x-ndjson", billing.lago, downloaded=False
+        ),
     )
 }
+#: Those that people may download.
+DOWNLOADS = {name: each for name, each in FORMATS.items() if each.downloaded}
 
 
 def installed() -> list[Format]:
-    """The formats that can be written here."""
-    return [each for each in FORMATS.values() if not each.missing]
+    """The formats that can be downloaded here."""
+    return [each for each in DOWNLOADS.values() if not each.missing]
 
 
 def named(file: str) -> Format | None:
