@@ -27,7 +27,8 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
     def decorate(view: View) -> View:
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            answer = check_and_wait(identify(request), scope, request.method or "", costs_of(cost, request))
+            costs = costs_of(cost, request)
+            answer = check_and_wait(identify(request), scope, request.method or "", costs, request)
             finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)

@@ -34,6 +34,7 @@ _AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefu
 #: How a request ends that nobody waits for any longer.
 _GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 _OPEN = "_ratelimits_open"
+_ABANDONED = "_ratelimits_abandoned"
 
 
 class _Open:
@@ -114,8 +115,18 @@ def fail(request: HttpRequest, error: BaseException) -> None:
 
 
 async def afail(request: HttpRequest, error: BaseException) -> None:
-    """`fail`, awaited, also by who is cancelled. After a sync view that may still run in the request's thread."""
+    """`fail`, awaited, also by who is cancelled. After a sync view that may still run in the request's thread.
+
+    A view that has not begun there, as its request is decided or held back, does not begin any more.
+    """
+    if isinstance(error, _GONE):
+        vars(request)[_ABANDONED] = True
     await _surely(partial(fail, request, error))
+
+
+def is_abandoned(request: HttpRequest | None) -> bool:
+    """Return whether a request's client is known to have gone away."""
+    return request is not None and _ABANDONED in vars(request)
 
 
 def give_back(answer: Answer) -> None:

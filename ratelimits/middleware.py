@@ -52,7 +52,7 @@ class QuotaMiddleware:
             return self._answer(request)
         answer = None
         if governed(request):
-            answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST)
+            answer = check_and_wait(identify(request), "*", request.method or "", ONE_REQUEST, request)
             finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)

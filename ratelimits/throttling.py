@@ -53,7 +53,7 @@ class QuotaThrottle(BaseThrottle):
         else:
             costs = costs_of(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"
-        answer = check_and_wait(identify(request), scope, plain.method or "", costs)
+        answer = check_and_wait(identify(request), scope, plain.method or "", costs, plain)
         self._answer = answer
         finishing.begin(plain, answer)
         headers = getattr(view, "headers", None)

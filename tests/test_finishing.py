@@ -24,9 +24,12 @@ from rest_framework.views import APIView
 
 from ratelimits import finishing, receipts
 from ratelimits.decorators import limited
-from tests.faces import begin_afresh, counted
+from ratelimits.waiting import waiters
+from tests.engine.proxy import Proxy
+from tests.faces import away, begin_afresh, counted
 from tests.hanging import FILES, Asgi, Wsgi, until
 from tests.rows import rule
+from tests.servers import TestServers
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -138,9 +141,15 @@ async def aslow(request: HttpRequest) -> HttpResponseBase:
     raise AssertionError
 
 
+def noted(request: HttpRequest) -> HttpResponseBase:
+    seen.append("ran")
+    return HttpResponse("done")
+
+
 VIEWS: list[Callable[..., Any]] = [
     *(stream, broken_stream, file, astream, abroken_stream, whole, awhole),
     *(failing, afailing, missing, stopped, slow, aslow, settled, asettled, free, refunded),
+    noted,
 ]
 
 
@@ -157,8 +166,24 @@ def drf(view: Callable[[HttpRequest], HttpResponseBase]) -> Any:
 urlpatterns = [
     *(path(f"path/{view.__name__}/", view) for view in VIEWS),
     *(path(f"decorated/{view.__name__}/", limited()(view)) for view in VIEWS),
-    *(path(f"drf/{view.__name__}/", drf(view)) for view in (stream, file, whole, failing, slow)),
+    *(path(f"drf/{view.__name__}/", drf(view)) for view in (stream, file, whole, failing, slow, noted)),
 ]
+
+
+def sync_only(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Make a middleware that Django runs in a thread, with all those above it that can be."""
+    return get_response
+
+
+SYNC_ONLY = "tests.test_finishing.sync_only"
+#: The middleware with others around it, the outermost first; without it nothing governs by path.
+STACKS = {"alone": [OURS], "below sync": [SYNC_ONLY, OURS], "above sync": [OURS, SYNC_ONLY], "none": []}
+#: Each entry point of a sync view, and the middleware.
+SYNC_WAYS = [
+    (way, stack) for way in ("path", "decorated", "drf") for stack in STACKS if (way, stack) != ("path", "none")
+]
+#: One an hour: whoever is second waits for that long, and at most two do.
+QUEUE = {"capacity": 2, "rate": 1, "period": 3600, "max_wait": 100_000}
 
 #: Each entry point, and whether the middleware is installed beside it.
 WAYS = [("path", True), ("decorated", True), ("decorated", False), ("drf", True), ("drf", False)]
@@ -436,9 +461,7 @@ class TestHangUps:
     async def test_who_is_held_back_and_hangs_up_pays_nothing_and_keeps_no_place(
         self, redis_client: redis.Redis, way: str
     ) -> None:
-        # One an hour: whoever is second waits for that long, and at most two do.
-        queue = {"capacity": 2, "rate": 1, "period": 3600, "max_wait": 100_000}
-        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **queue)
+        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
         application = ASGIHandler()
         await Asgi(application, f"/{way}/awhole/").task
         for number in range(1, 5):
@@ -446,6 +469,48 @@ class TestHangUps:
             await until(lambda: counted(redis_client)["a requests 0 - anonymous 1"] == 1 + number)  # noqa: B023
             await held.hang_up()
             assert counted(redis_client)["r requests 0 - anonymous 1"] == number
+
+    @pytest.mark.parametrize(("way", "stack"), SYNC_WAYS)
+    async def test_so_with_a_sync_view_which_does_not_run_any_more(
+        self, settings: Any, redis_client: redis.Redis, way: str, stack: str
+    ) -> None:
+        settings.MIDDLEWARE = STACKS[stack]
+        settings.RATELIMITS = {**settings.RATELIMITS, "MAX_WAITING": 1}
+        await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
+        application = ASGIHandler()
+        await Asgi(application, f"/{way}/noted/").task
+        for number in range(1, 4):
+            held = Asgi(application, f"/{way}/noted/")
+            await until(lambda: counted(redis_client)["a requests 0 - anonymous 1"] == 1 + number)  # noqa: B023
+            await held.hang_up()
+            assert counted(redis_client)["r requests 0 - anonymous 1"] == number
+        assert (seen, waiters._count) == (["ran"], 0)
+
+    @pytest.mark.parametrize(("way", "stack"), [each for each in SYNC_WAYS if each[1] in ("alone", "below sync")])
+    @pytest.mark.parametrize("waits", [True, False])
+    async def test_so_too_if_the_decision_is_under_way(
+        self, servers: TestServers, settings: Any, redis_client: redis.Redis, way: str, stack: str, waits: bool
+    ) -> None:
+        if way == "path" and stack == "alone":
+            way = "decorated"  # there the middleware itself decides, and is cancelled
+        settings.MIDDLEWARE = STACKS[stack]
+        settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 30}
+        if waits:
+            await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
+        with Proxy(servers.redis.port) as proxy:
+            away(settings, proxy.port)
+            application = ASGIHandler()
+            await Asgi(application, f"/{way}/noted/").task
+            proxy.hold()
+            before = proxy.count(b"EVALSHA")
+            asking = Asgi(application, f"/{way}/noted/")
+            await asyncio.to_thread(proxy.wait_for, b"EVALSHA", before + 1)
+            going = asyncio.ensure_future(asking.hang_up())
+            await asyncio.sleep(0.05)
+            proxy.let_go()
+            await going
+        assert counted(redis_client) == {"a requests 0 - anonymous 1": 2, "r requests 0 - anonymous 1": 1}
+        assert seen == ["ran"]
 
     def test_a_second_cancellation_does_not_stop_what_is_given_back(self) -> None:
         done: list[str] = []
