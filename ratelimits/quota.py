@@ -6,7 +6,6 @@ Every face (the DRF throttle, the middleware, the decorators) asks here and only
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
 from ratelimits.engine.call import Op
+from ratelimits.engine.connection import Interrupted
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter, NodeUnavailable
@@ -163,7 +163,7 @@ def check(
             answer = _booked(decision, prepared, place, allotment, take)
             if answer is not None:
                 return answer
-    except (RulesUnavailable, Unavailable, ResponseError) as error:
+    except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
         _note(error, identity, costs, metered)
     return _without(prepared, identity, costs, metered)
 
@@ -213,7 +213,7 @@ async def acheck(
             answer = _booked(decision, prepared, place, allotment, take)
             if answer is not None:
                 return answer
-    except (RulesUnavailable, Unavailable, ResponseError, asyncio.CancelledError) as error:
+    except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
         _note(error, identity, costs, metered)
     return _without(prepared, identity, costs, metered)
 
@@ -292,13 +292,17 @@ def _again(denied: Denied) -> Answer:
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
-    """Declare what an error left unknown. Raise it again for a caller that was cancelled."""
-    cause = error.__cause__ if isinstance(error, asyncio.CancelledError) else error
-    if isinstance(cause, Unavailable) and not isinstance(cause, NodeUnavailable):
+    """Declare what an error left unknown. Raise it again unless the failure policy answers it.
+
+    A caller that was cancelled or stopped has the lost reply as the cause of its error.
+    """
+    answered = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
+    cause = error if answered else error.__cause__
+    if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
         breaker.failed(cause.event)
     if isinstance(cause, Unanswered) and metered:
         witness.unanswered(identity.owner, routes.booked_to(identity), costs)
-    if cause is not error:
+    if not answered:
         raise error
     logger.error("No decision could be had, the failure policy decides: %s", error)
 

@@ -1,8 +1,14 @@
-"""Tasks that are cancelled while their decision is on its way: what was granted to nobody is given back."""
+"""Callers that are cancelled or stopped while their decision is on its way.
+
+What was granted to a cancelled task is given back; what a thread was stopped in the middle of is declared.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,6 +17,7 @@ import redis
 
 from ratelimits import quota, witness
 from ratelimits.engine import adecide
+from ratelimits.engine.server import server
 from ratelimits.identity import Identity
 from ratelimits.waiting import acheck_and_wait
 from tests.engine.asking import limit
@@ -127,3 +134,45 @@ async def test_a_task_that_was_cancelled_before_may_still_ask(redis_client: redi
     task.cancel()
     assert await task
     assert counted(redis_client) == {"a requests 0 acme user:1 1": 1}
+
+
+class Stopped(BaseException):
+    """As GreenletExit and the timeouts of gevent are: no Exception."""
+
+
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("pooled", [False, True], ids=["idle connections", "a pool's connection"])
+def test_a_thread_that_is_stopped_while_it_waits_for_the_reply_declares_it(
+    proxy: Proxy, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException], pooled: bool
+) -> None:
+    if pooled:
+        monkeypatch.setattr(server().wire, "_idle", None)  # as with Sentinel and clusters
+    assert quota.check(WHO).allowed
+    before, connections = proxy.count(b"EVALSHA"), proxy.connections
+    proxy.hold()
+
+    def handler(*_: object) -> None:
+        raise stop
+
+    def stop_it() -> None:
+        proxy.wait_for(b"EVALSHA", before + 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    usual = signal.signal(signal.SIGUSR1, handler)
+    other = threading.Thread(target=stop_it)
+    other.start()
+    try:
+        with pytest.raises(stop):
+            quota.check(WHO)
+    finally:
+        other.join()
+        signal.signal(signal.SIGUSR1, usual)
+    proxy.let_go()
+    assert {place.kind: total for place, total in witness.totals().items()} == {
+        "admitted": (1, 1),
+        "unanswered": (1, 1),
+    }
+    # The next one reads its own reply, and is asked at once: the server did not fail.
+    assert quota.check(WHO).decision is not None
+    assert proxy.connections == connections + 1
+    assert counted(redis_client) == {"a requests 0 acme user:1 1": 3}

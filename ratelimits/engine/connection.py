@@ -35,6 +35,13 @@ class Unanswered(Unavailable):
     """The call was sent and its reply was lost: whether it took place is unknown."""
 
 
+class Interrupted(Unanswered):
+    """The caller was stopped as it waited for the reply: the server is not to blame.
+
+    It is the cause of what stopped the caller, such as SystemExit or a timeout of gevent's, which is raised as it is.
+    """
+
+
 class NotReached(NotSent, RedisConnectionError):
     """No node of a cluster could be asked, by a decision or by anything else."""
 
@@ -183,10 +190,10 @@ class Own:
         except (RedisError, OSError) as error:
             self.connection.disconnect()
             raise failure(error) from error
-        except BaseException:
+        except BaseException as error:
             # Whatever interrupts a call, its reply must not be read by the next one.
             self.connection.disconnect()
-            raise
+            raise error from Interrupted(repr(error))
 
 
 def ask(connection: Any, packed: bytes) -> Any:
@@ -202,6 +209,9 @@ def ask(connection: Any, packed: bytes) -> Any:
     except (RedisError, OSError) as error:
         connection.disconnect()
         raise failure(error) from error
+    except BaseException as error:
+        connection.disconnect()
+        raise error from Interrupted(repr(error))
 
 
 def greet(connection: Any) -> str:
