@@ -86,7 +86,7 @@ def address_of(request: HttpRequest) -> str:
     trusted = proxies()
     address = None
     if trusted and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
-        chain = forwarded.split(",")
+        chain = forwarded.rsplit(",", trusted)  # clients choose its length
         address = network(chain[-min(trusted, len(chain))].strip())
     return address or (network(remote) if remote else None) or _unknown(remote)
 
@@ -146,6 +146,8 @@ def identify(request: Any) -> Identity:
     user = getattr(request, "user", None)
     number = user.pk if user is not None and user.is_authenticated else None
     account = number if conf.ACCOUNT is None else conf.ACCOUNT(request)
+    # Of a row: its text is for people, and may change. AnonymousUser has None.
+    account = getattr(account, "pk", account)
     return Identity(
         user=ledger_name(f"user:{number}") if number is not None else None,
         api_key=api_key_of(getattr(request, "auth", None)),

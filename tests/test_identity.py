@@ -11,12 +11,15 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import models
 from django.http import HttpRequest
 from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from project.models import ApiKey
-from ratelimits import identity
+from ratelimits import identity, quota
+from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
 from ratelimits.models.keys import UNKNOWN_ADDRESS
+from tests.faces import begin_afresh
 
 
 class Token(models.Model):
@@ -120,6 +123,13 @@ class TestAddresses:
             (1, "192.0.2.1, unknown", "ip:198.51.100.7"),
             (1, "", "ip:198.51.100.7"),
             (1, ",", "ip:198.51.100.7"),
+            (1, "192.0.2.1\0", "ip:198.51.100.7"),
+            (1, "\ud800", "ip:198.51.100.7"),
+            (1, "9" * 100_000, "ip:198.51.100.7"),
+            (1, "," * 100_000, "ip:198.51.100.7"),
+            (1, "10.0.0.1," * 11_000 + "192.0.2.1", "ip:192.0.2.1"),
+            (3, "10.0.0.1," * 11_000 + "192.0.2.1, 192.0.2.2, 192.0.2.3", "ip:192.0.2.1"),
+            (100, "192.0.2.1, 192.0.2.2", "ip:192.0.2.1"),
         ],
     )
     def test_as_many_proxies_are_believed_as_there_are(
@@ -179,6 +189,35 @@ class TestIdentities:
     def test_the_account_is_what_the_project_says(self, settings: Any, account: object, key: str | None) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: account}
         assert identify(request()).account == key
+
+    @pytest.mark.parametrize(
+        ("account", "key"),
+        [
+            (0, "account:0"),
+            (UUID(int=5), f"account:{UUID(int=5)}"),
+            (User(pk=42, username="Acme, Inc."), "account:42"),
+            (SimpleLazyObject(lambda: User(pk=42)), "account:42"),
+            (User(), None),
+            (AnonymousUser(), None),
+            ("nul \0", "account:nul \ufffd"),
+            ("\ud800", "account:\ufffd"),
+            ("é" * 250, "account:" + "é" * 250),
+            ("é" * 100_000, f"account:{ledger_name('é' * 100_000)}"),
+            ("anonymous", f"account:{ledger_name('anonymous')}"),
+        ],
+        ids=["0", "uuid", "row", "lazy row", "row not saved", "nobody", "nul", "surrogate", "250", "huge", "anonymous"],
+    )
+    @pytest.mark.django_db(transaction=True)
+    def test_any_account_has_the_ledgers_name(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, account: object, key: str | None
+    ) -> None:
+        begin_afresh(monkeypatch)
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: account}
+        who = identify(request())
+        assert who.account == key
+        assert ledger_name(who.owner) == who.owner
+        answer = quota.check(who)
+        assert (answer.allowed, answer.decision is not None) == (True, True)
 
     def test_drfs_request_brings_its_credential(self, settings: Any) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: request.auth.account_id}
