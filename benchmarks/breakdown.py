@@ -113,7 +113,7 @@ def steps() -> list[Case]:
     """Single steps of this app's Python code."""
     from benchmarks import in_place, ours
     from benchmarks.pipelines import run_of
-    from ratelimits import headers, quota, rules
+    from ratelimits import costs, headers, quota, rules
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.server import server
     from ratelimits.http import costs_of
@@ -144,7 +144,7 @@ def steps() -> list[Case]:
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),
         ("server()", server),
-        ("quota.valid(costs)", lambda: quota.valid(quota.ONE_REQUEST)),
+        ("costs.valid(costs)", lambda: costs.valid(quota.ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
         ("nonce()", nonce),
         ("command.to(run, nonce)", lambda: command.to(run_id, b"0123456789abcdef")),

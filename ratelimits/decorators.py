@@ -11,7 +11,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ratelimits import finishing
-from ratelimits.http import Cost, costs_of, refusal, told
+from ratelimits.costs import WrongCost
+from ratelimits.http import Cost, costs_of, refusal, scope_of, told, wrong_cost
 from ratelimits.identity import aidentify, identify
 from ratelimits.waiting import acheck_and_wait, check_and_wait
 
@@ -25,10 +26,15 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
     """
 
     def decorate(view: View) -> View:
+        named = scope_of(scope, view)
+
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             costs = costs_of(cost, request)
-            answer = check_and_wait(identify(request), scope, request.method or "", costs, request)
+            try:
+                answer = check_and_wait(identify(request), named, request.method or "", costs, request)
+            except WrongCost as error:
+                raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
@@ -46,8 +52,12 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            costs = costs_of(cost, request)
             who = await aidentify(request)
-            answer = await acheck_and_wait(who, scope, request.method or "", costs_of(cost, request))
+            try:
+                answer = await acheck_and_wait(who, named, request.method or "", costs)
+            except WrongCost as error:
+                raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
             if not answer.allowed:
                 return refusal(answer)
@@ -63,7 +73,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             return told(response, answer)
 
         wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
-        wrapped.ratelimits = scope, cost  # says to the middleware and to the admin that it is governed, and how
+        wrapped.ratelimits = named, cost  # says to the middleware and to the admin that it is governed, and how
         return cast("View", wrapped)
 
     return decorate

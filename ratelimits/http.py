@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
+from django.utils.functional import Promise
 
 from ratelimits import headers
+from ratelimits.conf import shown
+from ratelimits.costs import WrongCost
 from ratelimits.quota import ONE_REQUEST, Answer
 
 Cost = int | Mapping[str, int]
@@ -21,6 +25,25 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
     if cost is None:
         return ONE_REQUEST
     return cost if isinstance(cost, Mapping) else {"requests": cost}
+
+
+def wrong_cost(error: WrongCost, view: object) -> WrongCost:
+    """Return the error with the name of the view whose cost it is."""
+    return WrongCost(f"{_named(view)}: {error}")
+
+
+def scope_of(scope: object, view: object) -> str:
+    """Return a view's scope as text, also of a lazy one. Raise ImproperlyConfigured for what is no text."""
+    if isinstance(scope, str):
+        return scope
+    if isinstance(scope, Promise):
+        return str(scope)
+    raise ImproperlyConfigured(f"{_named(view)}: the scope must be a text such as 'search', not {shown(scope)}")
+
+
+def _named(view: Any) -> str:
+    function = view if hasattr(view, "__qualname__") else type(view)
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def refusal(answer: Answer) -> HttpResponse:

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 
 from ratelimits import headers, routes, rules, testcase, witness
 from ratelimits.conf import conf
+from ratelimits.costs import valid
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
 from ratelimits.engine.call import Op
@@ -102,16 +103,6 @@ def _begin_test(**kwargs: object) -> None:
 
 testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota")
 post_migrate.connect(_begin_test, dispatch_uid="ratelimits.quota")
-
-
-def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
-    """Costs by meter, checked: ValueError says what is wrong."""
-    if not costs:
-        raise ValueError("a request needs at least one meter, such as {'requests': 1}")
-    for meter, cost in costs.items():
-        if isinstance(cost, bool) or cost % 1 or not 0 <= cost <= 2**40:
-            raise ValueError(f"the cost in {meter} must be a whole number from 0 to 2**40, not {cost!r}")
-    return costs
 
 
 def check(
@@ -219,7 +210,7 @@ async def acheck(
 
 
 def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> tuple[object, ...]:
-    """What requests that are alike have in common; ValueError for costs that make no sense."""
+    """What requests that are alike have in common. Raises WrongCost."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
     return identity, scope, method, at_once, *valid(costs).items()

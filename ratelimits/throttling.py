@@ -13,7 +13,8 @@ from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
 from ratelimits import finishing
-from ratelimits.http import costs_of
+from ratelimits.costs import WrongCost
+from ratelimits.http import costs_of, scope_of, wrong_cost
 from ratelimits.identity import identify
 from ratelimits.quota import ONE_REQUEST, Answer
 from ratelimits.waiting import check_and_wait
@@ -53,7 +54,12 @@ class QuotaThrottle(BaseThrottle):
         else:
             costs = costs_of(cost, request, view)
         scope = getattr(view, "throttle_scope", None) or "*"
-        answer = check_and_wait(identify(request), scope, plain.method or "", costs, plain)
+        if not isinstance(scope, str):
+            scope = scope_of(scope, view)
+        try:
+            answer = check_and_wait(identify(request), scope, plain.method or "", costs, plain)
+        except WrongCost as error:
+            raise wrong_cost(error, view) from None
         self._answer = answer
         finishing.begin(plain, answer)
         headers = getattr(view, "headers", None)

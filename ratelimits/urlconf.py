@@ -31,7 +31,7 @@ def named_by_views() -> Named:
         else:
             every_scope = False
         if isinstance(cost, Mapping):
-            meters |= cost.keys()
+            meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
             every_meter = False
     return Named(frozenset(scopes) if every_scope else None, frozenset(meters) if every_meter else None)

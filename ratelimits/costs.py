@@ -1,0 +1,41 @@
+"""What a request may cost, by meter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ratelimits.conf import shown
+
+#: The most that a request may cost in one meter.
+MOST_COST = 2**40
+#: Meters that one request is counted by at most.
+MOST_METERS = 100
+
+
+class WrongCost(ValueError):
+    """Costs that make no sense: the view's mistake."""
+
+
+def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
+    """Return costs by meter, checked. Raise WrongCost."""
+    if not costs:
+        raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
+    if len(costs) > MOST_METERS:
+        raise WrongCost(f"a request is counted by at most {MOST_METERS} meters, not {len(costs)}")
+    for meter, cost in costs.items():
+        name: object = meter
+        if not isinstance(name, str) or not name:
+            raise WrongCost(f"a meter must be a text such as 'requests', not {shown(name)}")
+        if not _is_cost(cost):
+            raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
+    return costs
+
+
+def _is_cost(cost: Any) -> bool:
+    if type(cost) is int:
+        return 0 <= cost <= MOST_COST
+    try:
+        return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MOST_COST
+    except (TypeError, ArithmeticError):  # no number, or one that cannot be compared: Decimal's NaN, a complex one
+        return False
