@@ -7,6 +7,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
@@ -202,7 +203,7 @@ def check_restored(
 
 @checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Refuse a DATABASE that the project's routers do not write the app's rows to: they would never be in force."""
+    """Refuse routers that keep the app's rows out of DATABASE, where rules are read from, or away from their users."""
     if conf.DATABASE not in settings.DATABASES:
         return []  # said by the check of the settings
     models = apps.get_app_config("ratelimits").get_models()
@@ -212,12 +213,34 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         if router.db_for_write(model) != conf.DATABASE or not router.allow_migrate_model(conf.DATABASE, model)
     ]
     if not astray:
-        return []
+        return _users_out_of_reach()
     return [
         checks.Error(
             f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, and the routers keep elsewhere: {', '.join(astray)}.",
             hint="Write DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …], then run `manage.py migrate"
             f" --database {conf.DATABASE}`: rules in another database are never in force.",
             id="ratelimits.E005",
+        )
+    ]
+
+
+def _users_out_of_reach() -> list[checks.CheckMessage]:
+    """Refuse routers by which no row could name its user where users are in another database than DATABASE."""
+    users, alias = get_user_model(), conf.DATABASE
+    elsewhere = router.db_for_write(users)
+    if elsewhere == alias:
+        return []
+    rule, user = apps.get_model("ratelimits", "Rule")(), users()
+    rule._state.db, user._state.db = alias, elsewhere
+    beside = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
+    if router.allow_relation(user, rule) and not beside:
+        return []
+    return [
+        checks.Error(
+            f"Rules are in the database {alias!r} and users in {elsewhere!r}, and by the routers no row of the one can"
+            " name a user of the other.",
+            hint="Write DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …]: history and adjustments name"
+            " who made them.",
+            id="ratelimits.E006",
         )
     ]

@@ -199,3 +199,42 @@ def test_rows_that_routers_write_to_another_database_than_the_rules_are_read_fro
     assert "HistoricalRule" in error.msg
     assert "'ratelimits.routers.RatelimitsRouter'" in str(error.hint)
     assert messages(DATABASE_ROUTERS=["ratelimits.routers.RatelimitsRouter", "tests.test_checks.Elsewhere"]) == []
+
+
+class UsersElsewhere:
+    """A router that keeps users in another database, and knows of no relation to them."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "users" if model._meta.app_label == "auth" else None
+
+    db_for_write = db_for_read
+
+
+class Related(UsersElsewhere):
+    """The same, which allows relations."""
+
+    def allow_relation(self, one: Any, other: Any, **hints: Any) -> bool:
+        return True
+
+
+class Beside(Related):
+    """A router that looks for users beside the row that names them."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return hints["instance"]._state.db if "instance" in hints else super().db_for_read(model)
+
+
+@pytest.mark.parametrize("router", ["UsersElsewhere", "Beside"])
+def test_users_in_another_database_whom_no_row_could_name_are_an_error(router: str) -> None:
+    (error,) = messages(DATABASE_ROUTERS=[f"tests.test_checks.{router}"])
+    assert error.id == "ratelimits.E006"
+    assert "'default' and users in 'users'" in error.msg
+    assert "'ratelimits.routers.RatelimitsRouter'" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "routers",
+    [["ratelimits.routers.RatelimitsRouter", "tests.test_checks.UsersElsewhere"], ["tests.test_checks.Related"]],
+)
+def test_users_in_another_database_whom_rows_can_name_are_none(routers: list[str]) -> None:
+    assert messages(DATABASE_ROUTERS=routers) == []

@@ -101,6 +101,11 @@ class AuditedAdmin(TypedNumbers, _Base):
         self._primary_key(unquote(object_id))
         return super().history_view(request, object_id, extra_context)
 
+    def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
+        """Read the users by a query of their own: they may be in another database."""
+        records: Any = super().get_history_queryset(request, history_manager, pk_name, object_id)  # type: ignore[misc]
+        return records.select_related(None)._select_related_history_tracked_objs().prefetch_related("history_user")
+
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:

@@ -251,8 +251,8 @@ def _edits(found: Any) -> str:
 class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
 
-    list_display = ["account", "period_start", "meter", "quantity", "reason", "author", "created_at", "report"]
-    list_select_related = ["author", "report"]
+    list_display = ["account", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "report"]
+    list_select_related = ["report"]
     list_filter = [("report", admin.EmptyFieldListFilter)]
     search_fields = ["account__exact", "reason"]
     paginator = BoundedPaginator
@@ -269,6 +269,15 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
+        """Read the authors by a query of their own: users may be in another database."""
+        return super().get_queryset(request).prefetch_related("author")
+
+    @admin.display(description=_("author"))
+    def made_by(self, adjustment: Adjustment) -> str:
+        """Who made it."""
+        return str(adjustment.author)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         initial: dict[str, Any] = super().get_changeform_initial_data(request)

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
-from simple_history.models import HistoricalRecords
 
 from ratelimits.engine import calendar
+from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
 from ratelimits.models.versions import Edit, Tombstone, Versioned
@@ -31,7 +31,7 @@ class Plan(Versioned):
     name = models.CharField(_("name"), max_length=80)
     slug = models.SlugField(_("slug"), max_length=40, unique=True, help_text=_("Its name in reports and code."))
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     class Meta:
         verbose_name = _("plan")
@@ -51,7 +51,7 @@ class PlanInclusion(Versioned):
         _("quantity"), help_text=_("Units of the meter that each billing period includes.")
     )
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     class Meta:
         verbose_name = _("included quantity")
@@ -99,7 +99,7 @@ class Account(Versioned):
     )
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     about = ("identifier",)
     derived_fields = ("shard",)
@@ -149,7 +149,7 @@ class PlanMembership(Versioned):
     valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     about = ("key",)
     derived_fields = ("shard",)

@@ -1,12 +1,29 @@
-"""Records of the history that are not made by a single row's save() or delete()."""
+"""The history of a model, and its records that are not made by a single row's save() or delete()."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from django.conf import settings
 from django.db import models
 from django.utils import timezone
+from simple_history.models import HistoricalRecords
+
+from ratelimits.models import users
+
+
+class History(HistoricalRecords):  # type: ignore[misc]
+    """The history of a model: records beside its rows, in their database, made by users of this or another one."""
+
+    def __init__(self) -> None:
+        super().__init__(use_base_model_db=True)
+
+    def get_extra_fields(self, model: Any, fields: Any) -> dict[str, Any]:
+        user = models.ForeignKey(
+            settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False
+        )
+        return {**super().get_extra_fields(model, fields), "history_user": user}
 
 
 def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | None = None) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
-from simple_history.models import HistoricalRecords
 
+from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.rules import Rule, decimal_field, seconds_field
 from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, validate_period
@@ -38,7 +38,7 @@ class KeyOverride(Versioned):
     reason = models.CharField(_("reason"), max_length=200, blank=True)
     shard = models.SmallIntegerField(_("shard"), editable=False, db_index=True, default=0)
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     about = ("key", "rule")
     derived_fields = ("shard",)

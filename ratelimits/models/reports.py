@@ -15,6 +15,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.engine import calendar
+from ratelimits.models import users
 from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
 
@@ -141,7 +142,12 @@ class Adjustment(models.Model):
     corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
     reason = models.CharField(_("reason"), max_length=300)
     author = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.PROTECT, related_name="+", verbose_name=_("author"), editable=False
+        settings.AUTH_USER_MODEL,
+        users.protect,
+        related_name="+",
+        verbose_name=_("author"),
+        editable=False,
+        db_constraint=False,
     )
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
     report = models.ForeignKey(

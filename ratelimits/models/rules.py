@@ -12,7 +12,6 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
-from simple_history.models import HistoricalRecords
 
 from ratelimits.conf import conf
 from ratelimits.engine.calendar import UNITS
@@ -20,6 +19,7 @@ from ratelimits.engine.limits import ALGORITHMS, Algorithm, algorithm_from_json,
 from ratelimits.models import sentences
 from ratelimits.models.accounts import Plan
 from ratelimits.models.durations import SecondsField
+from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
@@ -237,7 +237,7 @@ class Rule(Versioned):
         ),
     )
 
-    history = HistoricalRecords(use_base_model_db=True)
+    history = History()
 
     about = ("name", "plan_id")
 

@@ -41,7 +41,7 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[Edit]:
     ):
         history: Any = model.history
         records = history.using(using).filter(about, version=line.rule_version).order_by("history_id")
-        for record in records.select_related("history_user"):
+        for record in records.prefetch_related("history_user"):
             yield _edit(model, record)
 
 
