@@ -142,8 +142,9 @@ class Wire:
 
     async def _shared(self, loop: Any) -> Multiplexed:
         """The loop's connection, made on its first use."""
-        for other in list(self._loops):
-            if other.is_closed():
+        # The references are listed in one step: threads add loops of their own meanwhile.
+        for other in [reference() for reference in self._loops.keyrefs()]:
+            if other is not None and other.is_closed():
                 self._loops.pop(other, None)
         if loop in self._loops:
             # A parent's, whose loop this child goes on with: closing it would close the parent's.

@@ -1,0 +1,38 @@
+"""Event loops of many threads: each has a connection of its own, and begins and ends beside the others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ratelimits.engine.server import server
+
+THREADS, TIMES = 8, 1500
+
+
+@pytest.fixture
+def hectic() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hectic")
+def test_loops_begin_and_end_while_others_do() -> None:
+    wire = server().wire
+
+    async def begin_and_end() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(TIMES):
+            await wire._shared(loop)
+            await wire._loops[loop][1].aclose()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for running in [threads.submit(asyncio.run, begin_and_end()) for _ in range(THREADS)]:
+            running.result()
