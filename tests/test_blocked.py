@@ -198,6 +198,16 @@ class TestUnreadable:
                         if dropped.name in ("ratelimits_rule_complete", "ratelimits_rule_key_kind"):
                             cursor.execute(str(dropped.create_sql(Rule, connection.schema_editor())))
 
+    @pytest.mark.parametrize("column", ["rate", "period", "max_wait"])
+    def test_a_number_that_is_none(self, check: Check, column: str, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
+        rule()
+        with connection.cursor() as cursor:
+            # PostgreSQL keeps NaN, SQLite the text; no constraint minds either.
+            cursor.execute(f"UPDATE ratelimits_rule SET {column} = 'NaN'")
+        answer = check(WHO)
+        assert (answer.allowed, answer.unavailable) == (False, True)
+
     def test_an_override_that_cannot_be_read_concerns_its_key_alone(self, check: Check) -> None:
         rule(on_failure="deny")
         KeyOverride.objects.create(key="user:1", rule="burst", rate=0)

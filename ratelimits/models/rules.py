@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 from django.core.validators import RegexValidator
@@ -330,6 +331,9 @@ class Rule(Versioned):
             self.to_algorithm()
         except (ValueError, TypeError, ArithmeticError) as error:
             return str(error)
+        # PostgreSQL's numbers may be NaN, which passes every constraint.
+        if self.max_wait is not None and not isfinite(self.max_wait):
+            return f"max_wait must be a number, not {self.max_wait}"
         return ""
 
     def sentence(self) -> str:

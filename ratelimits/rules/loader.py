@@ -227,10 +227,14 @@ class Loader:
         try:
             with tests.connection(conf.DATABASE) as lent:
                 answer = query()
-        except DatabaseError as error:
-            message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}"
+        except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
+            # Django raises the latter three for text in a column of numbers, which SQLite keeps.
+            hint = "is it up, and was `manage.py migrate` run?"
+            if not isinstance(error, DatabaseError):
+                hint = "correct the row that raw SQL wrote"
+            message = f"the rules cannot be read from the database {conf.DATABASE!r}: {error}; {hint}"
             self._failure = self._clock(), message
-            raise RulesUnavailable(f"{message}; is it up, and was `manage.py migrate` run?") from error
+            raise RulesUnavailable(message) from error
         finally:
             if not lent:
                 connections[conf.DATABASE].close()

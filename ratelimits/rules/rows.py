@@ -97,7 +97,7 @@ def _rule(rule: Rule) -> RuleRow:
         rule.mode,
         rule.bills and not unreadable,
         rule.on_failure if rule.on_failure in Rule.OnFailure.values else "",
-        rule.max_wait or Decimal(0),
+        Decimal(0) if unreadable else rule.max_wait or Decimal(0),
         rule.allotment or 0,
         rule.version,
         rule.since,
