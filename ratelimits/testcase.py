@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 from django.core import mail
 from django.db import connections
@@ -51,6 +52,8 @@ class Tests:
         self._test: _Test | None = None
         self._unread = False
         self._lock = threading.Lock()
+        #: Those of all threads: an event loop that asks runs in another one than its test.
+        self._connections: WeakSet[Any] = WeakSet()
         self._numbers = count(1)
         self._process = 0, ""
 
@@ -108,14 +111,21 @@ class Tests:
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
             return test
-        connection = connections[using]
-        block = _innermost(connection.atomic_blocks)
-        self._test = None if block is None else _Test(connection, block)
+        self._test = self._find(using)
         if self._test is not test:
             self._unread = True
             isolate(self._suffix() if self._test is not None else "")
             changed.send(type(self))
         return self._test
+
+    def _find(self, using: str) -> _Test | None:
+        """Return the test whose transaction is open, in this thread rather than in another one."""
+        others = [connection for connection in self._connections if connection.alias == using]
+        for connection in (connections[using], *others):
+            block = _innermost(connection.atomic_blocks)
+            if block is not None:
+                return _Test(connection, block)
+        return None
 
     def _suffix(self) -> str:
         """Return what tells this test's keys from those of other tests, in whichever process."""
@@ -124,9 +134,12 @@ class Tests:
             atexit.register(isolate, "")
         return f".{self._process[1]}-{next(self._numbers)}"
 
-    def _connected(self, **kwargs: Any) -> None:
+    def _connected(self, connection: Any, **kwargs: Any) -> None:
         # Django makes the outbox as it sets up the environment of tests.
         self.met = self.met or hasattr(mail, "outbox")
+        if self.met:
+            with self._lock:
+                self._connections.add(connection)
 
 
 def _innermost(blocks: list[Any]) -> Any:

@@ -120,6 +120,13 @@ class WithTestData(TestCase):
     def test_three(self):
         self.assertEqual(statuses(self.client), USED_UP)
 
+    async def test_the_event_loop_is_the_first_to_ask(self):
+        from ratelimits import quota
+        from ratelimits.identity import Identity
+
+        who = Identity(address="ip:192.0.2.1")
+        self.assertEqual([(await quota.acheck(who)).allowed for _time in range(3)], [True, True, False])
+
 
 class InTransactionTestCase(Common, TransactionTestCase):
     # What is committed counts in the namespace of the settings, from one test to the next.
@@ -178,15 +185,15 @@ def ran(said: str) -> int:
 
 def test_under_djangos_runner(project: Project, redis_client: redis.Redis) -> None:
     said = project.manage("test", "--noinput")
-    assert ran(said) == 18, said
+    assert ran(said) == 19, said
     # What a test leaves behind ends by itself.
     assert [key for key in redis_client.keys("rl:1:fresh.*") if redis_client.ttl(key) < 0] == []
 
 
 def test_in_another_order_and_in_parallel(project: Project) -> None:
-    assert ran(project.manage("test", "--noinput", "--reverse")) == 18
+    assert ran(project.manage("test", "--noinput", "--reverse")) == 19
     project.write("shop/tests_more.py", _TESTS)
-    assert ran(project.manage("test", "--noinput", "--parallel", "2", "--pattern", "tests*.py")) == 36
+    assert ran(project.manage("test", "--noinput", "--parallel", "2", "--pattern", "tests*.py")) == 38
 
 
 def test_under_pytest_django(project: Project) -> None:
