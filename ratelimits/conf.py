@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     # Alerts
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
     "ALERT_INTERVAL": 60,  # seconds between two looks for alerts that are due
-    "ALERT_TIMEOUT": 10,  # seconds that a webhook's receiver may take to answer
+    "ALERT_TIMEOUT": 10,  # seconds that the whole exchange with a webhook's receiver may take
 }
 
 CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER"}

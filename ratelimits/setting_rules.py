@@ -13,6 +13,8 @@ from django.utils.module_loading import import_string
 LONGEST = 315_360_000
 #: Longest time in seconds that somebody may be kept waiting for an answer.
 LONGEST_CALL = 3600
+#: The longest exchange with a webhook's receiver (s): its delivery is claimed for 300.
+LONGEST_POST = 100
 #: Longest text that becomes a column of a report.
 LONGEST_UNIT = 255
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
@@ -109,7 +111,7 @@ RULES: dict[str, Rule] = {
     "BILLING_CUSTOMER": _CALLABLE,
     "ALERT_THRESHOLDS": _THRESHOLDS,
     "ALERT_INTERVAL": _seconds(),
-    "ALERT_TIMEOUT": _seconds(LONGEST_CALL),
+    "ALERT_TIMEOUT": _seconds(LONGEST_POST),
 }
 
 

@@ -28,9 +28,9 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: For this long a delivery is its claimer's: longer than an attempt may take.
+#: For this long a delivery is its claimer's: longer than an attempt may take, or another would be made beside it.
 CLAIM = timedelta(minutes=5)
-#: An attempt that takes longer (s) is broken off.
+#: A Celery worker breaks off an attempt that takes longer (s); longer than the longest ALERT_TIMEOUT.
 LONGEST = 120
 #: The pause after the first failed attempt; each further one is twice as long, up to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=6)

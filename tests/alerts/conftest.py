@@ -35,15 +35,14 @@ class Received:
 class Receiver:
     """A real HTTP server that keeps what it is sent; it answers with `answers` first, then with 204."""
 
-    url: str = ""
+    server: ThreadingHTTPServer
+    url: str
     received: list[Received] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    kept = Receiver()
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -56,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept.url = f"http://127.0.0.1:{server.server_port}/alerts?from=test"
+        kept = Receiver(server, f"http://127.0.0.1:{server.server_port}/alerts?from=test")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield kept

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import hmac
+import http.client
 import json
 import re
+import socket
+import ssl
+import threading
 from base64 import b64decode, b64encode
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +21,10 @@ from django.utils import timezone
 
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import _write
-from ratelimits.alerts.webhook import TYPE, signature
+from ratelimits.alerts.webhook import TYPE, post, signature
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.alerts import new_secret
+from ratelimits.setting_rules import LONGEST_POST
 from ratelimits.signals import threshold_reached
 from tests.alerts.conftest import Received, Receiver
 from tests.usage.traffic import at
@@ -174,6 +180,63 @@ def test_a_receiver_that_does_not_answer_is_asked_again(receiver: Receiver) -> N
     raise_alert(webhook_url="http://127.0.0.1:1/")
     assert sorted(deliver_all()) == [False, True]
     assert "ConnectionRefusedError" in only("webhook").error
+
+
+def test_an_answer_that_comes_byte_by_byte_has_one_deadline() -> None:
+    answer = b"HTTP/1.1 204 No Content\r\nX-Slow: " + b"x" * 60 + b"\r\n\r\n"
+    hung_up = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        peer, _address = server.accept()
+        with peer, contextlib.suppress(OSError):
+            for number in range(len(answer)):
+                peer.sendall(answer[number : number + 1])
+                if hung_up.wait(0.05):
+                    break
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=[server])
+        thread.start()
+        with pytest.raises(TimeoutError):
+            post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=1)
+        hung_up.set()
+        thread.join()
+
+
+def test_a_webhook_goes_over_tls_to_who_has_the_certificate(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = str(Path(__file__).with_name("localhost.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
+    url = receiver.url.replace("http://", "https://")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        post(url, b"{}", {}, timeout=30)
+    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    post(url, b"{}", {"X-Told": "yes"}, timeout=30)
+    (received,) = receiver.received
+    assert (received.body, received.headers["x-told"]) == (b"{}", "yes")
+    assert received.headers["host"] == url.split("/")[2]
+
+
+def test_a_claim_outlasts_the_longest_attempt() -> None:
+    assert deliver.CLAIM.total_seconds() > deliver.LONGEST > LONGEST_POST
+
+
+def test_a_webhook_that_ends_in_the_middle_of_its_answer_is_a_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def cut() -> None:
+            peer, _address = server.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 2")
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, timeout=10)
+        thread.join()
 
 
 def test_a_delivery_is_given_up_in_the_end_and_can_be_made_due_again(receiver: Receiver) -> None:
