@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
+from django.db.models import Exists, F, OuterRef, Q
+
 from ratelimits.conf import conf
-from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, DurabilityGap, GapKind
+from ratelimits.models.ledger import (
+    COUNTERS,
+    LINES_PER_BATCH,
+    SUBJECT,
+    ArchivedRange,
+    Batch,
+    DurabilityGap,
+    GapKind,
+    Line,
+    ShardState,
+)
 from ratelimits.usage.compact import signature_of
+from ratelimits.usage.heads import verify_head
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 
 _CHUNK = 2000
@@ -18,10 +31,31 @@ def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool 
     Cursors are open between findings: whoever stops before the end closes it.
     `archive`: the database is that of an archive, whose chains may begin anywhere.
     """
-    rows = Batch.objects.using(using)
-    known = list(rows.order_by("shard").values_list("shard", flat=True).distinct())
-    for shard in known if shards is None else sorted(set(shards) & set(known)):
+    models = (Batch,) if archive else (Batch, ShardState, ArchivedRange)
+    known = {
+        shard
+        for model in models
+        for shard in model.objects.using(using).order_by().values_list("shard", flat=True).distinct()
+    }
+    for shard in sorted(known if shards is None else known & set(shards)):
         yield from _verify_shard(using, shard, archive)
+        if not archive:
+            yield from verify_head(using, shard)
+    yield from _verify_strays(using)
+
+
+def _verify_strays(using: str) -> Iterator[str]:
+    """Lines that no batch has, or that are another batch's than the one that they are counted to."""
+    own = Batch.objects.filter(pk=OuterRef("batch_id"))
+    astray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(own)
+    rows = Line.objects.using(using).filter(astray).order_by("pk")
+    for pk, batch, account, key, meter in rows.values_list("pk", "batch_id", "account", "key", "meter").iterator(
+        _CHUNK
+    ):
+        yield (
+            f"line {pk} ({account} {key} {meter}) is written under the batch with the row {pk // LINES_PER_BATCH},"
+            f" and counted to that with the row {batch}: a line's batch must exist, and be the same"
+        )
 
 
 class _Replaced(Exception):
@@ -45,7 +79,7 @@ def _verify_batches(using: str, shard: int, archive: bool) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
     for batch in batches.iterator(chunk_size=100):
-        found = list(_verify_lines(batch))
+        found = [*_verify_lines(batch), *_verify_parts(batch)]
         if before is not None:
             found += _verify_link(before, batch)
         elif not archive:
@@ -73,6 +107,18 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"the signature of compacted batch {batch} is not the one of SIGNING_KEY"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, not up to {batch.cum}"
+
+
+def _verify_parts(batch: Batch) -> Iterator[str]:
+    """A batch is one, or as many as it has parts; the numbers of its incarnation and of its shard agree with that."""
+    count = len(bytes(batch.parts)) // 32 or 1
+    if batch.position - batch.first_position + 1 != count or batch.seq - batch.first_seq + 1 != count:
+        yield (
+            f"batch {batch} is made of {count}, but has the numbers {batch.first_seq} to {batch.seq}"
+            f" and the positions {batch.first_position} to {batch.position}"
+        )
+    if batch.signature and not batch.parts:
+        yield f"batch {batch} is not a compacted one, and has a signature"
 
 
 def link(batch: Batch) -> str:

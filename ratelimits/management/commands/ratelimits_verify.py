@@ -12,6 +12,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Report
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify import verify_report
+from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import archive
 from ratelimits.usage.verify import verify_ledger
 
@@ -58,6 +59,7 @@ class Command(BaseCommand):
                 sources.append(alias)
             if options["account"] is None:
                 yield from verify_ledger(using)
+                yield from verify_totals(using, *sources)
             for report in self._reports(using, options):
                 yield from verify_report(report, *sources)
 

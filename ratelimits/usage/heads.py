@@ -1,0 +1,90 @@
+"""Verifying where each shard stands: its state beside the newest batch, the quarantine, and the archives before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.models import OuterRef, Q, Subquery
+
+from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKind, QuarantinedBatch, ShardState
+
+
+def verify_head(using: str, shard: int) -> Iterator[str]:
+    """Say what does not hold of a shard's state, one sentence for each finding; nothing if all holds."""
+    yield from _verify_archived(using, shard)
+    name = f"shard {shard:02d}"
+    newest = Batch.objects.filter(shard=OuterRef("shard")).order_by("-position")
+    archived = ArchivedRange.objects.filter(shard=OuterRef("shard")).order_by("-last_position")
+    # One statement, so that a drain that goes on meanwhile changes both or neither.
+    state = (
+        ShardState.objects.using(using)
+        .filter(shard=shard)
+        .annotate(
+            batch_position=Subquery(newest.values("position")[:1]),
+            batch_digest=Subquery(newest.values("digest")[:1]),
+            archive_position=Subquery(archived.values("last_position")[:1]),
+            archive_digest=Subquery(archived.values("digest")[:1]),
+        )
+        .first()
+    )
+    if state is None:
+        yield f"{name} has batches, and no state that says where it stands"
+        return
+    position = state.batch_position or state.archive_position or 0
+    digest = state.batch_digest or state.archive_digest or ""
+    if state.position > position:
+        yield f"{name} stands at position {state.position}: batches {position + 1} to {state.position} are gone"
+    elif state.position < position:
+        yield f"{name} stands at position {state.position}, and has a batch at position {position}"
+    elif state.head != digest:
+        yield f"the head of {name} is not the digest of its newest batch"
+    if state.tallied > state.position:
+        yield f"{name} was added up to position {state.tallied}, and stands at {state.position}"
+    waiting = QuarantinedBatch.objects.using(using).filter(shard=shard, resolved_at=None)
+    if state.frozen != waiting.exists() and state.frozen == _again(using, state).frozen:
+        yield (
+            f"{name} is frozen, and no quarantined batch waits"
+            if state.frozen
+            else f"{name} has a quarantined batch that waits, and is not frozen"
+        )
+    yield from _verify_newest(using, state)
+
+
+def _again(using: str, state: ShardState) -> ShardState:
+    return ShardState.objects.using(using).filter(pk=state.pk).first() or state
+
+
+def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
+    """The newest identity that a state knows is that of a batch, or of one that is declared not to be in the ledger."""
+    name, known = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
+    if not state.incarnation:
+        if state.seq or state.cum:
+            yield f"{name} knows no incarnation, but a batch {state.seq} and a running sum of {state.cum}"
+        return
+    mine: Q = Q(shard=state.shard, incarnation=state.incarnation)
+    rows = Batch.objects.using(using).filter(mine)
+    held = rows.filter(first_seq__lte=state.seq, seq__gte=state.seq).first()
+    if held is None:
+        missing = DurabilityGap.objects.using(using).filter(mine, kind=GapKind.MISSING)
+        quarantined = QuarantinedBatch.objects.using(using).filter(shard=state.shard, name=known)
+        archived = ArchivedRange.objects.using(using).filter(mine)
+        if not (
+            missing.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
+            or quarantined.exists()
+            or archived.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
+        ):
+            yield f"{name} says that its newest batch is {known}, which is nowhere"
+        return
+    if held.seq == state.seq and held.cum != state.cum:
+        yield f"{name} has the running sum {state.cum} after batch {known}, which ends with {held.cum}"
+
+
+def _verify_archived(using: str, shard: int) -> Iterator[str]:
+    """What was archived of a shard is one piece of its chain, from its beginning."""
+    position, digest = 0, ""
+    for part in ArchivedRange.objects.using(using).filter(shard=shard).order_by("first_position"):
+        if part.first_position != position + 1 or part.last_position < part.first_position:
+            yield f"archived range {part} does not follow on position {position}"
+        if part.previous_digest != digest:
+            yield f"archived range {part} does not follow on the digest of what was archived before"
+        position, digest = part.last_position, part.digest
