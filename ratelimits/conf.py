@@ -50,6 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
     "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
+    "SIGNING_KEYS_OLD": [],  # keys that were SIGNING_KEY before: what they signed still verifies
     "BILLING_CUSTOMER": None,  # callable or dotted path: account -> what Stripe or Lago calls it; None: the account
     # Alerts
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
@@ -99,6 +100,7 @@ class Conf:
     LATE_USAGE: str
     WITNESS_INTERVAL: float
     SIGNING_KEY: str
+    SIGNING_KEYS_OLD: list[str]
     BILLING_CUSTOMER: Callable[[str], str | None] | None
     ALERT_THRESHOLDS: list[int]
     ALERT_INTERVAL: float

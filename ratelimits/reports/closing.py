@@ -8,6 +8,7 @@ from itertools import islice
 
 from django.db.models import Q, Sum
 
+from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
 from ratelimits.reports import signing
@@ -191,7 +192,7 @@ class Closing:
             ReportLine.objects.using(self._using).bulk_create(chunk)
             chunk = list(islice(lines, CHUNK))
         report.line_count, report.digest = number, digest.hexdigest()
-        report.signature = signing.signature(report.digest)
+        report.signature = signatures.sign(report.digest)
         if small:
             report.save(using=self._using, force_insert=True)
             ReportLine.objects.using(self._using).bulk_create(chunk)

@@ -1,13 +1,11 @@
-"""Digests of reports, over the head of the ledger's chain and every line; an HMAC of them with SIGNING_KEY."""
+"""Digests of reports, over the head of the ledger's chain and every line."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 from collections.abc import Mapping, Sequence
 
-from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Batch, Report
 from ratelimits.reports.rows import Row, report_id
 
@@ -72,9 +70,3 @@ class Digest:
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
-
-
-def signature(digest: str) -> str:
-    """The HMAC-SHA256 of a digest with SIGNING_KEY, in hexadecimal; "" without a key."""
-    key: str = conf.SIGNING_KEY
-    return hmac.new(key.encode(), digest.encode(), hashlib.sha256).hexdigest() if key else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Generator, Iterator, Mapping
 from itertools import chain as chained
 from itertools import zip_longest
 
 from django.db.models import Q, Sum
 
+from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
 from ratelimits.reports import signing
@@ -65,8 +65,8 @@ def _verify_digest(using: str, report: Report) -> Iterator[str]:
         yield f"report {report}: its head or its lines are not those that its digest was made of"
     if count != report.line_count:
         yield f"report {report}: it was finalised with {report.line_count} lines and has {count}"
-    if conf.SIGNING_KEY and not hmac.compare_digest(report.signature, signing.signature(report.digest)):
-        yield f"report {report}: its signature is not the one of SIGNING_KEY"
+    if not signatures.holds(report.digest, report.signature):
+        yield f"report {report}: its signature is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
     rows = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
     before = rows.filter(version=report.version - 1).values_list("digest", flat=True).first() or ""
     if report.previous_digest != before:

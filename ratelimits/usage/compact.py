@@ -7,8 +7,6 @@ be made again afterwards.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,6 +18,7 @@ from django.db.models import Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models.ledger import COUNTERS, SUBJECT, Batch, ChainMark, Line, ShardState
+from ratelimits.signatures import sign
 from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical, content_digest, header_of
@@ -139,12 +138,10 @@ def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
         parts=b"".join(bytes(batch.parts) or bytes.fromhex(batch.content) for batch in batches),
     )
     joined.content = content_digest(header_of(joined), lines)
-    joined.signature = signature_of(joined)
+    joined.signature = sign(signed_text(joined))
     return joined
 
 
-def signature_of(batch: Batch) -> str:
-    """The HMAC of a compacted batch, whose lines no link of the chain covers any more; "" without a SIGNING_KEY."""
-    key: str = conf.SIGNING_KEY
-    text = f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest() if key else ""
+def signed_text(batch: Batch) -> str:
+    """Return what the signature of a compacted batch is made of: no link of the chain covers its lines any more."""
+    return f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"

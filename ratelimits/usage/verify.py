@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 
 from django.db.models import Exists, F, OuterRef, Q
 
+from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models.ledger import (
     COUNTERS,
@@ -18,7 +19,7 @@ from ratelimits.models.ledger import (
     Line,
     ShardState,
 )
-from ratelimits.usage.compact import signature_of
+from ratelimits.usage.compact import signed_text
 from ratelimits.usage.heads import verify_head
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 
@@ -103,8 +104,8 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"batch {batch} was written with {batch.line_count} lines and has {count}"
     if digest.hexdigest() != batch.content:
         yield f"the lines of batch {batch} are not those that its digest was made of"
-    if batch.parts and conf.SIGNING_KEY and batch.signature != signature_of(batch):
-        yield f"the signature of compacted batch {batch} is not the one of SIGNING_KEY"
+    if batch.parts and not signatures.holds(signed_text(batch), batch.signature):
+        yield f"the signature of compacted batch {batch} is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, not up to {batch.cum}"
 

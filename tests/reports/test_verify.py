@@ -18,6 +18,7 @@ from ratelimits.models import ArchivedRange, Batch, Line, ProcessTotal, Report, 
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
+from ratelimits.signatures import sign
 from ratelimits.usage import totals
 from ratelimits.usage.packet import canonical, checksum
 from ratelimits.witness import Place
@@ -131,6 +132,24 @@ def test_with_a_key_a_rebuilt_digest_is_not_enough() -> None:
         assert findings() == []
         Report.objects.filter(pk=report.pk).update(digest="0" * 64)
         assert any("signature is not the one of SIGNING_KEY" in finding for finding in findings())
+
+
+def test_a_new_key_leaves_what_an_old_one_signed_verifiable() -> None:
+    with override_settings(RATELIMITS=SIGNED):
+        spend(account(), "2026-10-15", 70)
+        (report,) = close("2026-11-02")
+        assert findings() == []
+    new = {**SIGNED, "SIGNING_KEY": "a new one"}
+    with override_settings(RATELIMITS=new):
+        assert any("signature is not the one of SIGNING_KEY" in finding for finding in findings())
+    with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": ["older still", SIGNED["SIGNING_KEY"]]}):
+        assert findings() == []
+        spend("acme", "2026-10-20", 7)
+        (corrected,) = close("2026-11-03")
+        assert findings() == []
+        assert corrected.signature == sign(corrected.digest) != ""
+    with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": ["another"]}):
+        assert any(f"report {report}: its signature" in finding for finding in findings())
 
 
 def test_an_export_is_the_same_after_a_prune_and_after_a_restore(
