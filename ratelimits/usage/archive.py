@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
 _CHUNK = 2000
+#: Bytes of the longest text in a file: a batch's row with the digests of the parts of which it was joined.
+_LONGEST_TEXT = 1 << 22
 
 
 class ArchiveError(ValueError):
@@ -138,28 +140,67 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
 
 def read(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
     """The batches of a file, not saved, each with its canonical lines. ArchiveError for a file that is not whole."""
+    with _errors(path), gzip.open(path, "rb") as source:
+        if next(texts := _read_texts(path, source)) != _HEADER.encode():
+            raise ArchiveError(f"{path} is no archive of a ledger")
+        for head in texts:
+            values: dict[str, Any] = json.loads(head)
+            batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
+            lines = list(islice(texts, batch.line_count))
+            if len(lines) != batch.line_count:
+                raise ArchiveError(f"{path} ends too early")
+            yield batch, lines
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest that a file ends with, which is that of its content; nothing of it is kept in memory.
+
+    ArchiveError for a file that is not whole, or was changed.
+    """
     digest = hashlib.sha256()
+    with _errors(path), gzip.open(path, "rb") as source:
+        for text in _read_texts(path, source):
+            digest.update(text + b"\n")
+    return digest.hexdigest()
 
-    def text() -> bytes:
-        data = source.readline()
+
+def _read_texts(path: Path, source: gzip.GzipFile) -> Iterator[bytes]:
+    """Yield the lines of a file but the last, which has their digest."""
+    digest = hashlib.sha256()
+    while True:
+        data = source.readline(_LONGEST_TEXT)
         if not data.endswith(b"\n"):
-            raise ArchiveError(f"{path} ends too early")
-        if not data.startswith(b"end "):
-            digest.update(data)
-        return data[:-1]
-
-    try:
-        with gzip.open(path, "rb") as source:
-            if text() != _HEADER.encode():
-                raise ArchiveError(f"{path} is no archive of a ledger")
-            while not (head := text()).startswith(b"end "):
-                values: dict[str, Any] = json.loads(head)
-                batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
-                yield batch, [text() for _number in range(batch.line_count)]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise error if isinstance(error, ArchiveError) else ArchiveError(f"{path}: {error}") from error
-    if head != f"end {digest.hexdigest()}".encode():
+            raise ArchiveError(f"{path} {'has a line that is too long' if data else 'ends too early'}")
+        if data.startswith(b"end "):
+            break
+        digest.update(data)
+        yield data[:-1]
+    if data != f"end {digest.hexdigest()}\n".encode():
         raise ArchiveError(f"{path} was changed after it was written")
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ArchiveError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise ArchiveError(f"{path}: {error}") from error
+
+
+def check(using: str, path: Path) -> None:
+    """Raise ArchiveError unless a file is the one that the ledger's batches were moved to, by the recorded digest.
+
+    Before anything of it is read: whoever can make a file can also make one that bears its own digest.
+    """
+    recorded = set(
+        ArchivedRange.objects.using(using).filter(archive=path.name).values_list("file_digest", flat=True).distinct()
+    )
+    if not recorded:
+        raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
+    if recorded != {digest_of(path)}:
+        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest is another one")
 
 
 def files(directory: Path) -> list[Path]:
@@ -169,15 +210,14 @@ def files(directory: Path) -> list[Path]:
 
 def restore(using: str, path: Path) -> int:
     """Bring the batches of a file back into the ledger; how many there were."""
-    shards = {batch.shard for batch, _lines in read(path)}  # to its end: it is whole
+    check(using, path)
+    shards = set(ArchivedRange.objects.using(using).filter(archive=path.name).values_list("shard", flat=True))
     with transaction.atomic(using=using, durable=True):
         for shard in sorted(shards):
             ShardState.lock(using, shard)
-        archived = ArchivedRange.objects.using(using).filter(archive=path.name)
-        if not archived.exists():
-            raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
+        check(using, path)  # another may have restored it meanwhile
         count = _insert(using, read(path))
-        archived.delete()
+        ArchivedRange.objects.using(using).filter(archive=path.name).delete()
     return count
 
 
@@ -192,8 +232,13 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 
 @contextmanager
-def opened(paths: list[Path]) -> Iterator[str]:
-    """A database alias under which the batches of these files can be queried; gone when the block is left."""
+def opened(using: str, paths: list[Path]) -> Iterator[str]:
+    """A database alias under which the batches of these files can be queried; gone when the block is left.
+
+    Raises ArchiveError for a file that is not the one whose digest the ledger recorded.
+    """
+    for path in paths:
+        check(using, path)
     with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:
         alias = f"ratelimits_archive_{os.path.basename(directory)}"  # noqa: PTH119
         connections.databases[alias] = connections.configure_settings(

@@ -52,7 +52,7 @@ class Command(BaseCommand):
                 if not paths:
                     raise CommandError(f"{options['archive']} holds no archive")
                 try:
-                    alias = stack.enter_context(archive.opened(paths))
+                    alias = stack.enter_context(archive.opened(using, paths))
                 except archive.ArchiveError as error:
                     raise CommandError(str(error)) from error
                 yield from verify_ledger(alias, archive=True)

@@ -1,0 +1,72 @@
+"""Files that are no archive of this ledger: none of them is restored, and none takes memory without bounds."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from ratelimits.models import ArchivedRange, Batch, Line
+from ratelimits.usage import archive
+from tests.usage.traffic import flow, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def moved(tmp_path: Path, fsync_at_once: None) -> Path:
+    """An archive of one batch with 7 units."""
+    use(cost=7)
+    flow()
+    (batch,) = Batch.objects.all()
+    archive._prune_shard("default", batch.shard, [batch], tmp_path)
+    (path,) = archive.files(tmp_path)
+    return path
+
+
+def forge(path: Path, old: bytes, new: bytes) -> None:
+    """Change the content of a file, and have it bear the digest of what it is now."""
+    content = gzip.decompress(path.read_bytes()).rpartition(b"end ")[0]
+    assert old in content
+    content = content.replace(old, new)
+    path.write_bytes(gzip.compress(content + f"end {hashlib.sha256(content).hexdigest()}\n".encode()))
+
+
+def test_what_was_archived_comes_back(moved: Path) -> None:
+    assert not Line.objects.exists()
+    assert archive.restore("default", moved) == 1
+    assert Line.objects.get().admitted_units == 7
+
+
+def test_a_forged_file_with_a_digest_of_its_own_is_not_restored(moved: Path) -> None:
+    forge(moved, b"\t1\t7\t", b"\t1\t9\t")
+    with pytest.raises(archive.ArchiveError, match="its digest is another one"):
+        archive.restore("default", moved)
+    with pytest.raises(archive.ArchiveError, match="its digest is another one"), archive.opened("default", [moved]):
+        pass
+    assert not Line.objects.exists()
+    assert ArchivedRange.objects.exists()
+
+
+def test_a_file_that_the_ledger_does_not_know_is_not_restored(moved: Path) -> None:
+    stranger = moved.rename(moved.with_name(f"99-1-1{archive.SUFFIX}"))
+    with pytest.raises(archive.ArchiveError, match="knows of no archive"):
+        archive.restore("default", stranger)
+
+
+@pytest.mark.parametrize("text", [b"0" * 1000, b"0" * 999 + b"\n"])
+def test_a_small_file_that_becomes_a_large_one_takes_little_memory(moved: Path, text: bytes) -> None:
+    with gzip.open(moved, "wb") as out:
+        out.write(b"ratelimits archive 1\n")
+        for _ in range(100):
+            out.write(text * 1000)
+    assert moved.stat().st_size < 1_000_000
+    tracemalloc.start()
+    with pytest.raises(archive.ArchiveError, match=r"too long|too early"):
+        archive.restore("default", moved)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30_000_000
