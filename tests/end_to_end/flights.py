@@ -34,8 +34,13 @@ async def done(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
+@limited()
+def sync(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("done")
+
+
 def up(request: HttpRequest) -> HttpResponse:
     return HttpResponse("up")
 
 
-urlpatterns = [path("", up), path("stream/", stream), path("work/", work), path("done/", done)]
+urlpatterns = [path("", up), path("stream/", stream), path("work/", work), path("done/", done), path("sync/", sync)]

@@ -97,3 +97,17 @@ def test_three_that_hang_up_at_concurrency_three_do_not_block_the_fourth(
     for one in begun:
         one.close()
     eventually(lambda: status_of(port, "/done/") == 200)
+
+
+def test_who_is_held_back_in_front_of_a_sync_view_and_hangs_up_keeps_no_place(
+    serve: Serve, redis_client: redis.Redis
+) -> None:
+    queue = {"capacity": 1, "rate": 1, "period": 3600, "max_wait": 100_000}
+    Rule.objects.create(name="queue", key_kind="global", algorithm="leaky_bucket_queue", **queue)
+    port = serve("uvicorn")
+    assert status_of(port, "/sync/") == 200
+    for number in range(1, 4):
+        held = ask(port, "/sync/")
+        eventually(lambda: counted(redis_client).get("a requests 0 - anonymous 1") == 1 + number)  # noqa: B023
+        held.close()
+        eventually(lambda: counted(redis_client).get("r requests 0 - anonymous 1") == number)  # noqa: B023
