@@ -34,11 +34,12 @@ class StopHandler:
     ) -> None:
         self._end = end
         self._before = before
+        self._stopping = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if callable(self._before):
             # The server goes on until its requests are answered: each of them may have counted something more.
-            request_finished.connect(self._after_request, weak=False, dispatch_uid="ratelimits.stop_signals")
+            self._stopping = True
             self._try(HELD_UP)
             self._before(number, frame)
         else:
@@ -53,8 +54,10 @@ class StopHandler:
             # gevent lets nothing wait in its event loop; the work itself has been ordered by then.
             logger.debug("The background work is not waited for.", exc_info=True)
 
-    def _after_request(self, **kwargs: object) -> None:
-        self._end(HELD_UP)
+    def after_request(self, **kwargs: object) -> None:
+        """Write what the request that ends has counted, once the process was asked to stop."""
+        if self._stopping:
+            self._end(HELD_UP)
 
 
 def watch(end: Callable[..., None]) -> None:
@@ -65,4 +68,7 @@ def watch(end: Callable[..., None]) -> None:
         before = signal.getsignal(number)
         if isinstance(before, StopHandler) or before in (None, signal.SIG_IGN, signal.default_int_handler):
             continue
-        signal.signal(number, StopHandler(end, before))  # type: ignore[arg-type]
+        handler = StopHandler(end, before)  # type: ignore[arg-type]
+        # Not in the handler: it may interrupt its own thread where that holds the lock of Django's signal.
+        request_finished.connect(handler.after_request, weak=False, dispatch_uid=f"ratelimits.stop_signals.{number:d}")
+        signal.signal(number, handler)

@@ -1,0 +1,29 @@
+"""A process that is asked to stop in the middle of anything stops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_STOPPED = """
+import os, signal, sys
+from django.core.signals import request_finished
+from ratelimits import stop_signals
+
+signal.signal(signal.SIGTERM, lambda *args: sys.exit(7))
+ended = []
+stop_signals.watch(lambda *seconds: ended.append(seconds))
+request_finished.send(None)
+assert ended == []
+try:
+    with request_finished.lock:
+        os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    request_finished.send(None)
+    assert len(ended) == 2, ended
+"""
+
+
+def test_a_signal_in_the_middle_of_the_end_of_a_request_does_not_hang() -> None:
+    process = subprocess.run([sys.executable, "-c", _STOPPED], timeout=20, capture_output=True, text=True)
+    assert process.returncode == 7, process.stderr
