@@ -26,7 +26,7 @@ class Flush(flush.Command):
         connection = connections[using]
         tables = set(connection.introspection.django_table_names(only_existing=True, include_views=False)) - _KEPT
         statements = connection.ops.sql_flush(
-            self.style, sorted(tables), reset_sequences=options["reset_sequences"], allow_cascade=False
+            self.style, sorted(tables), reset_sequences=options.get("reset_sequences", True), allow_cascade=False
         )
         connection.ops.execute_sql_flush(statements)
         app = apps.get_app_config("ratelimits")
