@@ -15,7 +15,7 @@ from itertools import islice
 from operator import or_
 
 from django.db import IntegrityError, transaction
-from django.db.models import Max, Q, Sum
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from ratelimits import rules
@@ -63,8 +63,8 @@ class _Pass:
     rules: Mapping[int, str]
 
 
-#: What was raised before: by rule, and of what plans include.
-_Taken = set[tuple[object, ...]]
+#: The largest quantity of which each threshold was said to be reached, by account, period, meter, percent and rule.
+_Said = dict[tuple[str, int, str, int, int], int]
 
 
 def evaluate(now: int | None = None) -> list[Alert]:
@@ -127,68 +127,66 @@ def _evaluate(this: _Pass, accounts: list[str]) -> list[Alert]:
     oldest = this.now // SECOND - _OLDEST
     rows = PeriodUsage.objects.using(this.using).filter(account__in=accounts, period__gt=oldest).order_by()
     totals = rows.values_list("account", "period", "meter", "rule").annotate(
-        used=Sum("admitted_units") - Sum("refunded_units"), newest=Max("position")
+        used=Sum("admitted_units") - Sum("refunded_units")
     )
-    by_meter: dict[tuple[str, int, str], list[tuple[int, int, int]]] = {}
-    for account, period, meter, rule, used, newest in totals:
-        by_meter.setdefault((account, period, meter), []).append((newest, rule, used))
-    taken = _taken(this, accounts, oldest)
+    by_meter: dict[tuple[str, int, str], list[tuple[int, int]]] = {}
+    for account, period, meter, rule, used in totals:
+        by_meter.setdefault((account, period, meter), []).append((rule, used))
+    said = _said(this, accounts, oldest)
     terms = this.terms.of(accounts)
     raised: list[Alert] = []
     for (account, start, meter), found in sorted(by_meter.items()):
         held = terms[account]
         period = period_from(held.timezone, held.anchor, start * SECOND)
         if period.end > this.since:
-            # What is used now comes first: a plan's quantity is said to be reached under that rule.
-            usages = [Usage(account, meter, rule, period, used) for _newest, rule, used in sorted(found, reverse=True)]
-            raised += _raise_for(this, usages, held, taken)
+            usages = [Usage(account, meter, rule, period, used) for rule, used in sorted(found)]
+            raised += _raise_for(this, usages, held, said)
     return raised
 
 
-def _taken(this: _Pass, accounts: list[str], oldest: int) -> _Taken:
-    rows = Alert.objects.using(this.using).filter(account__in=accounts, period__gt=oldest)
-    taken: _Taken = set()
-    for alert in rows.iterator():
-        taken.update(_places(alert))
-    return taken
+def _said(this: _Pass, accounts: list[str], oldest: int) -> _Said:
+    said: _Said = {}
+    for alert in Alert.objects.using(this.using).filter(account__in=accounts, period__gt=oldest).iterator():
+        _note(said, alert)
+    return said
 
 
-def _places(alert: Alert) -> Iterator[tuple[object, ...]]:
-    """What the database's constraints have once."""
-    about = alert.account, alert.period, alert.meter, alert.threshold
-    yield (*about, "rule", alert.rule)
-    if alert.basis == Alert.Basis.INCLUDED:
-        yield (*about, "quantity", alert.quantity)
+def _note(said: _Said, alert: Alert) -> None:
+    # All rules together use up what a plan includes, so it is no rule's.
+    rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
+    about = alert.account, alert.period, alert.meter, alert.threshold, rule
+    said[about] = max(said.get(about, 0), alert.quantity)
 
 
-def _raise_for(this: _Pass, usages: Sequence[Usage], terms: Terms, taken: _Taken) -> Iterator[Alert]:
+def _raise_for(this: _Pass, usages: Sequence[Usage], terms: Terms, said: _Said) -> Iterator[Alert]:
     total = sum(usage.used for usage in usages)
     for usage in usages:
-        about = usage.account, usage.period.start // SECOND, usage.meter
-        missing = [percent for percent in this.thresholds if (*about, percent, "rule", usage.rule) not in taken]
-        if not missing:
-            continue
         measures = [
             *included(total, terms.included.get(usage.meter, 0)),
-            *this.limits.measures(usage, missing[0]),
+            *this.limits.measures(usage, this.thresholds[0]),
         ]
         most = max(measures, key=lambda measure: measure.share, default=None)
-        for percent in missing:
-            if most is not None and most.reaches(percent):
+        if most is None:
+            continue
+        about = usage.account, usage.period.start // SECOND, usage.meter
+        for percent in filter(most.reaches, this.thresholds):
+            # Said of as much or more, it holds for this quantity too; said of less, before an upgrade, it does not.
+            if max(said.get((*about, percent, rule), 0) for rule in (0, usage.rule)) < most.quantity:
                 alert = _alert(this, usage, most, percent)
-                if taken.isdisjoint(_places(alert)) and _write(this.using, alert):
+                if _write(this.using, alert):
                     yield alert
-                taken.update(_places(alert))
+                _note(said, alert)
 
 
 def _alert(this: _Pass, usage: Usage, measure: Measure, percent: int) -> Alert:
     start = usage.period.start // SECOND
+    rule = 0 if measure.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(
-        id=Alert.name_of(usage.account, start, usage.meter, usage.rule, percent),
+        id=Alert.name_of(usage.account, start, usage.meter, rule, percent, measure.quantity),
         account=usage.account,
         meter=usage.meter,
-        rule=usage.rule,
-        rule_name=this.rules.get(usage.rule, ""),
+        rule=rule,
+        rule_name=this.rules.get(rule, ""),
         key=measure.key,
         period=start,
         period_end=usage.period.end // SECOND,
@@ -209,11 +207,7 @@ def _write(using: str, alert: Alert) -> bool:
             AlertDelivery.objects.using(using).bulk_create(_deliveries(alert, channels))
             crash.reached("alerts:deliveries-written")
     except IntegrityError:
-        said = Q(pk=alert.pk)
-        if alert.basis == Alert.Basis.INCLUDED:
-            same = ("account", "period", "meter", "threshold", "quantity", "basis")
-            said |= Q(**{name: getattr(alert, name) for name in same})
-        if Alert.objects.using(using).filter(said).exists():
+        if Alert.objects.using(using).filter(pk=alert.pk).exists():
             return False
         raise
     crash.reached("alerts:committed")

@@ -87,7 +87,7 @@ class AlertChannel(models.Model):
 
 
 class Alert(models.Model):
-    """That an account's usage reached so many percent of a quantity in a billing period: once for each rule."""
+    """That an account's usage reached so many percent of a quantity in a billing period, said once."""
 
     class Basis(models.TextChoices):
         """What the percentage is of."""
@@ -98,7 +98,7 @@ class Alert(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     account = models.CharField(_("account"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
-    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills the usage; 0: none."))
+    rule = models.BigIntegerField(_("rule"), help_text=_("The rule whose limit it is; 0: what the plan includes."))
     rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
     key = models.CharField(
         _("key"), max_length=255, blank=True, help_text=_("Whose limit it is; empty: the account's own.")
@@ -119,23 +119,17 @@ class Alert(models.Model):
         ordering = ["-raised_at"]
         constraints = [
             models.UniqueConstraint(
-                fields=["account", "period", "meter", "rule", "threshold"], name="ratelimits_alert_once"
-            ),
-            # A plan includes a quantity for all of an account's rules together, so it is said under one of them.
-            models.UniqueConstraint(
-                fields=["account", "period", "meter", "threshold", "quantity"],
-                condition=Q(basis="included"),
-                name="ratelimits_alert_once_included",
-            ),
+                fields=["account", "period", "meter", "rule", "threshold", "quantity"], name="ratelimits_alert_once"
+            )
         ]
 
     def __str__(self) -> str:
         return f"{self.account} {self.meter} {self.threshold} % {moment(self.period * 1_000_000):%Y-%m-%d}"
 
     @staticmethod
-    def name_of(account: str, period: int, meter: str, rule: int, threshold: int) -> uuid.UUID:
+    def name_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
         """The primary key of the alert about these: the same wherever and whenever it is raised."""
-        return uuid.uuid5(_NAMESPACE, "\n".join((account, str(period), meter, str(rule), str(threshold))))
+        return uuid.uuid5(_NAMESPACE, "\n".join((account, meter, *map(str, (period, rule, threshold, quantity)))))
 
 
 class AlertDelivery(models.Model):

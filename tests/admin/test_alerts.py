@@ -21,7 +21,7 @@ def staff() -> Client:
 
 def failed_delivery() -> AlertDelivery:
     alert = Alert.objects.create(
-        id=Alert.name_of("acme", 0, "requests", 1, 50),
+        id=Alert.name_of("acme", 0, "requests", 1, 50, 100),
         account="acme",
         meter="requests",
         rule=1,

@@ -170,6 +170,43 @@ def test_a_smaller_plan_raises_what_is_reached_by_it_and_repeats_nothing() -> No
     assert raised() == []
 
 
+def test_a_larger_plan_in_mid_period_has_each_threshold_said_of_it() -> None:
+    owner = account(included=100)
+    spend(100)
+    assert raised() == [("acme", 50, 100, 100), ("acme", 80, 100, 100), ("acme", 100, 100, 100)]
+    owner.plan = account("larger", included=1000).plan
+    owner.save()
+    assert raised() == []
+    spend(400)
+    assert raised() == [("acme", 50, 500, 1000)]
+    owner.plan = account("smaller", included=600).plan
+    owner.save()
+    assert raised() == [("acme", 80, 500, 600)]
+    assert raised() == []
+
+
+def test_a_limit_that_was_raised_is_reached_again() -> None:
+    rule = monthly(key_kind="account")
+    spend(60, rule)
+    assert raised() == [("acme", 50, 60, 100)]
+    rule.capacity = 200
+    rule.save()
+    spend(41, rule)
+    assert raised() == [("acme", 50, 101, 200)]
+    assert raised() == []
+
+
+def test_what_a_plan_includes_is_no_rule_s_and_a_limit_names_its_own() -> None:
+    account()
+    web, batch = monthly(30, key_kind="account"), rows.rule("batch", bills=True)
+    spend(20, batch)
+    spend(20, web)
+    spend(20, batch)
+    evaluate(NOON)
+    alerts = Alert.objects.values_list("basis", "threshold", "quantity", "rule", "rule_name", "used")
+    assert set(alerts) == {("included", 50, 100, 0, "", 60), ("limit", 50, 30, web.pk, "monthly", 20)}
+
+
 def test_a_plan_s_quantity_is_said_to_be_reached_once_for_all_its_rules() -> None:
     account()
     web, batch = monthly(100_000, key_kind="account"), rows.rule("batch", bills=True)
