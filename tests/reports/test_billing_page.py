@@ -50,7 +50,7 @@ def _october() -> None:
     spend(account("initech"), "2025-10-10T12:00")
     flow()
     assert home_shard("initech") != home_shard("acme")
-    ShardState.objects.filter(shard=home_shard("initech")).update(frozen=True)
+    ShardState.objects.filter(shard=home_shard("initech")).update(watermark=at("2025-10-11"))
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,17 +290,19 @@ def _books(signed: bool, fork: Fork) -> None:
     fork(5)
 
 
-def complains() -> bool:
+def complains(*manifests: Path) -> bool:
+    options = [text for path in manifests for text in ("--manifest", str(path))]
     try:
-        call_command("ratelimits_verify", stdout=io.StringIO())
+        call_command("ratelimits_verify", *options, stdout=io.StringIO(), stderr=io.StringIO())
     except CommandError:
         return True
     return False
 
 
-def unseen() -> set[str]:
+def unseen(names: Iterable[str], *manifests: Path) -> set[str]:
     found = set()
-    for name, damage in TAMPERINGS.items():
+    for name in names:
+        damage = TAMPERINGS[name]
         with transaction.atomic():
             try:
                 with transaction.atomic():
@@ -306,7 +310,7 @@ def unseen() -> set[str]:
                     connection.check_constraints()
             except IntegrityError:
                 continue  # the database itself refuses it
-            if not complains():
+            if not complains(*manifests):
                 found.add(name)
             transaction.set_rollback(True)
     return found
@@ -316,5 +320,23 @@ def unseen() -> set[str]:
 def test_every_tampering_is_seen_but_those_that_nothing_in_the_database_says(signed: bool) -> None:
     assert not complains()
     expected = UNSEEN if signed else UNSEEN | UNSEEN_WITHOUT_KEY
-    found = unseen()
+    found = unseen(TAMPERINGS)
     assert found == expected, "\n".join(["unseen:", *sorted(found - expected), "seen:", *sorted(expected - found)])
+
+
+@pytest.mark.usefixtures("_books")
+def test_with_the_manifest_at_hand_nothing_that_it_lists_goes_unseen(signed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "2026-10.json"
+    call_command("ratelimits_manifest", "2026-10", output=path, stdout=io.StringIO(), stderr=io.StringIO())
+    assert not complains(path)
+    # A batch may come to quarantine after the manifest was written.
+    assert unseen(UNSEEN | UNSEEN_WITHOUT_KEY, path) == {"QuarantinedBatch inserted"}
+    changed = json.loads(path.read_text())
+    changed["reports"].popitem()
+    path.write_text(json.dumps(changed))
+    assert complains(path)
+    with pytest.raises(CommandError, match="could not be written"):
+        call_command("ratelimits_manifest", "2026-10", output=path, stdout=io.StringIO(), stderr=io.StringIO())
+    path.write_text("{}")
+    with pytest.raises(CommandError, match="no manifest of a month"):
+        call_command("ratelimits_verify", manifest=path, stdout=io.StringIO())

@@ -10,11 +10,17 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import Report
+from ratelimits.reports.manifest import ManifestError, compare, parse
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify import verify_report
 from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import archive
 from ratelimits.usage.verify import verify_ledger
+
+_UNSEEN = (
+    "Without a manifest (--manifest FILE) nobody can see here: reports that were deleted with all that points at them,"
+    " and changes to totals of processes, gaps, reasons of adjustments and quarantined batches."
+)
 
 
 class Command(BaseCommand):
@@ -27,6 +33,9 @@ class Command(BaseCommand):
         parser.add_argument("--period", help="only reports of a month, such as 2026-11")
         parser.add_argument("--account", type=ledger_name, help="only reports of this account")
         parser.add_argument("--archive", type=Path, help="the directory of archived usage that reports may be made of")
+        parser.add_argument(
+            "--manifest", type=Path, metavar="FILE", help="what ratelimits_manifest wrote: compare with it"
+        )
         parser.add_argument("--all", action="store_true", help="name everything that does not hold")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -42,6 +51,8 @@ class Command(BaseCommand):
         if count:
             raise CommandError("the ledger or a report does not hold", returncode=1)
         self.stdout.write(self.style.SUCCESS("All holds."))
+        if options["manifest"] is None:
+            self.stderr.write(_UNSEEN)
 
     def _findings(self, options: dict[str, Any]) -> Generator[str]:
         using = conf.DATABASE
@@ -60,6 +71,8 @@ class Command(BaseCommand):
             if options["account"] is None:
                 yield from verify_ledger(using)
                 yield from verify_totals(using, *sources)
+            if options["manifest"] is not None:
+                yield from compare(using, _manifest(options["manifest"]), *sources)
             for report in self._reports(using, options):
                 yield from verify_report(report, *sources)
 
@@ -77,3 +90,10 @@ class Command(BaseCommand):
         for report in reports.iterator():
             if month is None or starts_in(month, report.period_start, report.timezone):
                 yield report
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ManifestError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {error}") from error
