@@ -17,6 +17,7 @@ from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import rows, statements
+from ratelimits.usage.complete import completeness
 
 
 class Command(BaseCommand):
@@ -60,6 +61,7 @@ class Command(BaseCommand):
             if printed:
                 raise
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
+        self.stderr.write(completeness(conf.DATABASE))
 
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
         raw = getattr(self.stdout, "buffer", None)

@@ -15,6 +15,7 @@ from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify import verify_report
 from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import archive
+from ratelimits.usage.complete import completeness
 from ratelimits.usage.verify import verify_ledger
 
 _UNSEEN = (
@@ -51,6 +52,7 @@ class Command(BaseCommand):
         if count:
             raise CommandError("the ledger or a report does not hold", returncode=1)
         self.stdout.write(self.style.SUCCESS("All holds."))
+        self.stderr.write(completeness(conf.DATABASE))
         if options["manifest"] is None:
             self.stderr.write(_UNSEEN)
 

@@ -1,0 +1,47 @@
+"""Until when the ledger is complete, and what still waits in Redis: for people who are about to trust a report."""
+
+from __future__ import annotations
+
+import redis
+from redis.exceptions import RedisError
+
+from ratelimits.conf import conf
+from ratelimits.engine import Unavailable
+from ratelimits.engine.server import on_each, server
+from ratelimits.models.ledger import ShardState, moment
+
+
+def completeness(using: str) -> str:
+    """Return a sentence on until when usage is in the ledger, and how many batches wait in Redis."""
+    shards = range(conf.SHARDS)
+    marks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
+    oldest = min((marks.get(shard, 0) for shard in shards), default=0)
+    if oldest:
+        until = f"Usage is complete until {moment(oldest):%Y-%m-%d %H:%M:%S} UTC"
+    else:
+        until = "Usage is not known to be complete until any moment: nothing was drained yet, is a worker running?"
+    return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting()}."
+
+
+def _waiting() -> str:
+    try:
+        sealed, unsealed = _count()
+    except (RedisError, Unavailable, OSError) as error:
+        return f"Redis cannot be asked what waits there ({error})"
+    return f"{sealed} sealed batches and {unsealed} open ones wait in Redis"
+
+
+def _count() -> tuple[int, int]:
+    here, counts = server(), [0, 0]
+
+    def one_server(client: redis.Redis, shards: list[int]) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.llen(here.keyspace.sealed(shard))
+                pipeline.exists(here.keyspace.open(shard))
+            replies = pipeline.execute()
+        counts[0] += sum(replies[::2])
+        counts[1] += sum(replies[1::2])
+
+    on_each(here, range(here.keyspace.shards), one_server)
+    return counts[0], counts[1]

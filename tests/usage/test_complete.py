@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.test import override_settings
+
+from ratelimits.usage.seal import seal
+from tests.usage.traffic import flow, use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+COMMANDS = {"ratelimits_verify": {}, "ratelimits_report": {"period": "2026-11"}}
+
+
+def said(command: str) -> str:
+    err = io.StringIO()
+    call_command(command, stdout=io.StringIO(), stderr=err, **COMMANDS[command])
+    return err.getvalue()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: str) -> None:
+    use()
+    text = said(command)
+    assert "not known to be complete" in text
+    assert "0 sealed batches and 1 open ones wait in Redis" in text
+    seal()
+    assert "1 sealed batches and 0 open ones wait in Redis" in said(command)
+    flow()
+    text = said(command)
+    assert "Usage is complete until 20" in text
+    assert "0 sealed batches and 0 open ones wait in Redis" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_server_that_is_away_is_said(command: str) -> None:
+    away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    with override_settings(CACHES={**settings.CACHES, "ratelimits": away}):
+        assert "Redis cannot be asked" in said(command)
