@@ -13,7 +13,7 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import background, checks, row_checks, stop_signals, witness  # noqa: F401  (the system checks)
+        from ratelimits import background, checks, row_checks, stop_signals, usage_checks, witness  # noqa: F401  (the system checks)
         from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.usage import totals
 

@@ -1,0 +1,74 @@
+"""System checks of what usage depends on until it is in the ledger: the server's settings, and a worker that drains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import time
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+from redis.exceptions import RedisError
+
+from ratelimits.conf import conf
+from ratelimits.engine import Unavailable
+from ratelimits.engine.server import server
+
+#: Intervals of sealing after which a watermark that stands still is a worker that does not run.
+_INTERVALS = 10
+
+
+@checks.register("ratelimits", checks.Tags.database)
+def check_usage(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Warn where metered usage may be lost, or never reaches the ledger; with `--database` only."""
+    try:
+        if not databases or conf.DATABASE not in databases or not _is_metered():
+            return []
+        return [*_server(), *_worker()]
+    except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
+        return []  # not migrated yet, a server away, or settings that another check names
+
+
+def _is_metered() -> bool:
+    from ratelimits.models import Rule
+
+    return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
+
+
+def _server() -> Iterator[checks.CheckMessage]:
+    here = server()
+    info: dict[str, Any] = here.wire.client_of(here.keyspace, 0).info()
+    if conf.FENCE != "none" and not info.get("aof_enabled"):
+        yield checks.Warning(
+            "Rules bill, and the Redis server keeps no append-only file: no usage reaches the ledger.",
+            hint="Set `appendonly yes` on the server (RATELIMITS['FENCE'] = 'none' is for development only).",
+            id="ratelimits.W030",
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield checks.Warning(
+            f"Rules bill, and the Redis server's maxmemory-policy is {policy}: it may drop usage that is not drained.",
+            hint="Set `maxmemory-policy noeviction`, on a server of its own if others need another policy.",
+            id="ratelimits.W031",
+        )
+
+
+def _worker() -> Iterator[checks.CheckMessage]:
+    from ratelimits.models import ShardState
+    from ratelimits.models.ledger import moment
+
+    marks = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS, frozen=False)
+    newest = marks.order_by("-watermark").values_list("watermark", flat=True).first()
+    if newest and time() - newest / 1_000_000 <= _INTERVALS * conf.SEAL_INTERVAL:
+        return
+    since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
+    yield checks.Warning(
+        f"Rules bill, and nothing was sealed and drained {since}: usage waits in Redis.",
+        hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or the commands"
+        " ratelimits_seal and ratelimits_drain every minute.",
+        id="ratelimits.W032",
+    )

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+from django.core import checks
+from django.test import override_settings
+
+from ratelimits.models import ShardState
+from tests.raw import RawRedis
+from tests.rows import rule
+from tests.usage.traffic import flow, use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+
+def ids() -> list[str]:
+    found = checks.run_checks(tags=["ratelimits"], databases=["default"])
+    return [each.id for each in found if each.id in ("ratelimits.W030", "ratelimits.W031", "ratelimits.W032")]
+
+
+@pytest.fixture
+def _set_back(redis_client: RawRedis) -> Iterator[None]:
+    yield
+    redis_client.config_set("appendonly", "yes")
+    redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.usefixtures("_set_back")
+def test_a_server_that_may_lose_usage_is_warned_of_where_rules_bill(redis_client: RawRedis) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    redis_client.config_set("appendonly", "no")
+    assert ids() == []
+    rule("monthly", bills=True)
+    assert ids() == ["ratelimits.W030", "ratelimits.W031", "ratelimits.W032"]
+    assert checks.run_checks(tags=["ratelimits"]) == [], "no server is asked without --database"
+
+
+def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:
+    rule("monthly", bills=True)
+    use(now=None)
+    assert ids() == ["ratelimits.W032"]
+    flow()
+    assert ids() == []
+    ShardState.objects.update(watermark=1_700_000_000_000_000)
+    assert ids() == ["ratelimits.W032"]
+
+
+def test_a_server_that_is_away_is_no_matter_of_a_check() -> None:
+    rule("monthly", bills=True)
+    away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    with override_settings(CACHES={**settings.CACHES, "ratelimits": away}):
+        assert ids() == []
