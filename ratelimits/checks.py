@@ -180,13 +180,13 @@ def check_restored(
     """The database has the configuration version that Redis asks for; with `--database` only."""
     from ratelimits.models import ConfigVersion
 
-    if conf.DATABASE not in (databases or ()):
+    if _wrong("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:
         asked, had = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
         # An edit may just have been published.
         had = had if asked <= had else ConfigVersion.read(conf.DATABASE)[0]
-    except (DatabaseError, RedisError, Unavailable, OSError, ValueError):
+    except (DatabaseError, RedisError, Unavailable, OSError, ValueError, ImproperlyConfigured):
         return []  # not migrated yet, or a server away
     if asked <= had:
         return []
@@ -204,7 +204,7 @@ def check_restored(
 @checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Refuse routers that keep the app's rows out of DATABASE, where rules are read from, or away from their users."""
-    if conf.DATABASE not in settings.DATABASES:
+    if _wrong("DATABASE"):
         return []  # said by the check of the settings
     models = apps.get_app_config("ratelimits").get_models()
     astray = [

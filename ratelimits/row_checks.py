@@ -10,6 +10,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from django.db.models import Min
@@ -26,7 +27,10 @@ def check_rows(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Return an error for each row that is not in force, and one for more rules than a decision takes."""
-    using = conf.DATABASE
+    try:
+        using = conf.DATABASE
+    except ImproperlyConfigured:
+        return []  # said by the check of the settings
     if using not in (databases or ()) or using not in connections:
         return []
     try:
