@@ -13,7 +13,7 @@ from django.test import Client
 
 from ratelimits.admin import reports as pages
 from ratelimits.models import Adjustment, Line, Report, ReportLine
-from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import totals
 from ratelimits.witness import Place
 from tests.admin.test_usage import text, url
@@ -52,7 +52,7 @@ def test_a_report_s_page_says_what_was_billed_what_may_be_missing_and_what_the_s
     assert report.digest in page
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", DOWNLOADS.values(), ids=lambda form: form.name)
 def test_each_button_downloads_what_the_command_writes(
     admin_client: Client, report: Report, form: Any, tmp_path: Any
 ) -> None:
