@@ -124,7 +124,7 @@ def check(
         return _again(denied)
     prepared, metered = None, True
     try:
-        for _attempt in range(1 + RELOADS):
+        for attempt in range(1 + RELOADS):
             snapshot = rules.current()
             known = routes.by(snapshot)
             route = known.known.get(place)
@@ -139,7 +139,7 @@ def check(
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held
-                take = allotment.take()
+                take = allotment.take(again=attempt > 0)
             if not breaker.closed:
                 break
             try:
@@ -174,7 +174,7 @@ async def acheck(
         return _again(denied)
     prepared, metered = None, True
     try:
-        for _attempt in range(1 + RELOADS):
+        for attempt in range(1 + RELOADS):
             snapshot = await rules.acurrent()
             known = routes.by(snapshot)
             route = known.known.get(place)
@@ -189,7 +189,7 @@ async def acheck(
                 held: Answer | None = allotment.spend()
                 if held is not None:
                     return held
-                take = allotment.take()
+                take = allotment.take(again=attempt > 0)
             if not breaker.closed:
                 break
             try:

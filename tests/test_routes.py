@@ -11,6 +11,8 @@ import redis
 
 from ratelimits import quota, receipts, witness
 from ratelimits.engine import Unanswered
+from ratelimits.engine.allotment import Allotment, Take
+from ratelimits.engine.decision import Decision
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import Answer
@@ -95,6 +97,23 @@ class TestAllotments:
         assert sum(check(WHO).allowed for _ in range(30)) == 10
         other = WHO._replace(user="user:2", api_key="api_key:8")
         assert not check(other).allowed
+
+    def test_a_used_up_limit_refuses_however_many_others_ask_for_meanwhile(
+        self, check: Check, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ahead(capacity=10, allotment=8)
+        assert sum(check(WHO).allowed for _ in range(12)) == 10
+        booked = Allotment.book
+
+        def beside_others(self: Allotment, take: Take, decision: Decision, about: object) -> bool:
+            done = booked(self, take, decision, about)
+            self._size = self._room = 8  # another thread's take was admitted just now
+            return done
+
+        monkeypatch.setattr(Allotment, "book", beside_others)
+        quota.denials.clear()
+        answers = [check(WHO) for _ in range(3)]
+        assert [(one.allowed, one.unavailable) for one in answers] == [(False, False)] * 3
 
     def test_an_override_s_numbers_hold(self, check: Check) -> None:
         ahead()

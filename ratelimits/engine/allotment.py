@@ -121,9 +121,12 @@ class Allotment:
                 self._size = batch.size - batch.left if batch.left else 2 * batch.size
         return None
 
-    def take(self) -> Take:
-        """What to ask the server for, this request's permits among them."""
-        size = _power(min(self._size, self._room, self._most))
+    def take(self, *, again: bool = False) -> Take:
+        """Return what to ask the server for, this request's permits among them; `again`: those alone.
+
+        What was refused for many may be there for one, and other threads may ask for many meanwhile.
+        """
+        size = 1 if again else _power(min(self._size, self._room, self._most))
         command = self._commands.get(size)
         if command is None:
             call = self._call._replace(costs=tuple(size * cost for cost in self._call.costs))
