@@ -75,6 +75,8 @@ class Asgi:
     async def hang_up(self) -> None:
         """Go away, and wait for what the application makes of it."""
         self._gone.set()
+        done, _pending = await asyncio.wait([self.task], timeout=60)
+        assert done, "the application goes on although its client has gone"
         await self.task
 
 
@@ -83,3 +85,14 @@ async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (what tells of it may be another thread)
             await asyncio.sleep(0.001)
+
+
+def awaited(name: str) -> bool:
+    """Return whether a task of this loop waits within the coroutine function of that name."""
+    for task in asyncio.all_tasks():
+        coroutine: Any = task.get_coro()
+        while coroutine is not None:
+            if getattr(getattr(coroutine, "cr_code", None), "co_name", "") == name:
+                return True
+            coroutine = getattr(coroutine, "cr_await", None)
+    return False

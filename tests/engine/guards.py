@@ -63,7 +63,7 @@ _BY_NAME: dict[str, Edit] = {
     "a refusal remembers that the clock was put right": _put_right,
 }
 _NEVER = {
-    "level": ("level", "if c > (queue and p[6] + 1 or p[6]) then l.retry = NEVER return end", ""),
+    "level": ("level", "if c > accepted(l) then l.retry = NEVER return end", ""),
     "window": ("window", "if l.cost > capacity then\n      l.retry = NEVER\n    elseif", "if"),
     "sliding_window": ("sliding_window", IMPOSSIBLE, ""),
     "sliding_log": ("sliding_log", IMPOSSIBLE, ""),
