@@ -67,7 +67,7 @@ MEMORY = [
     ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 10}, 100, 120),
     ({"algorithm": "sliding_window", **WINDOW, "sub_windows": 60}, 100, 192),
     ({"algorithm": "sliding_log", **WINDOW}, 100, 776),
-    ({"algorithm": "sliding_log", **WINDOW}, 1000, 7800),
+    ({"algorithm": "sliding_log", **WINDOW}, 1000, 7408),
     ({"algorithm": "token_bucket", **LEVEL}, 100, 88),
     ({"algorithm": "token_bucket", **LEVEL, "rate": 0.9}, 100, 104),
     ({"algorithm": "gcra", **LEVEL}, 100, 88),
