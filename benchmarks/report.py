@@ -78,12 +78,13 @@ def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
 def run_json(
     benchmark: str, about: dict[str, Any], options: dict[str, Any], claims: Sequence[Claim], **results: Any
 ) -> dict[str, Any]:
-    """A run as it is written down."""
+    """Return a run as it is written down: all but where to."""
+    told = {name: value for name, value in options.items() if name != "out"}
     return {
         "benchmark": benchmark,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": about,
-        "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in told.items()},
         "claims": [claim.to_json() for claim in claims],
         **results,
     }
