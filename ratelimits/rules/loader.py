@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import connections
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds that a request waits for the database at most.
+#: Seconds that one answer of the database is waited for at most.
 PATIENCE = 5.0
 #: After a failure the database is left alone for so many µs, unless a reload is asked for.
 _PAUSE = 1_000_000
@@ -57,6 +57,7 @@ class Loader:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
+        self._asked_at: float | None = None  # since when the database has owed an answer
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
@@ -152,16 +153,39 @@ class Loader:
         return self._submit(self._load_shards, shards)
 
     def _wait(self, future: Future[R]) -> R:
-        try:
-            return future.result(PATIENCE)
-        except TimeoutError as error:
-            raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from error
+        """Wait for a job of the thread. Raise RulesUnavailable once the database owes an answer for PATIENCE seconds.
+
+        The time in which the thread gets no processor, or is at others' jobs, is not the database's.
+        """
+        while True:
+            try:
+                return future.result(self._patience_left())
+            except TimeoutError:
+                if not future.done() and self._patience_left() <= 0:
+                    raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from None
 
     async def _await(self, future: Future[R]) -> R:
+        """Like `_wait`, without blocking the event loop."""
+        answer = asyncio.wrap_future(future)
+        # Whoever goes away in the meantime leaves an error behind that nobody reads.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
+            if not future.done() and self._patience_left() <= 0:
+                raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s")
+        return answer.result()
+
+    def _patience_left(self) -> float:
+        """Return for how many more seconds the database may take its time."""
+        asked_at = self._asked_at
+        return PATIENCE if asked_at is None else max(asked_at + PATIENCE - time.monotonic(), 0)
+
+    def _timed(self, execute: Callable[..., R], *args: Any) -> R:
+        """In the thread: run a statement, and remember meanwhile since when it has been running."""
+        self._asked_at = time.monotonic()
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), PATIENCE)
-        except TimeoutError as error:
-            raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from error
+            return execute(*args)
+        finally:
+            self._asked_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
         """In the thread: bring the rows up to date. Whoever waited for another's reload finds it done."""
@@ -226,7 +250,10 @@ class Loader:
         lent = False
         try:
             with tests.connection(conf.DATABASE) as lent:
-                answer = query()
+                connection = connections[conf.DATABASE]
+                self._timed(connection.ensure_connection)
+                with connection.execute_wrapper(self._timed):
+                    answer = query()
         except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
             # Django raises the latter three for text in a column of numbers, which SQLite keeps.
             hint = "is it up, and was `manage.py migrate` run?"

@@ -4,10 +4,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from ratelimits import rules
 from ratelimits.identity import Identity
@@ -335,6 +336,46 @@ class TestWithoutADatabase:
         assert shown(loader.current()) == {"burst": 1}
         loader._thread.submit(int).result()  # behind the refresh, whose failure the reload may have been told of early
         assert "those held stay in force" in caplog.text
+
+
+class TestPatience:
+    @pytest.fixture(params=["sync", "async"])
+    def ask(self, request: pytest.FixtureRequest, loader: Loader) -> Callable[[], rules.Snapshot]:
+        return loader.current if request.param == "sync" else lambda: asyncio.run(loader.acurrent())
+
+    def test_a_thread_that_gets_no_turn_is_not_a_database_that_does_not_answer(
+        self, loader: Loader, ask: Callable[[], rules.Snapshot], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rule(capacity=1)
+        turn = threading.Event()
+        loader._thread.submit(turn.wait)
+        with ThreadPoolExecutor(1) as others:
+            try:
+                with monkeypatch.context() as impatient:
+                    impatient.setattr("ratelimits.rules.loader.PATIENCE", 0.02)
+                    asked = others.submit(ask)
+                    assert not wait([asked], timeout=0.2).done
+            finally:
+                turn.set()
+            assert shown(asked.result()) == {"burst": 1}
+
+    def test_a_database_that_does_not_answer_is_given_up(
+        self, loader: Loader, ask: Callable[[], rules.Snapshot], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answer, read = threading.Event(), ConfigVersion.read
+
+        def slowly(using: str) -> tuple[int, int]:
+            with connections[using].execute_wrapper(lambda execute, *query: answer.wait() and execute(*query)):
+                return read(using)
+
+        monkeypatch.setattr(ConfigVersion, "read", slowly)
+        monkeypatch.setattr("ratelimits.rules.loader.PATIENCE", 0.02)
+        try:
+            with pytest.raises(RulesUnavailable, match="the database did not answer within"):
+                ask()
+        finally:
+            answer.set()
+            loader._thread.submit(int).result()
 
 
 class TestAsync:
