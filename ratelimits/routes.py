@@ -178,10 +178,10 @@ def by(snapshot: Snapshot) -> Routes:
 
 def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, question: Question) -> Call:
     identity, costs = question.identity, tuple(question.costs.values())
-    timezone, anchor, periods = snapshot.billing(identity.account)
+    timezone, anchor, kept, periods = snapshot.billing(identity.account)
     keys = tuple([getattr(identity, field, field) for field in prepared.fields])
     owner = identity.owner
-    usage = Usage(owner, booked_to(identity), prepared.meters, periods, timezone, anchor)
+    usage = Usage(owner, booked_to(identity), prepared.meters, periods, timezone, anchor, kept)
     return Call(prepared.program, keys, costs, owner, usage, version=version, at_once=question.at_once)
 
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ratelimits.engine.calendar import boundaries
+from ratelimits.engine.billing import Span, periods_around
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Packed, Program
@@ -52,7 +52,7 @@ class Usage(NamedTuple):
 
     The first costs of the call are those of `meters`, in their order; `periods` are the starts of the previous, the
     current, the next and the next but one billing period, in µs since 1970 UTC: calendar months of `timezone`, from
-    `anchor` (ISO local date-time) if there is one.
+    `anchor` (ISO local date-time) if there is one, after the period `kept`.
     """
 
     account: str
@@ -61,6 +61,7 @@ class Usage(NamedTuple):
     periods: tuple[int, int, int, int]
     timezone: str = "UTC"
     anchor: str | None = None
+    kept: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,7 @@ def place(usage: Usage, now: int) -> tuple[int, int, int]:
     bin_start = now // _BIN * _BIN
     periods = usage.periods
     if not periods[0] <= now < periods[3]:
-        periods = boundaries("month", usage.timezone, usage.anchor, now)
+        periods = periods_around(usage.timezone, usage.anchor, usage.kept, now)
     number = 0 if now < periods[1] else 1 if now < periods[2] else 2
     end = min(bin_start + _BIN, periods[number + 1])
     return bin_start // MICROSECONDS, periods[number] // MICROSECONDS, end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
+from ratelimits.models.kept import KeptPeriod
 from ratelimits.models.keys import KeyKind
 from ratelimits.models.ledger import (
     ArchivedRange,
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigVersion",
     "DurabilityGap",
     "GapKind",
+    "KeptPeriod",
     "KeyKind",
     "KeyOverride",
     "Line",

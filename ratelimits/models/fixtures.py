@@ -10,7 +10,15 @@ from django.db.models.signals import post_save, pre_save
 from django.dispatch import receiver
 
 from ratelimits.models.history import record
-from ratelimits.models.versions import ConfigVersion, Edit, Versioned, bury_former, editing, publish_on_commit
+from ratelimits.models.versions import (
+    ConfigVersion,
+    Edit,
+    Versioned,
+    bury_former,
+    edited,
+    editing,
+    publish_on_commit,
+)
 
 _REASON = "loaddata"
 #: Of each connection, the records that rows got in its transaction: (model, row) -> version.
@@ -54,8 +62,9 @@ def _differ(one: models.Model, other: models.Model, *but: str) -> bool:
 def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
     with editing(using) as edit:
         _stamp(row, edit)
-        if former is not None:
-            bury_former([former], [row], edit)
+        before = [] if former is None else [former]
+        bury_former(before, [row], edit)
+        edited.send(type(row), before=before, after=[row], edit=edit)
         if _known(row, using):
             return
         record([row], "+" if former is None else "~", using, _REASON)

@@ -29,6 +29,8 @@ class PeriodUsage(models.Model):
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     period = models.BigIntegerField(_("billing period (s)"))
+    #: Empty in rows of before it was kept.
+    period_end = models.BigIntegerField(_("end of the period (s)"), null=True, blank=True)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(_("rule"))
     shard = models.PositiveIntegerField(_("shard"))

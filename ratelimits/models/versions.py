@@ -34,6 +34,8 @@ KEY_SHARDS = 64
 _ROW = 1
 #: Sent in the process whose edit lifted the version above that of Redis.
 overtaken = Signal()
+#: Sent within the transaction of an edit, with the rows `before` and `after` it, where a row's model has an `about`.
+edited = Signal()
 
 
 class ConfigVersion(models.Model):
@@ -205,6 +207,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             changed = super().update(**{**kwargs, **derived, "version": edit.version, "since": edit.since})
             after = self._rows([row.pk for row in before])
             bury_former(before, after, edit)
+            edited.send(self.model, before=before, after=after, edit=edit)
             record(after, "~", self.db)
             return changed
 
@@ -221,6 +224,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             for row in rows:
                 row.stamp(edit)
             created = super().bulk_create(rows, *args, **kwargs)
+            edited.send(self.model, before=[], after=created, edit=edit)
             record(created, "+", self.db)
             return created
 
@@ -235,7 +239,9 @@ class VersionedQuerySet(models.QuerySet[M]):
             plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = plain.bulk_update(rows, written, batch_size)
             bury_former(before, rows, edit)
-            record(self._rows([row.pk for row in rows]), "~", self.db)
+            after = self._rows([row.pk for row in rows])
+            edited.send(self.model, before=before, after=after, edit=edit)
+            record(after, "~", self.db)
             return changed
 
     def delete(self) -> tuple[int, dict[str, int]]:
@@ -275,8 +281,11 @@ class Versioned(models.Model):
     ) -> None:
         using = using or router.db_for_write(type(self), instance=self)
         with editing(using) as edit:
-            if self.about and self.pk is not None:
-                bury_former(type(self)._base_manager.using(using).filter(pk=self.pk), [self], edit)
+            if self.about:
+                rows = type(self)._base_manager.using(using)
+                before = [] if self.pk is None else list(rows.filter(pk=self.pk))
+                bury_former(before, [self], edit)
+                edited.send(type(self), before=before, after=[self], edit=edit)
             self.stamp(edit)
             if update_fields is not None:
                 update_fields = {*update_fields, "version", "since", *self.derived_fields}
@@ -335,4 +344,5 @@ def _bury(sender: type[models.Model], instance: models.Model, using: str, **kwar
         with editing(using) as edit:
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance
             stored.tombstone(edit).save(using=using)
+            edited.send(type(stored), before=[stored], after=[], edit=edit)
             instance.stamp(edit)

@@ -106,7 +106,11 @@ class Closing:
         held = [self._books.terms(self.account, at) for at in (start, start + SHORTEST, None)]
         known = (terms for terms in held if period_at(terms.timezone, terms.anchor, start).start == start)
         then = next(known, held[-1])
-        period = period_from(then.timezone, then.anchor, start)
+        ends = [row.period_end for row in self._usage if row.period * SECOND == start and row.period_end is not None]
+        if ends:
+            period = Period(start, max(ends) * SECOND, then.timezone)
+        else:
+            period = period_from(then.timezone, then.anchor, start)
         return period, self._books.terms(self.account, period.end - 1)
 
     def _covered(self, start: int) -> Positions:

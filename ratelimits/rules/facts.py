@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
+from ratelimits.engine.billing import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
 #: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits
@@ -13,12 +14,16 @@ RECENT = 3_600_000_000
 
 
 class KeyFacts(NamedTuple):
-    """What holds for one key now. `moved`: when that last changed, if recently, in µs since 1970 UTC, else 0."""
+    """What holds for one key now. `moved`: when that last changed, if recently, in µs since 1970 UTC, else 0.
+
+    `kept`: the billing period of an account that its last change of terms left as it was.
+    """
 
     plan: int
     account: AccountRow | None
     overrides: tuple[OverrideRow, ...]
     moved: int
+    kept: Span | None
 
 
 class Facts:
@@ -45,7 +50,7 @@ class Facts:
     def _find(self, key: str) -> KeyFacts | None:
         rows, now = self._rows, self._now
         of_key = rows.overrides.get(key, ()), rows.memberships.get(key, ()), rows.accounts.get(key, ())
-        if not any(of_key) and key not in rows.scars:
+        if not any(of_key) and key not in rows.scars and key not in rows.kept:
             return None
         overrides, memberships, accounts = of_key
         moved = [rows.scars.get(key, 0), *(account.since for account in accounts)]
@@ -64,4 +69,5 @@ class Facts:
             accounts[0] if accounts else None,
             tuple(held.values()),
             newest if newest > now - RECENT else 0,
+            rows.kept.get(key),
         )

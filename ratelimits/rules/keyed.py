@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Max
 
+from ratelimits.engine.billing import Span
 from ratelimits.engine.calendar import instant
 from ratelimits.models.accounts import Account, PlanMembership
+from ratelimits.models.kept import KeptPeriod
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.versions import Tombstone
 
@@ -67,14 +69,15 @@ _T = TypeVar("_T", bound=Hashable)
 class KeyRows:
     """What is said of the keys of one shard: of each key the rows, newest first.
 
-    `scars`: when something about a key last went away. `edges`: the moments at which a row begins or ceases to hold, in
-    order.
+    `scars`: when something about a key last went away. `kept`: the billing period that an account's last change of
+    terms left as it was. `edges`: the moments at which a row begins or ceases to hold, in order.
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
     memberships: Mapping[str, tuple[MembershipRow, ...]] = field(default_factory=dict)
     accounts: Mapping[str, tuple[AccountRow, ...]] = field(default_factory=dict)
     scars: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, Span] = field(default_factory=dict)
     edges: tuple[int, ...] = ()
 
 
@@ -116,10 +119,19 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
         graves = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
         for shard, key, since in graves.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since")):
             scars.setdefault(shard, {})[key] = since
-    met = set(shards) if above is None else overrides.keys() | memberships.keys() | accounts.keys()
+    kept: dict[int, dict[str, Span]] = {}
+    spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
+    for shard, identifier, start, end in spans.iterator(_CHUNK):
+        kept.setdefault(shard, {})[f"account:{identifier}"] = once((start, end))
+    parts = overrides, memberships, accounts, scars, kept
+    met = set(shards) if above is None else {shard for part in parts for shard in part}
     return {
         shard: _rows(
-            overrides.get(shard, {}), memberships.get(shard, {}), accounts.get(shard, {}), scars.get(shard, {})
+            overrides.get(shard, {}),
+            memberships.get(shard, {}),
+            accounts.get(shard, {}),
+            scars.get(shard, {}),
+            kept.get(shard, {}),
         )
         for shard in met
     }
@@ -148,6 +160,7 @@ def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], graves: 
             _merged(held.memberships, new.memberships, of("planmembership")),
             _merged(held.accounts, new.accounts, of("account")),
             scars,
+            {**held.kept, **new.kept},
         )
 
 
@@ -171,11 +184,12 @@ def _rows(
     memberships: Mapping[str, tuple[MembershipRow, ...]],
     accounts: Mapping[str, tuple[AccountRow, ...]],
     scars: Mapping[str, int],
+    kept: Mapping[str, Span],
 ) -> KeyRows:
     times = {(row.valid_from, row.valid_until) for rows in overrides.values() for row in rows}
     times |= {(row.valid_from, row.valid_until) for rows in memberships.values() for row in rows}
     edges = {edge for ends in times for edge in ends if 0 < edge < NEVER}
-    return KeyRows(overrides, memberships, accounts, scars, tuple(sorted(edges)))
+    return KeyRows(overrides, memberships, accounts, scars, kept, tuple(sorted(edges)))
 
 
 def _put(found: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:

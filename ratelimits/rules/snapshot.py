@@ -16,6 +16,7 @@ from zlib import crc32
 
 from ratelimits.conf import conf
 from ratelimits.engine import calendar
+from ratelimits.engine.billing import Span, periods_around
 from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.versions import KEY_SHARDS
@@ -37,10 +38,14 @@ _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
 
 
 class Billing(NamedTuple):
-    """An account's billing periods: starts of the previous, current, next and next but one, in µs since 1970 UTC."""
+    """An account's billing periods: starts of the previous, current, next and next but one, in µs since 1970 UTC.
+
+    `kept` is the one that its last change of terms left as it was.
+    """
 
     timezone: str
     anchor: str | None
+    kept: Span | None
     boundaries: tuple[int, int, int, int]
 
 
@@ -94,7 +99,7 @@ class Snapshot:
         self._lock = threading.Lock()
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
         self._selections: dict[tuple[str, str, _Asked], Selection] = {}
-        self._billing: dict[tuple[str, str | None], Billing] = {}
+        self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
         self._plans: dict[int, dict[str, RuleRow]] = {}
         for row in rows.rules.values():
             self._plans.setdefault(row.plan, {})[row.name] = row
@@ -163,26 +168,28 @@ class Snapshot:
 
     def billing(self, account: str | None) -> Billing:
         """The billing periods of an account, such as "account:7"; calendar months in UTC where nothing is said."""
-        timezone, anchor = "UTC", None
+        timezone, anchor, kept = "UTC", None, None
         if account is not None:
             shard = self._facts[crc32(account.encode()) % KEY_SHARDS]
             if shard is None:
                 return self._with({crc32(account.encode()) % KEY_SHARDS}).billing(account)
             fact = shard.get(account)
-            if fact is not None and fact.account is not None:
-                timezone, anchor = fact.account.timezone, fact.account.anchor
-        billing = self._billing.get((timezone, anchor))
+            if fact is not None:
+                kept = fact.kept
+                if fact.account is not None:
+                    timezone, anchor = fact.account.timezone, fact.account.anchor
+        billing = self._billing.get((timezone, anchor, kept))
         if billing is None:
-            billing = self._billing[timezone, anchor] = self._periods(account, timezone, anchor)
+            billing = self._billing[timezone, anchor, kept] = self._periods(account, timezone, anchor, kept)
         return billing
 
-    def _periods(self, account: str | None, timezone: str, anchor: str | None) -> Billing:
+    def _periods(self, account: str | None, timezone: str, anchor: str | None, kept: Span | None) -> Billing:
         now = self._clock()
         try:
-            billing = Billing(timezone, anchor, calendar.boundaries("month", timezone, anchor, now))
+            billing = Billing(timezone, anchor, kept, periods_around(timezone, anchor, kept, now))
         except ValueError as error:
             self.log_once(f"{account} has no billing periods, its usage is booked by months in UTC: {error}")
-            billing = Billing("UTC", None, calendar.boundaries("month", "UTC", None, now))
+            billing = Billing("UTC", None, kept, periods_around("UTC", None, kept, now))
         self._seen(now, billing.boundaries[2])
         return billing
 

@@ -13,6 +13,7 @@ from django.db.models import F, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
+from ratelimits.models.kept import ends_of
 from ratelimits.usage import crash
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
@@ -56,17 +57,20 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         .order_by()
         .annotate(*(Sum(name) for name in _SUMS))
     )
-    columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position")
+    columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position", "period_end")
     connection = connections[using]
     quote = connection.ops.quote_name
     table = quote(PeriodUsage._meta.db_table)
     sums = ", ".join(f"{quote(name)} = {table}.{quote(name)} + excluded.{quote(name)}" for name in _SUMS)
     statement = (
         f"INSERT INTO {table} ({', '.join(map(quote, columns))}) VALUES ({', '.join(['%s'] * len(columns))})"  # noqa: S608
-        f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position"
+        f" ON CONFLICT (account, period, meter, rule, shard) DO UPDATE SET {sums}, position = excluded.position,"
+        f" period_end = COALESCE({table}.period_end, excluded.period_end)"
     )
     position = batches[-1].position
     # Sorted, so that two shards' transactions touch shared index pages in one order.
-    values = sorted((*row, shard, position) for row in rows)
+    totals = sorted(rows)
+    ends = ends_of(using, (row[:2] for row in totals))
+    values = [(*row, shard, position, ends.get(row[:2])) for row in totals]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

@@ -37,14 +37,16 @@ def use(
     capacity: int | None = None,
     timezone: str = "UTC",
     anchor: str | None = None,
+    periods: tuple[int, int, int, int] | None = None,
     configuration: int = 0,
 ) -> engine.Decision:
     """One request, decided and counted; `capacity` per hour limits it, else nothing does.
 
+    `periods` are the starts of the billing periods around `now`, by default months of `timezone` from `anchor`.
     `configuration` is the version of the rules in force, where there are rules.
     """
     algorithm = WIDE if capacity is None else TokenBucket(capacity=capacity, rate=Decimal(1), period=Decimal(3600))
-    periods = boundaries("month", timezone, anchor, NOON if now is None else now)
+    periods = periods or boundaries("month", timezone, anchor, NOON if now is None else now)
     usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),), periods, timezone, anchor)
     limit = engine.Limit(key=key, algorithm=algorithm, cost=cost, rule=rule, version=max(version, configuration))
     return engine.decide([limit], account=account, usage=usage, now=now)
