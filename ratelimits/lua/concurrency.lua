@@ -3,14 +3,15 @@
 -- own:n    hash: name -> "number:permits" of its leases, a space between two
 -- own:x    sorted set of what leases of several permits have beyond the one that they count for in `own`, a member for
 --          each power of two in it, all with score 0: a letter for the power ("A" is 1), expiry (16 digits), ":", number.
---          So the permits of all that end by a moment are counted without reading them.
+--          So the permits of all that end by a moment are counted without reading them. An empty member keeps the set
+--          there as long as the others: of a slot on the move a cluster's node serves only keys that it has.
 -- Entry: name, algorithm, expiry, last, base, total (of the set, ended leases included), next number, `extra` (the powers
 -- of two that may be in own:x, added up).
 -- Params: lease_ttl, -, -, -, -, capacity.
 do
   local leases = {}
   -- Ended leases that a charge drops at most.
-  local DROPPED = 16
+  local DROPPED = 4
 
   local function permits(member)
     return tonumber(string.match(member, '^%d+:(%d+):'))
@@ -115,6 +116,7 @@ do
   local function add(l, name, count, expiry)
     local short = int(l.number) .. ':' .. int(count)
     local held = redis.call('HGET', l.own .. ':n', name)
+    if l.total == 0 then redis.call('ZADD', l.own .. ':x', 0, '') end
     redis.call('ZADD', l.own, int(expiry), short .. ':' .. name)
     extras(int(l.number), count, expiry, function(extra, power)
       redis.call('ZADD', l.own .. ':x', 0, extra)

@@ -6,7 +6,8 @@
 --          the k-th one. Node "1:j" has the 64 blocks from 64j, "2:i" the 64 nodes from 64i, and "3:0" all of those,
 --          from the first that is kept. Each is a flat array: first time and sum of each part (a block: time and count),
 --          times after the first one as differences to it. So whatever is asked reads four nodes and the list's few
---          times, however long the log is. A part whose sum is 0 may be gone.
+--          times, however long the log is. A part whose sum is 0 may be gone. An empty field keeps the hash there as long
+--          as the list: of a slot on the move a cluster's node serves only keys that it has.
 -- Entry: name, algorithm, expiry, last, period, base, total (of the list), total (of the tree), blocks ever made, first
 -- block kept, `since`: all up to that time has ended for good, whatever the period becomes.
 -- Params: period, -, -, -, -, capacity.
@@ -197,6 +198,8 @@ do
 
   local function forget(l) redis.call('UNLINK', l.own, l.own .. ':b') end
 
+  local function keep_tree(l) redis.call('HSET', l.own .. ':b', '', '') end
+
   local function trim(l)
     if l.fresh then forget(l) l.fresh = false end
     if l.ended > 0 then
@@ -205,6 +208,7 @@ do
     end
     if l.blocks > 0 and l.over == l.old then
       redis.call('UNLINK', l.own .. ':b')
+      keep_tree(l)
       l.old, l.over, l.blocks, l.first, l.keep_from = 0, 0, 0, 0, 0
     end
     drop(l, l.keep_from)
@@ -222,7 +226,9 @@ do
       end
     end
     l.live, l.total = l.live + l.cost, l.total + l.cost
-    if redis.call('RPUSH', l.own, item(t, count)) >= 2 * SPREAD then seal(l) end
+    local size = redis.call('RPUSH', l.own, item(t, count))
+    if size == 1 then keep_tree(l) end
+    if size >= 2 * SPREAD then seal(l) end
   end
 
   -- Gives back up to `left` permits of the tree's hit at `t`; returns how many.

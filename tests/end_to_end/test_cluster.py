@@ -510,19 +510,13 @@ def test_leases_of_which_a_half_has_moved_are_left_alone(cluster: Cluster, what:
     assert engine.release(receipt).remaining == 9
 
 
-def test_a_log_without_older_blocks_is_not_decided_while_its_slot_is_on_the_move(cluster: Cluster) -> None:
-    """Whether they were moved or never were cannot be told: nothing is charged, and the failure policy answers."""
-    mine = limit("sliding_log", "user:1", **TEN)
-    assert engine.decide([mine], account=ACCOUNT).remaining == 9
-    with cluster.on_the_move(home(ACCOUNT)), pytest.raises(NotSent):
-        engine.decide([mine], account=ACCOUNT)
-    assert engine.decide([mine], account=ACCOUNT).remaining == 8
-
-
+@pytest.mark.parametrize(
+    ("algorithm", "more"), [("fixed_window", {}), ("sliding_log", {}), ("concurrency", {"lease_ttl": 1000})]
+)
 def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batch_cannot_be_sealed(
-    cluster: Cluster,
+    cluster: Cluster, algorithm: str, more: dict[str, Any]
 ) -> None:
-    mine, number = limit("fixed_window", "user:1", **TEN), home(ACCOUNT)
+    mine, number = limit(algorithm, "user:1", **TEN | more), home(ACCOUNT)
     node = cluster.client_of(number)
 
     def request(key: str) -> int:

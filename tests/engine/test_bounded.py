@@ -18,7 +18,7 @@ from tests.traces.traffic import us
 #: Blocks of so few times that a short trace makes a tree of all its levels.
 SMALL = ("sliding_log", "local SPREAD, TOP = 64, 3", "local SPREAD, TOP = 4, 3")
 #: What a charge drops of ended leases.
-FEW = ("concurrency", "local DROPPED = 16", "local DROPPED = 2")
+FEW = ("concurrency", "local DROPPED = 4", "local DROPPED = 2")
 
 
 def busy(seed: int, capacity: int, rule: dict[str, Any], length: int = 600) -> list[dict[str, Any]]:
