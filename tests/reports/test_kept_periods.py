@@ -51,6 +51,7 @@ def test_periods_follow_on_a_kept_one_without_gap_or_overlap() -> None:
         start = at("2026-01-01") + draw.randrange(24 * month) // 1_000_000 * 1_000_000
         kept = start, start + draw.randrange(SHORTEST, 2 * month) // 1_000_000 * 1_000_000
         terms = draw.choice(ZONES), draw.choice(ANCHORS)
+        spans: list[tuple[int, int]] = []
         moment = start - 1
         while moment < start + 6 * month:
             previous, current, following, later = periods_around(*terms, kept, moment)
