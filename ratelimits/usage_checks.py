@@ -61,7 +61,17 @@ def _worker() -> Iterator[checks.CheckMessage]:
     from ratelimits.models import ShardState
     from ratelimits.models.ledger import moment
 
-    marks = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS, frozen=False)
+    states = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS)
+    ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
+    if ahead:
+        yield checks.Warning(
+            f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's: usage may be counted at"
+            " wrong times, and no billing period is closed.",
+            hint="Put the wrong clock right (NTP): the next seal and drain go on by themselves.",
+            id="ratelimits.W033",
+        )
+        return
+    marks = states.filter(frozen=False)
     newest = marks.order_by("-watermark").values_list("watermark", flat=True).first()
     if newest and time() - newest / 1_000_000 <= _INTERVALS * conf.SEAL_INTERVAL:
         return

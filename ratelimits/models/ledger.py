@@ -50,6 +50,13 @@ class ShardState(models.Model):
     watermark = models.BigIntegerField(
         _("watermark"), default=0, help_text=_("Usage counted before this moment (µs) is in the ledger.")
     )
+    ahead = models.BigIntegerField(
+        _("clock ahead"),
+        default=0,
+        help_text=_(
+            "By how much (µs) the server's clock was ahead of the drain's, which holds the watermark; 0: right."
+        ),
+    )
     tallied = models.BigIntegerField(_("batches tallied"), default=0)
     frozen = models.BooleanField(
         _("frozen"),
@@ -191,6 +198,7 @@ class GapKind(models.TextChoices):
     UNKNOWN = "unknown", _("replies were lost")
     UNMETERED = "unmetered", _("requests were admitted unmetered")
     FORCED = "forced", _("a period was closed before its usage was complete")
+    CLOCK = "clock", _("the server's clock was ahead")
 
 
 class DurabilityGap(models.Model):

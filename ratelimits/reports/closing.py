@@ -17,6 +17,7 @@ from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, b
 from ratelimits.reports.periods import SECOND, Period, iso, period_at, period_from
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.terms import Terms
+from ratelimits.usage.watermark import is_ahead
 
 #: No billing month is shorter, so a period that began later cannot have ended.
 SHORTEST = 27 * 86_400 * SECOND
@@ -73,7 +74,7 @@ class Closing:
             return f"it can be closed from {iso(end)} on, by this machine's clock"
         if not self._states:
             return "nothing of its shard has reached the ledger yet: is a worker draining?"
-        return next(filter(None, (_not_yet(state, end) for state in self._states)), "")
+        return next(filter(None, (_not_yet(state, end, self._now) for state in self._states)), "")
 
     def why(self, period: Period) -> str:
         """Return what a period without a report waits for, as a sentence."""
@@ -209,14 +210,19 @@ class Closing:
         return report
 
 
-def _not_yet(state: ShardState, end: int) -> str:
+def _not_yet(state: ShardState, end: int, now: int) -> str:
     """Why a shard's usage is not complete until `end`, as a sentence; "" if it is."""
     name = f"shard {state.shard:02d}"
     if state.frozen:
         return f"{name} has a quarantined batch: accept or discard it"
+    if is_ahead(state.watermark, now):
+        return f"{name} is complete until {iso(state.watermark)}, which is yet to come: the next drain puts that right"
     if state.watermark < end:
         until = iso(state.watermark) if state.watermark else "nothing yet"
         known = f"{name} is complete until {until}, and {iso(end)} is needed"
+        if state.ahead:
+            lead = f"{state.ahead // SECOND:,} seconds"
+            return f"{known}: its server's clock is {lead} ahead of the worker's, put the wrong one right"
         if state.shard >= conf.SHARDS:
             return f"{known}: it is not drained any more, since SHARDS is {conf.SHARDS}"
         return f"{known}: is a worker sealing and draining?"

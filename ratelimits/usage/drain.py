@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -26,39 +26,19 @@ from ratelimits.engine import scripts
 from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import Server, on_each, server
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
-from ratelimits.usage import crash, gaps
+from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import Outcome, apply, quarantine
 from ratelimits.usage.fence import fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
+from ratelimits.usage.pending import Waiting, waiting
 
 logger = logging.getLogger(__name__)
 
-#: Batches of one shard that one pass takes: they are listed, fenced and applied together.
-BATCHES_PER_PASS = 64
 _SCAN = 2500
 #: Shards that one drainer brings into the database at the same time, where that can lock a row.
 _LANES = 2
 #: Batches that are read before the database has taken the ones before them.
 _AHEAD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What waited in one shard at one moment (times in µs).
-
-    The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed;
-    how many batches wait, and the oldest of them.
-    """
-
-    shard: int
-    run: str
-    up_since: int
-    now: int
-    incarnation: str
-    seq: int
-    sealed_at: int
-    count: int
-    batches: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -80,29 +60,12 @@ class Drained:
         return self.outcomes[Outcome.APPLIED]
 
 
-def waiting(here: Server, shards: Sequence[int], refused: dict[int, ResponseError]) -> list[Waiting]:
-    """What waits in these shards of one server, in one round trip; `refused` is told of those that cannot be asked."""
-    text = scripts.read("run", "pending").text.decode()
-    with here.wire.client_of(here.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
-        for shard in shards:
-            pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
-        replies = dict(zip(shards, pipeline.execute(raise_on_error=False), strict=True))
-    refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}
-    answered = {shard: reply for shard, reply in replies.items() if not isinstance(reply, ResponseError)}
-    return [
-        Waiting(
-            *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
-            tuple(map(bytes.decode, names)),
-        )
-        for shard, (run, up, now, incarnation, seq, at, count, names) in answered.items()
-    ]
-
-
-def drain() -> Drained:
+def drain(now: int | None = None) -> Drained:
     """Take every batch that waits into the ledger, and move the watermarks: server by server, where it is a cluster.
 
-    Raises NotFencedError when the server may still forget what was read, redis.exceptions.RedisError when it is away or
-    refuses a shard for now, when all others were drained; what was applied stays applied, and the next drain goes on.
+    `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError when the server may still forget
+    what was read, redis.exceptions.RedisError when it is away or refuses a shard for now, when all others were drained;
+    what was applied stays applied, and the next drain goes on.
     """
     here, using, done = server(), conf.DATABASE, Drained()
     shards = range(here.keyspace.shards)
@@ -110,7 +73,7 @@ def drain() -> Drained:
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     try:
         done.alive = _runs(here, shards)
-        on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done))
+        on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done, now))
     finally:
         for shard, error in done.refused.items():
             logger.warning("usage of shard %02d could not be drained; the next drain goes on: %s", shard, error)
@@ -128,9 +91,9 @@ def _runs(here: Server, shards: Sequence[int]) -> set[str]:
     return found
 
 
-def _drain_server(here: Server, using: str, shards: list[int], done: Drained) -> None:
+def _drain_server(here: Server, using: str, shards: list[int], done: Drained, now: int | None) -> None:
     while True:
-        found = waiting(here, shards, done.refused)
+        found = waiting(here, shards, done.refused, now)
         if not found:
             return
         crash.reached("drain:listed")
@@ -140,19 +103,20 @@ def _drain_server(here: Server, using: str, shards: list[int], done: Drained) ->
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
         done.fsync = fence(here, found[0].run, shard=found[0].shard)
         crash.reached("drain:fenced")
-        _meet(here, using, found, done)
+        states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
+        _meet(here, using, found, states, done)
+        watermark.watch(using, found, states)
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
         more = _drain_lanes(here, using, busy[start:] + busy[:start], done)
-        _move_idle(using, [each for each in found if not each.count])
+        watermark.move_idle(using, [each for each in found if not each.count])
         if not more:
             return
 
 
-def _meet(here: Server, using: str, found: list[Waiting], done: Drained) -> None:
+def _meet(here: Server, using: str, found: list[Waiting], states: Mapping[int, ShardState], done: Drained) -> None:
     """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
-    states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
     odd = [each for each in found if _differs(states[each.shard], each)]
     if not odd:
         return
@@ -179,15 +143,6 @@ def _differs(state: ShardState, each: Waiting) -> bool:
     wiped = not each.incarnation and not each.count
     forgot = wiped or (each.incarnation == state.incarnation and each.seq < state.seq)
     return state.run != each.run or (bool(state.incarnation) and forgot)
-
-
-def _move_idle(using: str, idle: list[Waiting]) -> None:
-    """Shards in which nothing waited: all that was counted before their last seal is in the ledger."""
-    idle = [each for each in idle if each.sealed_at]
-    if idle:
-        mark = min(each.sealed_at for each in idle)
-        rows = ShardState.objects.using(using).filter(shard__in=[each.shard for each in idle])
-        rows.filter(watermark__lt=mark, frozen=False, run=idle[0].run).update(watermark=mark)
 
 
 class _Read(NamedTuple):
@@ -282,20 +237,8 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
             if each.count > len(each.batches):
                 more = True
             else:
-                _move(using, each)
+                watermark.move(using, each)
     return more
-
-
-def _move(using: str, each: Waiting) -> None:
-    """All that waited in a shard is in the ledger: its watermark moves up to the seal before."""
-    with transaction.atomic(using=using, durable=True):
-        state = ShardState.lock(using, each.shard)
-        crash.reached("drain:watermark-locked")
-        known = state is not None and state.run == each.run
-        if state is not None and known and not state.frozen and each.sealed_at > state.watermark:
-            state.watermark = each.sealed_at
-            state.save(using=using, update_fields=["watermark"])
-    crash.reached("drain:watermark-written")
 
 
 def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcome:

@@ -25,6 +25,11 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
     return int(created)
 
 
+def prolong(using: str, kind: GapKind, event: str, until: int) -> None:
+    """Let an event that was declared last until a later moment (µs since 1970 UTC)."""
+    DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until).update(until=until)
+
+
 def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
     """The shard's server is of another run than before; what was counted since the last seal may be lost."""
     newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)

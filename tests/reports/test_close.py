@@ -269,8 +269,8 @@ def test_a_missing_batch_keeps_open_only_the_accounts_of_its_shard(caplog: pytes
 def test_no_period_is_closed_before_its_end_by_this_machines_clock_either() -> None:
     spend(account(), "2026-10-15")
     flow()
-    ShardState.objects.update(watermark=at("2027-06-01"))  # the server's clock was ahead once
-    assert finalise(at("2026-10-28")) == []
+    ShardState.objects.update(watermark=at("2026-11-01T01:00"))
+    assert finalise(at("2026-10-31T23:59:59")) == []
     assert finalise(at("2026-11-01T00:59:59")) == []
     assert len(finalise(at("2026-11-01T01:00"))) == 1
 

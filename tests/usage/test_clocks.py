@@ -1,0 +1,152 @@
+"""A server whose clock was ahead once: what it counted is declared, and closes no period."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+from django.core import checks
+
+from ratelimits.engine import scripts
+from ratelimits.engine.server import server
+from ratelimits.models import DurabilityGap, Report, ShardState
+from ratelimits.reports.close import finalise, home_shard
+from ratelimits.reports.open_periods import open_periods
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+from tests.reports.invoices import account, spend
+from tests.rows import rule
+from tests.usage.traffic import at, use
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+JUNE = at("2027-06-01")
+
+
+def seal_at(moment: int) -> None:
+    """Seal every shard as a server would whose clock says that it is that moment."""
+    here, text = server(), scripts.read("run", "batch", "seal").text.decode()
+    for shard in range(here.keyspace.shards):
+        client = here.wire.client_of(here.keyspace, shard)
+        client.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), str(moment))
+
+
+def drain_at(moment: str) -> None:
+    """Drain as a machine does whose clock says that it is a moment like "2026-11-28T12:00"."""
+    drain(at(moment))
+    tally()
+
+
+def state() -> ShardState:
+    return ShardState.objects.get(shard=home_shard("acme"))
+
+
+def declared() -> list[tuple[int, int]]:
+    """Spans of the declared gaps of the one shard in use."""
+    gaps = DurabilityGap.objects.filter(kind="clock", shard=home_shard("acme")).order_by("since")
+    return list(gaps.values_list("since", "until"))
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["with usage", "without"])
+def test_a_seal_that_is_ahead_moves_no_watermark_and_is_declared_until_both_clocks_agree(idle: bool) -> None:
+    seal_at(at("2026-11-28T11:00"))
+    drain_at("2026-11-28T11:00")
+    if not idle:
+        use(now=JUNE)
+    seal_at(JUNE)
+    drain_at("2026-11-28T12:00")
+    lead = JUNE - at("2026-11-28T12:00")
+    assert (state().watermark, state().ahead) == (at("2026-11-28T11:00"), lead)
+    noon = (at("2026-11-28T11:00"), at("2026-11-28T12:00"))
+    assert declared() == [noon, (noon[0] + lead, JUNE)]
+    drain_at("2026-11-28T12:30")
+    assert len(declared()) == 2
+    seal_at(at("2026-11-28T13:00"))
+    drain_at("2026-11-28T13:00")
+    assert (state().watermark, state().ahead) == (at("2026-11-28T13:00"), 0)
+    one = (at("2026-11-28T11:00"), at("2026-11-28T13:00"))
+    assert declared() == [one, (one[0] + lead, one[1] + lead)]
+    seal_at(at("2026-11-28T14:00"))
+    drain_at("2026-11-28T14:00")
+    assert state().watermark == at("2026-11-28T14:00")
+    assert len(declared()) == 2
+
+
+def test_the_first_drain_of_all_meets_a_clock_that_is_ahead() -> None:
+    for moment in ("2026-11-28T12:00", "2026-11-28T12:01"):
+        seal_at(JUNE)
+        drain_at(moment)
+    assert (state().watermark, len(declared())) == (0, 2)
+    seal_at(at("2026-11-28T13:00"))
+    drain_at("2026-11-28T13:00")
+    assert (state().watermark, len(declared())) == (at("2026-11-28T13:00"), 2)
+
+
+def test_clocks_that_differ_by_seconds_are_right() -> None:
+    seal_at(at("2026-11-28T12:00:59"))
+    drain_at("2026-11-28T12:00:00")
+    assert state().watermark == at("2026-11-28T12:00:59")
+    assert declared() == []
+
+
+def test_a_period_is_closed_once_although_the_clock_was_ahead_in_its_last_days() -> None:
+    acme = account()
+    spend(acme, "2026-11-27", 7)
+    seal_at(JUNE)
+    drain_at("2026-11-28T12:00")
+    for day in ("2026-11-28T13:00", "2026-11-29", "2026-11-30"):
+        spend(acme, day, 1)
+        seal_at(at(day))
+        drain_at(day)
+        assert finalise(at(day)) == []
+    spend(acme, "2026-11-30T23:59", 1)
+    # A worker was away over the end of the month: what it has to drain yet was counted at the right time.
+    assert finalise(at("2026-12-02")) == []
+    seal_at(at("2026-12-02"))
+    drain_at("2026-12-02")
+    assert len(finalise(at("2026-12-02"))) == 1
+    assert finalise(at("2026-12-05")) == []
+    report = Report.objects.get()
+    assert sum(report.lines.values_list("consumed_quantity", flat=True)) == 11
+    assert report.gaps.startswith("clock 2026-11-28T12:00:00Z/2026-11-28T13:00:00Z")
+
+
+def test_a_watermark_that_two_wrong_clocks_stored_is_put_back_and_declared() -> None:
+    acme = account()
+    spend(acme, "2026-11-27", 7)
+    seal_at(at("2026-11-28T11:00"))
+    drain_at("2026-11-28T11:00")
+    seal_at(JUNE)
+    drain_at("2027-06-01")
+    assert (state().watermark, declared()) == (JUNE, [])
+    assert finalise(at("2026-12-02")) == [], "no clock has been there yet"
+    (found,) = open_periods(at("2026-12-02"))
+    assert "which is yet to come" in found.why
+    seal_at(at("2026-11-28T12:00"))
+    drain_at("2026-11-28T12:00")
+    assert state().watermark == at("2026-11-28T12:00")
+    assert declared()[0] == (at("2026-11-28T11:00"), at("2026-11-28T12:00"))
+    drain_at("2026-11-28T12:01")
+    assert len(declared()) == 2
+
+
+def test_an_open_period_says_that_it_waits_for_a_clock() -> None:
+    spend(account(), "2026-11-15", 7)
+    seal_at(at("2026-11-28"))
+    drain_at("2026-11-28")
+    seal_at(JUNE)
+    drain_at("2026-12-02")
+    (found,) = open_periods(at("2026-12-02"))
+    assert "its server's clock is 15,638,400 seconds ahead of the worker's" in found.why
+
+
+def test_a_clock_that_is_ahead_is_warned_of() -> None:
+    rule("monthly", bills=True)
+    seal()
+    drain()
+    seal_at(at("2100-01-01"))
+    drain()
+    found = [each.id for each in checks.run_checks(tags=["ratelimits"], databases=["default"])]
+    assert "ratelimits.W033" in found
+    assert "ratelimits.W032" not in found
