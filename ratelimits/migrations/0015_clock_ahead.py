@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('ratelimits', '0013_alerts_of_each_quantity'),
+        ('ratelimits', '0014_kept_periods'),
     ]
 
     operations = [
