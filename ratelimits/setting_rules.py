@@ -109,8 +109,8 @@ RULES: dict[str, Rule] = {
     "WITNESS_INTERVAL": _seconds(zero=True),
     "SIGNING_KEY": Rule("a text; an empty one for no signatures.", _text),
     "SIGNING_KEYS_OLD": Rule(
-        "a list of texts, none of them empty; [] if SIGNING_KEY was never another one.",
-        lambda value: isinstance(value, list | tuple) and all(_text(one) and one for one in value),
+        'a list of texts, "" among them for what was written without a key; [] if SIGNING_KEY was never another one.',
+        lambda value: isinstance(value, list | tuple) and all(map(_text, value)),
     ),
     "BILLING_CUSTOMER": _CALLABLE,
     "ALERT_THRESHOLDS": _THRESHOLDS,

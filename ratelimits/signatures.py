@@ -18,15 +18,24 @@ def key_id(key: str) -> str:
     return _hmac(key, "ratelimits key id")[:16] if key else ""
 
 
-def holds(text: str, signature: str) -> bool:
-    """Return whether a signature is that of SIGNING_KEY, or of one of SIGNING_KEYS_OLD; True if there is no key."""
-    known = keys()
-    return not known or any(hmac.compare_digest(_hmac(key, text), signature) for key in known)
+def wrong(text: str, signature: str) -> str:
+    """Return what is wrong with a signature, as a part of a sentence; "" if it holds, or if there is no key.
+
+    It may be of SIGNING_KEY or of any of SIGNING_KEYS_OLD, of which an empty one stands for no signature.
+    """
+    known = [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
+    if not known or any(hmac.compare_digest(_hmac(key, text).encode(), signature.encode()) for key in known):
+        return ""
+    if signature:
+        return "its signature is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
+    if "" in conf.SIGNING_KEYS_OLD:
+        return ""
+    return "it has no signature: it was taken away, or there was no SIGNING_KEY yet, which SIGNING_KEYS_OLD can say"
 
 
-def keys() -> list[str]:
-    """Return the keys that a signature may be of, the present one first."""
-    return [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
+def checked() -> bool:
+    """Return whether there is a key, so that signatures are looked at."""
+    return any((conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD))
 
 
 def _hmac(key: str, text: str) -> str:

@@ -55,7 +55,7 @@ WRONG: dict[str, list[Any]] = {
     "LATE_USAGE": ["x", "", None, ["version"]],
     "WITNESS_INTERVAL": [-0.1, *NUMBERS],
     "SIGNING_KEY": [None, 7, b"key", "\ud800", "a\0"],
-    "SIGNING_KEYS_OLD": [None, 7, "key", [""], [None], [b"key"], ["\ud800"], {"1": "key"}],
+    "SIGNING_KEYS_OLD": [None, 7, "key", [None], [b"key"], ["\ud800"], {"1": "key"}],
     "BILLING_CUSTOMER": ["no.such.module", "nodots", "", 7, {"acme": "cus_1"}],
     "ALERT_THRESHOLDS": [80, None, [0], [-1], [80.0], ["80"], [True], [10_001], [float("nan")], {80: 1}],
     "ALERT_INTERVAL": [0, *NUMBERS],

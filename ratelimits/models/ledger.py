@@ -124,6 +124,11 @@ class Batch(models.Model):
     def __str__(self) -> str:
         return f"{self.shard:02d}:{self.incarnation}:{self.seq}"
 
+    def contents(self) -> list[str]:
+        """Return the content digests, in hexadecimal, of the sealed batches that it is made of."""
+        parts = bytes(self.parts)
+        return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
+
     def line_ids(self) -> tuple[int, int]:
         """The half-open range of its lines' primary keys."""
         assert self.pk is not None

@@ -8,7 +8,7 @@ them fails the others are closed without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from time import time_ns
 from typing import NamedTuple
@@ -121,9 +121,7 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
 
 def mark(using: str, reports: list[Report]) -> None:
     """Note what reports cover: compaction joins no batches across the ends, and their usage is not due again."""
-    ends = {(int(shard), position) for report in reports for shard, position in report.chain.items()}
-    marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
-    ChainMark.objects.using(using).bulk_create(marks, ignore_conflicts=True)
+    mark_ends(using, [report.chain for report in reports])
     alike: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...]], list[str]] = {}
     for report in reports:
         alike.setdefault((tuple(report.chain.items()), tuple(report.since)), []).append(report.account)
@@ -131,3 +129,10 @@ def mark(using: str, reports: list[Report]) -> None:
         usage = PeriodUsage.objects.using(using).filter(account__in=accounts, period__in=map(int, periods))
         for shard, position in chain:
             usage.filter(shard=int(shard)).update(covered=position)
+
+
+def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
+    """Mark the positions up to which reports were made."""
+    ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
+    marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
+    ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

@@ -32,11 +32,16 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
         for found in (rows.values_list("digest", flat=True), archived.values_list("digest", flat=True)):
             if digest := found.first():
                 return digest
-    moved = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
-    archive = moved.filter(last_position__gte=position).first()
+    ranges = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
+    archive = ranges.filter(last_position__gte=position).first()
     if archive is not None:
-        raise BrokenChainError(f"its usage was moved to the archive {archive.archive}: verify with the archive at hand")
+        raise BrokenChainError(moved(archive.archive))
     raise BrokenChainError(f"shard {shard:02d} has no batch at position {position}")
+
+
+def moved(archive: str) -> str:
+    """Return the sentence on usage that is not in the ledger any more, but in an archive of that name."""
+    return f"its usage was moved to the archive {archive}: verify with the archive at hand (--archive)"
 
 
 #: How a line is digested.

@@ -1,8 +1,10 @@
-"""Verifying a report: it is made again from the ledger, and compared line by line with what was finalised."""
+"""Verifying reports: each is made again from the ledger, and compared line by line with what was finalised."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain as chained
 from itertools import zip_longest
 
@@ -10,7 +12,7 @@ from django.db.models import Q, Sum
 
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models import Report, ReportLine
+from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, usage_line
 from ratelimits.reports.limits import Limits
@@ -38,85 +40,142 @@ _MADE_AGAIN = (
 
 
 def verify_report(report: Report, *sources: str) -> Generator[str]:
-    """What does not hold of one version of a report, one sentence for each finding; nothing if all holds.
+    """Yield a sentence for each thing that does not hold of one version of a report, as `ReportVerifier` does."""
+    yield from ReportVerifier(report._state.db or conf.DATABASE, *sources).findings(report)
 
-    Cursors are open between findings: whoever stops before the end closes it.
 
-    `sources` are the databases that its ledger lines are in, by default the one that it is in itself.
+class ReportVerifier:
+    """Verifies many reports; the rules and the heads of the ledger's chains that they share are read once.
+
+    `sources` are the databases that their ledger lines are in, by default the one that they are in themselves.
+    `checked` is given the number of reports and of their lines.
     """
-    using = report._state.db or conf.DATABASE
-    places = sources or (using,)
-    yield from _verify_digest(using, report)
-    try:
-        if signing.chain_head(report.chain, *places) != report.chain_head:
-            yield f"report {report}: the ledger's chain no longer has the head that the report was made with"
-    except signing.BrokenChainError as error:
-        yield f"report {report}: {error}"
-        return
-    yield from _verify_lines(using, report, places)
 
+    def __init__(self, using: str, *sources: str, checked: Counter[str] | None = None) -> None:
+        self._using, self._sources = using, sources or (using,)
+        self._checked = Counter() if checked is None else checked
+        self._rules = RuleBook(using)
+        self._limits = Limits(using, self._rules)
+        self._head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
 
-def _verify_digest(using: str, report: Report) -> Iterator[str]:
-    digest, count = signing.Digest(report), 0
-    for row in version_rows(report):
-        digest.add(row)
-        count += 1
-    if digest.hexdigest() != report.digest:
-        yield f"report {report}: its head or its lines are not those that its digest was made of"
-    if count != report.line_count:
-        yield f"report {report}: it was finalised with {report.line_count} lines and has {count}"
-    if not signatures.holds(report.digest, report.signature):
-        yield f"report {report}: its signature is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
-    rows = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
-    before = rows.filter(version=report.version - 1).values_list("digest", flat=True).first() or ""
-    if report.previous_digest != before:
-        yield f"report {report}: it does not follow on the digest of the version before"
+    def findings(self, report: Report) -> Generator[str]:
+        """Yield a sentence for each thing that does not hold of one version of a report; nothing if all holds.
 
+        Cursors are open between findings: whoever stops before the end closes it.
+        """
+        self._checked["reports"] += 1
+        name = _name(report)
+        try:
+            for wrong in chained(self._digest(report), self._usage(report)):
+                yield f"report {name}: {wrong}"
+        except (ValueError, OverflowError, TypeError) as error:
+            yield f"report {name}: it has something that closing never writes, so it cannot be made again: {error!r}"
 
-def _stored(using: str, report: Report) -> Iterator[ReportLine]:
-    lines = ReportLine.objects.using(using).filter(report=report).order_by("number")
-    return lines.iterator(chunk_size=CHUNK)
+    def _digest(self, report: Report) -> Iterator[str]:
+        digest, count = signing.Digest(report), 0
+        for row in version_rows(report):
+            digest.add(row)
+            count += 1
+        self._checked["report lines"] += count
+        if digest.hexdigest() != report.digest:
+            yield "its head or its lines are not those that its digest was made of"
+        if count != report.line_count:
+            yield f"it was finalised with {report.line_count} lines and has {count}"
+        if wrong := signatures.wrong(report.digest, report.signature):
+            yield wrong
+        if report.previous_digest != self._digest_before(report):
+            yield "it does not follow on the digest of the version before"
 
+    def _digest_before(self, report: Report) -> str:
+        if report.version == 1:
+            return ""
+        rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
+        return rows.filter(version=report.version - 1).values_list("digest", flat=True).first() or ""
 
-def _verify_lines(using: str, report: Report, places: tuple[str, ...]) -> Iterator[str]:
-    """Only the first line that differs is told: those behind it share its allowance."""
-    allowance = _allowance(using, report)
-    rules = RuleBook(using)
-    periods = sorted(report.since, key=int)
-    groups = chained.from_iterable(_groups(report, period, report.since[period], places) for period in periods)
-    again = (usage_line(report, 0, group, rules, allowance) for group in Limits(using, rules).of(groups))
-    stored = (line for line in _stored(using, report) if line.charge_category == USAGE and not _unknown_only(line))
-    for expected, found in zip_longest(again, stored):
-        if found is None:
-            yield f"report {report}: it lacks line {expected.line_id} ({expected.key}, {expected.meter})"
+    def _usage(self, report: Report) -> Iterator[str]:
+        if not readable(report):
+            yield "the positions that it was made from and up to cannot be read"
             return
-        if expected is None:
-            yield f"report {report}: line {found.line_id} ({found.key}, {found.meter}) has no usage in the ledger"
+        try:
+            if self._head(tuple(report.chain.items())) != report.chain_head:
+                yield "the ledger's chain no longer has the head that the report was made with"
+        except signing.BrokenChainError as error:
+            yield str(error)
             return
-        for name in _MADE_AGAIN:
-            if getattr(found, name) != getattr(expected, name):
-                yield (
-                    f"report {report}: line {found.line_id} ({found.key}, {found.meter}) has {name}"
-                    f" {getattr(found, name)}, the ledger says {getattr(expected, name)}"
-                )
+        found = next(self._lines(report), "")
+        if found:
+            # Looked for only now: what was moved while the lines were read is found, too.
+            archive = self._archive_away(report)
+            yield signing.moved(archive) if archive else found
+
+    def _archive_away(self, report: Report) -> str:
+        """Return the name of an archive that has some of a report's usage, and is not at hand; "" if there is none."""
+        taken = Q(pk__in=())
+        for since in report.since.values():
+            for shard, position in report.chain.items():
+                taken |= Q(shard=int(shard), last_position__gt=since.get(shard, 0), first_position__lte=position)
+        for moved in ArchivedRange.objects.using(self._using).filter(taken).order_by("pk"):
+            batch = {"shard": moved.shard, "position": moved.last_position}
+            if not any(Batch.objects.using(source).filter(**batch).exists() for source in self._sources):
+                return moved.archive
+        return ""
+
+    def _lines(self, report: Report) -> Iterator[str]:
+        """Say what differs of the first line that does; those that come after it share its allowance."""
+        allowance = self._allowance(report)
+        periods = sorted(report.since, key=int)
+        groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
+        again = (usage_line(report, 0, group, self._rules, allowance) for group in self._limits.of(groups))
+        lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=USAGE).order_by("number")
+        stored = (line for line in lines.iterator(chunk_size=CHUNK) if not _unknown_only(line))
+        for expected, found in zip_longest(again, stored):
+            if found is None:
+                yield f"it lacks line {expected.line_id} ({expected.key}, {expected.meter})"
                 return
+            name = f"line {found.line_id} ({found.key}, {found.meter})"
+            if expected is None:
+                yield f"{name} has no usage in the ledger"
+                return
+            for column in _MADE_AGAIN:
+                if getattr(found, column) != getattr(expected, column):
+                    yield f"{name} has {column} {getattr(found, column)}, the ledger says {getattr(expected, column)}"
+                    return
+
+    def _groups(self, report: Report, period: str, since: Mapping[str, int]) -> Iterator[Group]:
+        mine = Q(account=report.account, period=int(period)) & between(since, report.chain)
+        return grouped(mine, *self._sources)
+
+    def _allowance(self, report: Report) -> Allowance:
+        if report.version == 1:
+            return Allowance(report.included)
+        before = ReportLine.objects.using(self._using).filter(
+            report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version
+        )
+        sums = list(before.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
+        return Allowance(
+            report.included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums}
+        )
+
+
+def _name(report: Report) -> str:
+    try:
+        return str(report)
+    except (ValueError, OverflowError):  # no moment of a calendar
+        return f"{report.account or 'anonymous'} with the row {report.pk}"
+
+
+def readable(report: Report) -> bool:
+    """Return whether the positions of a report are of the form that closing writes."""
+    try:
+        positions = [report.chain, *report.since.values()]
+        shards = [shard for each in positions for shard in each]
+        known = [position for each in positions for position in each.values()]
+        return all(map(str.isdecimal, [*report.since, *shards])) and all(type(each) is int for each in known)
+    except (AttributeError, TypeError):
+        return False
 
 
 def _unknown_only(line: ReportLine) -> bool:
     return not (line.admitted_count or line.denied_count or line.consumed_quantity or line.refunded_quantity) and bool(
         line.unknown_count
-    )
-
-
-def _groups(report: Report, period: str, since: Mapping[str, int], places: tuple[str, ...]) -> Iterator[Group]:
-    return grouped(Q(account=report.account, period=int(period)) & between(since, report.chain), *places)
-
-
-def _allowance(using: str, report: Report) -> Allowance:
-    before = ReportLine.objects.using(using).filter(
-        report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version
-    )
-    sums = list(before.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
-    return Allowance(
-        report.included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums}
     )

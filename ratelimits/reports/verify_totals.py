@@ -1,63 +1,69 @@
-"""Verifying what stands between ledger and reports: running totals, what reports cover, adjustments and gaps."""
+"""Verifying what stands between ledger and reports: running totals, what reports cover of them, and reports' ends."""
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Generator, Iterator
 from itertools import groupby
 from typing import Any
 
-from django.db.models import Max, Sum
+from django.db.models import Count, Max, Sum
 
-from ratelimits.models import (
-    Adjustment,
-    ArchivedRange,
-    ChainMark,
-    DurabilityGap,
-    Line,
-    PeriodUsage,
-    Report,
-    ReportLine,
-    ShardState,
-)
-from ratelimits.reports.build import CHUNK, SUMS, Allowance, adjustment_line, between, in_order
-from ratelimits.reports.closing import start_of
-from ratelimits.reports.gaps import describe
-from ratelimits.reports.periods import iso
-from ratelimits.reports.rows import ADJUSTMENT
+from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
+from ratelimits.reports.build import CHUNK, SUMS, between, in_order
+from ratelimits.reports.periods import SECOND, iso
+from ratelimits.reports.verify import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: What an adjustment's line has of it. How much of it is included depends on the lines before.
-_OF_ADJUSTMENT = (
-    *("key", "meter", "charge_class", "corrects_line_id", "consumed_quantity", "refunded_quantity"),
-    *("admitted_count", "denied_count", "usage_period", "rule_id", "charge_period_start", "charge_period_end"),
-)
+#: How often an account that differs is read again, where it was drained or closed each time.
+_TRIES = 50
 
 
-def verify_totals(using: str, *sources: str) -> Generator[str]:
+def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None) -> Generator[str]:
     """Say what of the totals, and of the positions that reports cover, is not what ledger and reports make of it.
 
     `sources` are the databases that the ledger's lines are in, by default `using`. Accounts are read in streams; one
-    in which something differs is read once more by itself, since it may have been drained or closed in between.
+    in which something differs is read again by itself, since it may have been drained or closed in between.
+    `checked` is given the number of totals and of ends of reports.
     """
-    for account, findings in _by_account(using, sources or (using,), None):
-        if findings:
-            for _account, again in _by_account(using, sources or (using,), account):
-                yield from again
-    yield from _verify_marks(using)
-    yield from _verify_adjustments(using)
-    yield from _verify_gaps(using)
+    places = sources or (using,)
+    checked = Counter() if checked is None else checked
+    for account in _accounts(using, places, {}):
+        checked["totals"] += len(account.usage)
+        if account.findings():
+            yield from _settled(using, places, account)
+    yield from _verify_marks(using, checked)
 
 
-def _by_account(using: str, sources: tuple[str, ...], account: str | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield each account that has usage or a report, and what does not hold of it."""
-    about = {} if account is None else {"account": account}
+def _settled(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
+    """Return what does not hold of an account, read while nothing of it was drained, added up, archived or closed."""
+    about = {"account": account.name, "period__in": account.periods()}
+    for _try in range(_TRIES):
+        before = _standing(using, account.name)
+        again = list(_accounts(using, sources, about))
+        if _standing(using, account.name) == before:
+            return [finding for each in again for finding in each.findings()]
+    return []  # it changes all the time, as what was tampered with does not
+
+
+def _standing(using: str, account: str) -> tuple[Any, ...]:
+    """Return what changes with everything that changes an account's totals or reports."""
+    return (
+        list(ShardState.objects.using(using).order_by("shard").values_list("shard", "tallied")),
+        Report.objects.using(using).filter(account=account).aggregate(Count("pk"), Max("pk")),
+        ArchivedRange.objects.using(using).aggregate(Count("pk"), Max("pk")),
+    )
+
+
+def _accounts(using: str, sources: tuple[str, ...], about: dict[str, Any]) -> Iterator[_Account]:
+    """Yield each account that has usage or a report. `about` limits them, and the periods of their usage."""
+    mine = {name: value for name, value in about.items() if name == "account"}
     states = {str(state.shard): state.tallied for state in ShardState.objects.using(using)}
     archived = set(ArchivedRange.objects.using(using).order_by().values_list("shard", flat=True))
-    whole = archived if len(sources) == 1 else set()
     sums = [_sums(source, states, about) for source in sources]
     usage = PeriodUsage.objects.using(using).filter(**about).order_by(*in_order(using, "account"))
-    reports = Report.objects.using(using).filter(**about).order_by(*in_order(using, "account"), "pk")
+    reports = Report.objects.using(using).filter(**mine).order_by(*in_order(using, "account"), "pk")
     streams: Iterator[tuple[str, int, Any]] = heapq.merge(
         *(((row["account"], 0, row) for row in each) for each in sums),
         ((row.account, 1, row) for row in usage.iterator(CHUNK)),
@@ -65,13 +71,13 @@ def _by_account(using: str, sources: tuple[str, ...], account: str | None) -> It
         key=lambda found: found[:2],
     )
     for name, rows in groupby(streams, key=lambda found: found[0]):
-        held = _Account(using, name)
+        account = _Account(name, states, archived if len(sources) == 1 else set())
         for _name, kind, row in rows:
-            (held.add_lines, held.add_usage, held.add_report)[kind](row)
-        yield name, list(held.findings(whole))
+            (account.add_lines, account.add_usage, account.add_report)[kind](row)
+        yield account
 
 
-def _sums(using: str, states: dict[str, int], about: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _sums(using: str, states: dict[str, int], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     lines = Line.objects.using(using).filter(between({}, states), **about).values(*_SUBJECT, "batch__shard")
     found: Iterator[dict[str, Any]] = (
         lines.order_by(*in_order(using, "account"))
@@ -82,14 +88,21 @@ def _sums(using: str, states: dict[str, int], about: dict[str, str]) -> Iterator
 
 
 class _Account:
-    """What ledger, totals and reports say of one account."""
+    """What ledger, totals and reports say of one account.
 
-    def __init__(self, using: str, name: str) -> None:
-        self._using, self._name = using, name or "anonymous"
+    `tallied` are the positions up to which the shards were added up, `archived` the shards of whose lines some are not
+    at hand.
+    """
+
+    def __init__(self, name: str, tallied: dict[str, int], archived: set[int]) -> None:
+        self.name = name
+        self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
+        self._tallied, self._archived = tallied, archived
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        self._usage: dict[tuple[Any, ...], PeriodUsage] = {}
         #: Billing period (s) and shard to the position up to which the newest report has the usage.
         self._covered: dict[tuple[int, int], int] = {}
+        #: Billing period (s) to its end (s), as its own report has it.
+        self._ends: dict[int, int] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
         key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
@@ -97,88 +110,83 @@ class _Account:
         self._lines[key] = [one + row[name] for one, name in zip(had, SUMS, strict=True)], max(newest, row["newest"])
 
     def add_usage(self, row: PeriodUsage) -> None:
-        self._usage[row.period, row.meter, row.rule, row.shard] = row
+        self.usage[row.period, row.meter, row.rule, row.shard] = row
 
     def add_report(self, report: Report) -> None:
+        if not readable(report):
+            return  # verifying the report says so
         for period in report.since:
             for shard, position in report.chain.items():
                 self._covered[int(period), int(shard)] = position
+        self._ends[report.period_start // SECOND] = report.period_end // SECOND
 
-    def findings(self, archived: set[int]) -> Iterator[str]:
-        """`archived` are the shards some of whose lines are not at hand."""
-        for key in sorted(self._lines.keys() | self._usage.keys()):
-            sums, newest = self._lines.get(key, ([0] * len(SUMS), 0))
-            total = self._usage.get(key)
-            period, meter, rule, shard = key
-            name = f"the total of {self._name} ({meter}, rule {rule}) from {iso(period * 10**6)} in shard {shard:02d}"
-            if total is None:
-                yield f"{name} is gone: the ledger has {dict(zip(SUMS, sums, strict=True))}"
-                continue
-            said = [getattr(total, column) for column in SUMS]
-            for column, one, other in zip(SUMS, said, sums, strict=True):
-                if one < other or (one > other and shard not in archived):
-                    yield f"{name} says {one} {column}, the ledger's lines {other}"
-            if total.position < newest:
-                yield f"{name} ends at position {total.position}, and has usage of position {newest}"
-            covered = self._covered.get((period, shard))
-            if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
-                yield f"{name} says that reports cover it up to position {total.covered}, the reports say {covered}"
+    def periods(self) -> set[int]:
+        """Return when the billing periods start of which it has lines or totals (s since 1970 UTC)."""
+        return {key[0] for key in self._lines.keys() | self.usage.keys()}
 
+    def findings(self) -> list[str]:
+        """Return what does not hold, one sentence for each."""
+        keys = sorted(self._lines.keys() | self.usage.keys())
+        return [*(finding for key in keys for finding in self._compared(*key)), *self._other_ends()]
 
-def _verify_marks(using: str) -> Iterator[str]:
-    """Each end of a report is marked, and each mark is the end of a report."""
-    marks = set(ChainMark.objects.using(using).values_list("shard", "position"))
-    ends: set[tuple[int, int]] = set()
-    for chain in Report.objects.using(using).order_by().values_list("chain", flat=True).iterator(CHUNK):
-        ends.update((int(shard), position) for shard, position in chain.items())
-    # Read again: a report may have been finalised in between.
-    marks |= set(ChainMark.objects.using(using).values_list("shard", "position"))
-    for shard, position in sorted(ends - marks):
-        yield f"position {position} of shard {shard:02d}, at which a report ends, is not marked as such"
-    for shard, position in sorted(marks - ends):
-        yield f"position {position} of shard {shard:02d} is marked as the end of a report, and no report ends there"
-
-
-def _verify_adjustments(using: str) -> Iterator[str]:
-    """Each adjustment that a report has is a line of it, and each such line an adjustment."""
-    lines = ReportLine.objects.using(using)
-    adjustments = Adjustment.objects.using(using).exclude(report=None).select_related("report").order_by("pk")
-    made: dict[int, set[str]] = {}
-    for adjustment in adjustments.iterator(CHUNK):
-        report = adjustment.report
-        assert report is not None
-        again = adjustment_line(report, adjustment, Allowance({}))
-        made.setdefault(report.pk, set()).add(again.line_id)
-        line = lines.filter(report=report, line_id=again.line_id, charge_category=ADJUSTMENT).first()
-        if line is None:
-            yield f"adjustment {adjustment.reference} ({adjustment}) has no line on report {report}"
-            continue
-        for name in _OF_ADJUSTMENT:
-            if getattr(line, name) != getattr(again, name):
+    def _other_ends(self) -> Iterator[str]:
+        """Name the periods whose report ends when none of their totals does; older totals do not say when."""
+        said: dict[int, set[int | None]] = {}
+        for row in self.usage.values():
+            said.setdefault(row.period, set()).add(row.period_end)
+        for period, ends in said.items():
+            end = self._ends.get(period)
+            if end is not None and not ends & {end, None}:
+                said_ends = ", ".join(_when(each) for each in ends if each is not None)
                 yield (
-                    f"report {report}: line {line.line_id} has {name} {getattr(line, name)},"
-                    f" adjustment {adjustment.reference} says {getattr(again, name)}"
+                    f"the totals of {self.name or 'anonymous'} from {_when(period)} say that the period ends at"
+                    f" {said_ends}, its report {_when(end)}"
                 )
-        if (adjustment.account, start_of(adjustment)) != (report.account, report.period_start):
-            yield f"adjustment {adjustment.reference} ({adjustment}) is of another account or period than {report}"
-    adjusted = lines.filter(charge_category=ADJUSTMENT).select_related("report").order_by("pk")
-    for line in adjusted.iterator(CHUNK):
-        if line.line_id not in made.get(line.report_id, ()):
-            text = f"{line.consumed_quantity:+,} {line.meter}"
-            yield f"report {line.report}: line {line.line_id} ({text}) has no adjustment"
+
+    def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
+        sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))
+        total = self.usage.get((period, meter, rule, shard))
+        payer = self.name or "anonymous"
+        name = f"the total of {payer} ({meter}, rule {rule}) from {_when(period)} in shard {shard:02d}"
+        if total is None:
+            yield f"{name} is gone: the ledger has {dict(zip(SUMS, sums, strict=True))}"
+            return
+        away = shard in self._archived
+        said = [getattr(total, column) for column in SUMS]
+        for column, one, other in zip(SUMS, said, sums, strict=True):
+            if one < other or (one > other and not away):
+                yield f"{name} says {one} {column}, the ledger's lines {other}"
+        covered = self._covered.get((period, shard))
+        if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
+            yield f"{name} says that reports cover it up to position {total.covered}, the reports say {covered}"
+        if not newest <= total.position <= self._tallied.get(str(shard), 0):
+            yield f"{name} ends at position {total.position}, and has usage of position {newest}"
+        elif total.position > (covered or 0) >= newest and not away:
+            yield f"{name} ends at position {total.position}, after its reports, and has no usage since"
 
 
-def _verify_gaps(using: str) -> Iterator[str]:
-    """Each gap that a report prints is declared."""
-    declared = {_told(describe(gap)) for gap in DurabilityGap.objects.using(using).iterator(CHUNK)}
-    reports = Report.objects.using(using).exclude(gaps="").order_by("account", "pk")
-    for report in reports.iterator(CHUNK):
-        for text in report.gaps.split("; "):
-            if not text.startswith("witness ") and _told(text) not in declared:
-                yield f"report {report} prints a durability gap that is declared no more: {text}"
+def _when(seconds: int) -> str:
+    """Return a moment in s since 1970 UTC as a text, also one that is none of a calendar."""
+    try:
+        return iso(seconds * SECOND)
+    except (ValueError, OverflowError):
+        return f"{seconds} s"
 
 
-def _told(text: str) -> tuple[str, ...]:
-    """Kind and span of a printed gap, and its fsync policy: what is known of it later may be added to the rest."""
-    kind, span, *more = text.split(" ")
-    return kind, span, *(each for each in more if each.startswith("appendfsync="))
+def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
+    """Compare the marks with the ends of the reports."""
+    before = set(ChainMark.objects.using(using).values_list("shard", "position"))
+    ends: set[tuple[int, int]] = set()
+    for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
+        if readable(report):
+            ends.update((int(shard), position) for shard, position in report.chain.items())
+    # A report that was finalised since the marks were read has brought its own, which have ends that were not read.
+    since = set(ChainMark.objects.using(using).values_list("shard", "position"))
+    checked["ends of reports"] += len(ends)
+    for shard, position in sorted(ends - before - since):
+        yield (
+            f"position {position} of shard {shard:02d}, at which a report ends, is not marked as such, so compaction"
+            " may join batches across it: in a database older than these marks ratelimits_compact --mark writes them"
+        )
+    for shard, position in sorted(before & since - ends):
+        yield f"position {position} of shard {shard:02d} is marked as the end of a report, and no report ends there"

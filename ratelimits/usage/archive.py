@@ -31,6 +31,8 @@ _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
 _CHUNK = 2000
+#: Seconds after midnight UTC at which a date begins somewhere.
+_DAWN = 10 * 3600
 #: Bytes of the longest text in a file: a batch's row with the digests of the parts of which it was joined.
 _LONGEST_TEXT = 1 << 22
 
@@ -69,14 +71,25 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
         found = old.aggregate(first=Min("first_position"))["first"]
         if found is not None:
             yield _prune_shard(using, shard, list(old), directory)
-    ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=before)._raw_delete(using)
+    left = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
+    end = before if left is None else day_of(left)
+    ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=end)._raw_delete(using)
+
+
+def day_of(seconds: int) -> int:
+    """Return when the day starts that a moment lies in, both in s since 1970 UTC.
+
+    Such days begin when a date does at the earliest place on earth, at 10:00 UTC, as the months do by which usage is
+    archived. What processes said is kept for whole days, of which the ledger has no line any more.
+    """
+    return (seconds - _DAWN) // 86_400 * 86_400 + _DAWN
 
 
 def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> Pruned:
     name = f"{shard:02d}-{batches[0].first_position}-{batches[-1].position}{SUFFIX}"
     path = directory / name
     digest = _write(path, batches)
-    for _batch, _lines in read(path):
+    for _batch, _lines in read(path, digest):
         pass  # what cannot be read back must not be deleted
     lines = 0
     with transaction.atomic(using=using, durable=True):
@@ -138,10 +151,14 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
             yield canonical(row)
 
 
-def read(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
-    """The batches of a file, not saved, each with its canonical lines. ArchiveError for a file that is not whole."""
+def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
+    """Yield the batches of a file, not saved, each with its canonical lines.
+
+    Raises ArchiveError for a file that is not whole, or whose digest is not the recorded one: at its end, so whoever
+    keeps the batches does so in a transaction.
+    """
     with _errors(path), gzip.open(path, "rb") as source:
-        if next(texts := _read_texts(path, source)) != _HEADER.encode():
+        if next(texts := _read_texts(path, source, recorded)) != _HEADER.encode():
             raise ArchiveError(f"{path} is no archive of a ledger")
         for head in texts:
             values: dict[str, Any] = json.loads(head)
@@ -152,19 +169,7 @@ def read(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
             yield batch, lines
 
 
-def digest_of(path: Path) -> str:
-    """Return the digest that a file ends with, which is that of its content; nothing of it is kept in memory.
-
-    ArchiveError for a file that is not whole, or was changed.
-    """
-    digest = hashlib.sha256()
-    with _errors(path), gzip.open(path, "rb") as source:
-        for text in _read_texts(path, source):
-            digest.update(text + b"\n")
-    return digest.hexdigest()
-
-
-def _read_texts(path: Path, source: gzip.GzipFile) -> Iterator[bytes]:
+def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[bytes]:
     """Yield the lines of a file but the last, which has their digest."""
     digest = hashlib.sha256()
     while True:
@@ -177,6 +182,8 @@ def _read_texts(path: Path, source: gzip.GzipFile) -> Iterator[bytes]:
         yield data[:-1]
     if data != f"end {digest.hexdigest()}\n".encode():
         raise ArchiveError(f"{path} was changed after it was written")
+    if digest.hexdigest() != recorded:
+        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest is another one")
 
 
 @contextmanager
@@ -189,18 +196,22 @@ def _errors(path: Path) -> Iterator[None]:
         raise ArchiveError(f"{path}: {error}") from error
 
 
-def check(using: str, path: Path) -> None:
-    """Raise ArchiveError unless a file is the one that the ledger's batches were moved to, by the recorded digest.
+def check(using: str, path: Path) -> str:
+    """Return the digest of a file, once it is known to be the file that the ledger's batches were moved to.
 
-    Before anything of it is read: whoever can make a file can also make one that bears its own digest.
+    Raise ArchiveError if it is another one. Nothing of it is kept before: whoever can make a file can also make one
+    that bears its own digest.
     """
-    recorded = set(
-        ArchivedRange.objects.using(using).filter(archive=path.name).values_list("file_digest", flat=True).distinct()
-    )
-    if not recorded:
+    ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
+    digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())
+    if not digests:
         raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
-    if recorded != {digest_of(path)}:
-        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest is another one")
+    if len(digests) > 1:
+        raise ArchiveError(f"the ledger has {len(digests)} digests of the archive {path.name}: which is right?")
+    with _errors(path), gzip.open(path, "rb") as source:
+        for _text in _read_texts(path, source, digests[0]):
+            pass
+    return digests[0]
 
 
 def files(directory: Path) -> list[Path]:
@@ -215,8 +226,8 @@ def restore(using: str, path: Path) -> int:
     with transaction.atomic(using=using, durable=True):
         for shard in sorted(shards):
             ShardState.lock(using, shard)
-        check(using, path)  # another may have restored it meanwhile
-        count = _insert(using, read(path))
+        recorded = check(using, path)  # another may have restored it meanwhile
+        count = _insert(using, read(path, recorded))
         ArchivedRange.objects.using(using).filter(archive=path.name).delete()
     return count
 
@@ -237,8 +248,7 @@ def opened(using: str, paths: list[Path]) -> Iterator[str]:
 
     Raises ArchiveError for a file that is not the one whose digest the ledger recorded.
     """
-    for path in paths:
-        check(using, path)
+    recorded = {path: check(using, path) for path in paths}
     with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:
         alias = f"ratelimits_archive_{os.path.basename(directory)}"  # noqa: PTH119
         connections.databases[alias] = connections.configure_settings(
@@ -251,9 +261,9 @@ def opened(using: str, paths: list[Path]) -> Iterator[str]:
             with connections[alias].schema_editor() as editor:
                 for model in (Batch, Line, ArchivedRange):
                     editor.create_model(model)
-            for path in paths:
+            for path, digest in recorded.items():
                 with transaction.atomic(using=alias):
-                    _insert(alias, read(path))
+                    _insert(alias, read(path, digest))
             yield alias
         finally:
             connections[alias].close()

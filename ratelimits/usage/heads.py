@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from django.db.models import OuterRef, Q, Subquery
+from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
 from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKind, QuarantinedBatch, ShardState
 
@@ -88,3 +89,26 @@ def _verify_archived(using: str, shard: int) -> Iterator[str]:
         if part.previous_digest != digest:
             yield f"archived range {part} does not follow on the digest of what was archived before"
         position, digest = part.last_position, part.digest
+
+
+def verify_archives(using: str, archive: str, checked: Counter[str]) -> Iterator[str]:
+    """Compare what the ledger says of archived batches with those in an archive's database, where they are there.
+
+    `checked` is given the number of archived ranges.
+    """
+    sums = {"first_position": Min("first_position"), "last_position": Max("position")}
+    sums |= {"first_seq": Min("first_seq"), "last_seq": Max("seq"), "incarnations": Count("incarnation", distinct=True)}
+    for part in ArchivedRange.objects.using(using).order_by("shard", "first_position"):
+        within = {"position__gte": part.first_position, "position__lte": part.last_position}
+        batches = Batch.objects.using(archive).filter(shard=part.shard, **within).order_by("position")
+        first, last = batches.first(), batches.last()
+        if first is None or last is None:
+            continue
+        checked["archived ranges"] += 1
+        found = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}
+        found |= {"previous_digest": first.previous_digest, "digest": last.digest}
+        if found.pop("incarnations") > 1:
+            yield f"archived range {part} has batches of several incarnations"
+        for name, value in found.items():
+            if getattr(part, name) != value:
+                yield f"archived range {part} has {name} {getattr(part, name)}, its archive {value}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import reduce
 
 from django.db.models import Exists, F, OuterRef, Q
 
@@ -26,12 +28,15 @@ from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, c
 _CHUNK = 2000
 
 
-def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool = False) -> Generator[str]:
-    """What does not hold, one sentence for each finding; nothing if all holds.
+def verify_ledger(
+    using: str, shards: list[int] | None = None, *, archive: bool = False, checked: Counter[str] | None = None
+) -> Generator[str]:
+    """Yield a sentence for each thing that does not hold; nothing if all holds.
 
-    Cursors are open between findings: whoever stops before the end closes it.
-    `archive`: the database is that of an archive, whose chains may begin anywhere.
+    Cursors are open between findings: whoever stops before the end closes it. `archive` says that the database is that
+    of an archive, whose chains may begin anywhere. `checked` is given the number of what was checked, by its kind.
     """
+    checked = Counter() if checked is None else checked
     models = (Batch,) if archive else (Batch, ShardState, ArchivedRange)
     known = {
         shard
@@ -39,14 +44,15 @@ def verify_ledger(using: str, shards: list[int] | None = None, *, archive: bool 
         for shard in model.objects.using(using).order_by().values_list("shard", flat=True).distinct()
     }
     for shard in sorted(known if shards is None else known & set(shards)):
-        yield from _verify_shard(using, shard, archive)
+        yield from _verify_shard(using, shard, archive, checked)
         if not archive:
+            checked["shards"] += 1
             yield from verify_head(using, shard)
     yield from _verify_strays(using)
 
 
 def _verify_strays(using: str) -> Iterator[str]:
-    """Lines that no batch has, or that are another batch's than the one that they are counted to."""
+    """Name the lines that no batch has, and those of another batch than the one that they are counted to."""
     own = Batch.objects.filter(pk=OuterRef("batch_id"))
     astray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(own)
     rows = Line.objects.using(using).filter(astray).order_by("pk")
@@ -63,30 +69,33 @@ class _Replaced(Exception):
     """A batch was joined with others, or archived, while it was looked at."""
 
 
-def _verify_shard(using: str, shard: int, archive: bool) -> Iterator[str]:
+def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     told: set[str] = set()
     while True:
+        counted: Counter[str] = Counter()
         try:
-            for finding in _verify_batches(using, shard, archive):
+            for finding in _verify_batches(using, shard, archive, counted):
                 if finding not in told:
                     told.add(finding)
                     yield finding
         except _Replaced:
             continue
+        checked.update(counted)
         return
 
 
-def _verify_batches(using: str, shard: int, archive: bool) -> Iterator[str]:
+def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
     for batch in batches.iterator(chunk_size=100):
-        found = [*_verify_lines(batch), *_verify_parts(batch)]
+        found = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
         if before is not None:
             found += _verify_link(before, batch)
         elif not archive:
             found += _verify_start(using, batch)
         if found and not Batch.objects.using(using).filter(pk=batch.pk).exists():
             raise _Replaced
+        counted.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
         yield from found
         before = batch
 
@@ -104,15 +113,15 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"batch {batch} was written with {batch.line_count} lines and has {count}"
     if digest.hexdigest() != batch.content:
         yield f"the lines of batch {batch} are not those that its digest was made of"
-    if batch.parts and not signatures.holds(signed_text(batch), batch.signature):
-        yield f"the signature of compacted batch {batch} is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
+    if batch.parts and (wrong := signatures.wrong(signed_text(batch), batch.signature)):
+        yield f"compacted batch {batch}: {wrong}"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, not up to {batch.cum}"
 
 
 def _verify_parts(batch: Batch) -> Iterator[str]:
-    """A batch is one, or as many as it has parts; the numbers of its incarnation and of its shard agree with that."""
-    count = len(bytes(batch.parts)) // 32 or 1
+    """Compare the numbers of its incarnation and of its shard with how many batches it is."""
+    count = len(batch.contents())
     if batch.position - batch.first_position + 1 != count or batch.seq - batch.first_seq + 1 != count:
         yield (
             f"batch {batch} is made of {count}, but has the numbers {batch.first_seq} to {batch.seq}"
@@ -122,14 +131,9 @@ def _verify_parts(batch: Batch) -> Iterator[str]:
         yield f"batch {batch} is not a compacted one, and has a signature"
 
 
-def link(batch: Batch) -> str:
-    """The digest that a batch brings its shard's chain to."""
-    digest, parts = batch.previous_digest, bytes(batch.parts)
-    if not parts:
-        return chained(digest, batch.content)
-    for start in range(0, len(parts), 32):
-        digest = chained(digest, parts[start : start + 32].hex())
-    return digest
+def _verify_digest(batch: Batch) -> Iterator[str]:
+    if reduce(chained, batch.contents(), batch.previous_digest) != batch.digest:
+        yield f"the digest of batch {batch} is not that of its content and the batch before"
 
 
 def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
@@ -138,8 +142,6 @@ def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
         yield f"positions {first} to {last}, between batches {before} and {batch}, are gone"
     if batch.previous_digest != before.digest:
         yield f"batch {batch} does not follow on the digest of batch {before}"
-    if link(batch) != batch.digest:
-        yield f"the digest of batch {batch} is not that of its content and the batch before"
     if batch.incarnation == before.incarnation and batch.first_seq > before.seq + 1:
         gap = DurabilityGap.objects.using(conf.DATABASE).filter(
             kind=GapKind.MISSING, shard=batch.shard, incarnation=batch.incarnation, last_seq=batch.first_seq - 1
@@ -155,5 +157,3 @@ def _verify_start(using: str, batch: Batch) -> Iterator[str]:
         yield f"the chain of shard {batch.shard:02d} begins at position {batch.first_position}, not at {position + 1}"
     if batch.previous_digest != digest:
         yield f"batch {batch} does not follow on the digest where the archive ends"
-    if link(batch) != batch.digest:
-        yield f"the digest of batch {batch} is not that of its content and the batch before"

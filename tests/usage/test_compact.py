@@ -131,8 +131,8 @@ def test_compacted_batches_go_through_an_archive(tmp_path: Path) -> None:
     pass_time()
     list(compact())
     batch = Batch.objects.get()
-    archive._write(tmp_path / "file", [batch])
-    ((read, lines),) = archive.read(tmp_path / "file")
+    digest = archive._write(tmp_path / "file", [batch])
+    ((read, lines),) = archive.read(tmp_path / "file", digest)
     assert (bytes(read.parts), read.content, len(lines)) == (bytes(batch.parts), batch.content, batch.line_count)
 
 
@@ -159,9 +159,9 @@ def test_batches_that_were_joined_while_they_were_archived_stay_in_the_ledger(
     batches = list(Batch.objects.order_by("position"))
     read = archive.read
 
-    def compact_first(path: Path) -> Iterator[tuple[Batch, list[bytes]]]:
+    def compact_first(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
         list(compact())
-        return read(path)
+        return read(path, recorded)
 
     monkeypatch.setattr(archive, "read", compact_first)
     with pytest.raises(archive.ArchiveError, match="prune again"):

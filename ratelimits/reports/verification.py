@@ -1,0 +1,138 @@
+"""Verifying everything that is asked for, with what was checked, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ratelimits import signatures
+from ratelimits.conf import conf
+from ratelimits.models import ArchivedRange, Report
+from ratelimits.reports.manifest import compare
+from ratelimits.reports.periods import month_window, starts_in
+from ratelimits.reports.verify import ReportVerifier
+from ratelimits.reports.verify_printed import verify_printed
+from ratelimits.reports.verify_totals import verify_totals
+from ratelimits.usage import archive
+from ratelimits.usage.heads import verify_archives
+from ratelimits.usage.verify import verify_ledger
+
+#: What is counted, in the order in which it is told.
+_KINDS = (
+    *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
+    *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
+    *("heads of chains", "entries of manifests"),
+)
+
+
+class Verification:
+    """One verification of the ledger and of reports: of one account or all, of one month (like "2026-11") or all.
+
+    `archives` are files of archived usage, `manifests` what `manifest.parse` returned. `checked` counts, by kind, what
+    was checked so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        account: str | None = None,
+        month: str | None = None,
+        archives: Sequence[Path] = (),
+        manifests: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._account, self._month, self._manifests = account, month, manifests
+        self._window = None if month is None else month_window(month)
+        self._using = conf.DATABASE
+        known = set(ArchivedRange.objects.using(self._using).order_by().values_list("archive", flat=True))
+        self._archives = [path for path in archives if path.name in known]
+        self._strangers = [path for path in archives if path.name not in known]
+        self._away = sorted(known - {path.name for path in self._archives})
+        self.checked: Counter[str] = Counter()
+
+    def findings(self) -> Generator[str]:
+        """Yield a sentence for each thing that does not hold; nothing if all holds.
+
+        Cursors are open between findings: whoever stops before the end closes it. Raises ArchiveError for a file that
+        is not the archive whose name it has.
+        """
+        using = self._using
+        with ExitStack() as stack:
+            sources = [using]
+            if self._archives:
+                moved = stack.enter_context(archive.opened(using, self._archives))
+                self.checked["archives"] += len(self._archives)
+                yield from verify_ledger(moved, archive=True, checked=self.checked)
+                yield from verify_archives(using, moved, self.checked)
+                sources.append(moved)
+            if self._account is None:
+                yield from verify_ledger(using, checked=self.checked)
+                yield from verify_totals(using, *sources, checked=self.checked)
+                yield from verify_printed(using, checked=self.checked)
+            for manifest in self._manifests:
+                self.checked["manifests"] += 1
+                yield from compare(using, manifest, *sources, checked=self.checked)
+            verifier = ReportVerifier(using, *sources, checked=self.checked)
+            for report in self._reports():
+                yield from verifier.findings(report)
+
+    def _reports(self) -> Iterator[Report]:
+        reports = Report.objects.using(self._using).order_by("account", "period_start", "version")
+        if self._account is not None:
+            reports = reports.filter(account=self._account)
+        if self._window is not None:
+            reports = reports.filter(period_start__gte=self._window[0], period_start__lt=self._window[1])
+        for report in reports.iterator():
+            if self._month is None or _starts_in(self._month, report):
+                yield report
+
+    def summary(self) -> str:
+        """Return what was checked, and how much of it, as a sentence."""
+        return f"Checked {', '.join(f'{self.checked[kind]:,} {kind}' for kind in _KINDS if self.checked[kind])}."
+
+    def unseen(self) -> Iterator[str]:
+        """Yield a sentence for each reason why something could not be seen."""
+        if self._account is not None:
+            yield (
+                "With --account only the reports of that account are checked: not the ledger's chains, the running"
+                " totals, adjustments and gaps."
+            )
+        if self._month is not None:
+            yield f"Only reports of {self._month} are made again."
+        if not signatures.checked():
+            yield (
+                "Without SIGNING_KEY nobody can see a chain, a report or a manifest that was changed and then digested"
+                " anew."
+            )
+        elif "" in conf.SIGNING_KEYS_OLD:
+            yield 'With "" in SIGNING_KEYS_OLD nobody can see signatures that were taken away.'
+        if self._away:
+            yield (
+                f"Usage was moved to {len(self._away)} archives that are not at hand (--archive DIRECTORY):"
+                f" {', '.join(self._away[:3])}{', …' if self._away[3:] else ''}. Their lines and what was archived"
+                " are not compared, running totals of their shards only for being too small."
+            )
+        for path in self._strangers:
+            yield f"{path} was not read: the ledger knows of no archive {path.name}, or has it back."
+        if not self._manifests:
+            yield (
+                "Without a manifest (--manifest FILE) nobody can see: reports that were deleted with all that points at"
+                " them, changes to totals of processes, gaps, reasons of adjustments and quarantined batches, and usage"
+                " that is in no report yet and was digested anew."
+            )
+        for manifest in self._manifests:
+            if manifest["open"]:
+                first = ", ".join(map(str, manifest["open"][:3]))
+                yield (
+                    f"The manifest of {manifest['month']} was written while {len(manifest['open'])} periods were open"
+                    f" ({first}{', …' if manifest['open'][3:] else ''}): write a further one once they are closed."
+                )
+
+
+def _starts_in(month: str, report: Report) -> bool:
+    try:
+        return starts_in(month, report.period_start, report.timezone)
+    except ValueError:
+        return True  # a time zone that is no more: better verified than left out
