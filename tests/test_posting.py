@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.message import Message
+
+import pytest
+
+from ratelimits.posting import MAX_BODY, Answer, Connection
+
+
+@contextmanager
+def peer(work: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """The address of a server that does this with one connection; the event tells it that the client is gone."""
+    gone = threading.Event()
+
+    def serve(server: socket.socket) -> None:
+        connection, _address = server.accept()
+        with connection, contextlib.suppress(OSError):
+            work(connection, gone)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, args=[server])
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}/path?a=b"
+        finally:
+            gone.set()
+            thread.join()
+
+
+def test_an_answer_comes_with_its_body_and_headers() -> None:
+    heard: list[bytes] = []
+
+    def answer(connection: socket.socket, _gone: threading.Event) -> None:
+        heard.append(connection.recv(65_536))
+        connection.sendall(b"HTTP/1.1 422 Unprocessable\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\n{}")
+
+    with peer(answer) as url, Connection(url, 30) as connection:
+        found = connection.post(b"", {"X-A": "b"})
+    assert (found.status, found.body, found.retry_after()) == (422, b"{}", 7)
+    assert heard[0].startswith(b"POST /path?a=b HTTP/1.1\r\n")
+
+
+def test_a_body_that_comes_byte_by_byte_has_the_deadline_of_the_whole() -> None:
+    def drip(connection: socket.socket, gone: threading.Event) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n")
+        while not gone.wait(0.05):
+            connection.sendall(b"x")
+
+    with peer(drip) as url, Connection(url, 0.5) as connection, pytest.raises(TimeoutError):
+        connection.post(b"{}", {})
+
+
+def test_a_peer_that_reads_nothing_has_the_same_deadline() -> None:
+    def ignore(_connection: socket.socket, gone: threading.Event) -> None:
+        gone.wait()
+
+    with peer(ignore) as url, Connection(url, 0.5) as connection, pytest.raises(TimeoutError):
+        connection.post(b"x" * 50_000_000, {})
+
+
+def test_no_more_of_a_body_is_read_than_anybody_needs() -> None:
+    def flood(connection: socket.socket, _gone: threading.Event) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 50000000\r\n\r\n")
+        connection.sendall(b"x" * 50_000_000)
+
+    with peer(flood) as url, Connection(url, 30) as connection:
+        assert len(connection.post(b"", {}).body) == MAX_BODY
+
+
+def test_who_is_away_has_heard_nothing() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        Connection("http://127.0.0.1:1/", 30)
+    for url in ("example.com", "ftp://example.com/", "http://"):
+        with pytest.raises(ValueError, match="is no address"):
+            Connection(url, 30)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        (" 120 ", 120),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    headers = Message()
+    if value is not None:
+        headers["Retry-After"] = value
+    assert Answer(429, headers).retry_after() == seconds
