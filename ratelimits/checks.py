@@ -42,7 +42,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
         for name in sorted(given.keys() - DEFAULTS.keys(), key=str)
     ]
     wrong = [
-        checks.Error(f"RATELIMITS[{name!r}] is {shown(given[name])}.", hint=hint, id="ratelimits.E002")
+        checks.Error(f"RATELIMITS[{name!r}] is {shown(given[name], name)}.", hint=hint, id="ratelimits.E002")
         for name in sorted(given.keys() & DEFAULTS.keys())
         if (hint := complaint(name, given[name]))
     ]

@@ -52,6 +52,9 @@ DEFAULTS: dict[str, Any] = {
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
     "SIGNING_KEYS_OLD": [],  # keys that were SIGNING_KEY before: what they signed still verifies
     "BILLING_CUSTOMER": None,  # callable or dotted path: account -> what Stripe or Lago calls it; None: the account
+    "PUSH": {},  # billing systems that get what finalised reports say: name -> its options (docs/billing.md)
+    "PUSH_INTERVAL": 300,  # seconds between two looks for what is to be pushed to them
+    "PUSH_TIMEOUT": 30,  # seconds that the whole exchange of a request to one of them may take
     # Alerts
     "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
     "ALERT_INTERVAL": 60,  # seconds between two looks for alerts that are due
@@ -62,8 +65,14 @@ CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER"}
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 
 
-def shown(value: object) -> str:
-    """A value as a message has it: not for longer than a line."""
+#: Settings that hold secrets: no message shows their values.
+SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
+
+
+def shown(value: object, name: str = "") -> str:
+    """A value as a message has it: not for longer than a line, and not at all if the setting of this name is secret."""
+    if name in SECRETS:
+        return f"a {type(value).__name__} that is not shown, since it may hold a secret"
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes
@@ -102,6 +111,9 @@ class Conf:
     SIGNING_KEY: str
     SIGNING_KEYS_OLD: list[str]
     BILLING_CUSTOMER: Callable[[str], str | None] | None
+    PUSH: dict[str, dict[str, Any]]
+    PUSH_INTERVAL: float
+    PUSH_TIMEOUT: float
     ALERT_THRESHOLDS: list[int]
     ALERT_INTERVAL: float
     ALERT_TIMEOUT: float
@@ -116,7 +128,7 @@ class Conf:
                 raise ImproperlyConfigured(f"RATELIMITS is {shown(given)}. {A_DICT}")
             value = given.get(name, DEFAULTS[name])
             if hint := complaint(name, value):
-                raise ImproperlyConfigured(f"RATELIMITS[{name!r}] is {shown(value)}. {hint}")
+                raise ImproperlyConfigured(f"RATELIMITS[{name!r}] is {shown(value, name)}. {hint}")
             if name in CALLABLES and isinstance(value, str):
                 value = import_string(value)
             self.__dict__[name] = value

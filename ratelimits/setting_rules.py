@@ -76,6 +76,39 @@ _THRESHOLDS = Rule(
     lambda value: isinstance(value, list | tuple) and all(map(_whole(1, 10_000), value)),
 )
 
+#: The kinds of billing systems, and whether each needs a key.
+PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
+_PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "FORMAT": lambda value: isinstance(value, str),
+    "KEY": lambda value: _text(value) and value.isascii(),
+    "SINCE": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", value) is not None,
+    "URL": lambda value: _text(value) and re.fullmatch(r"https?://[!->A-~]+", value) is not None,
+    "CUSTOMER": _callable,
+    "REMEMBERS": lambda value: value is None or (_number(value) and 0 <= value <= LONGEST),
+}
+
+
+def _receiver(name: Any, options: Any) -> bool:
+    """Whether these are the options of a billing system."""
+    if not (isinstance(name, str) and _NAMESPACE.fullmatch(name) and isinstance(options, dict)):
+        return False
+    kind = options.get("FORMAT", name)
+    known = options.keys() <= _PUSH_OPTIONS.keys() and "SINCE" in options and kind in list(PUSH_FORMATS)
+    return (
+        known
+        and bool(options.get("KEY") or not PUSH_FORMATS[kind])
+        and all(_PUSH_OPTIONS[option](value) for option, value in options.items())
+    )
+
+
+_PUSH = Rule(
+    'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}: a name'
+    ' of 1 to 40 letters of ASCII, digits, "_", "." or "-"; KEY, which only OpenMeter can do without; SINCE, the first'
+    ' month; FORMAT, one of "stripe", "lago" and "openmeter", where the name is none of them; and if need be URL (http'
+    " or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever).",
+    lambda value: isinstance(value, dict) and all(_receiver(name, options) for name, options in value.items()),
+)
+
 RULES: dict[str, Rule] = {
     "CACHE_ALIAS": Rule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
     "NAMESPACE": Rule(
@@ -113,6 +146,9 @@ RULES: dict[str, Rule] = {
         lambda value: isinstance(value, list | tuple) and all(map(_text, value)),
     ),
     "BILLING_CUSTOMER": _CALLABLE,
+    "PUSH": _PUSH,
+    "PUSH_INTERVAL": _seconds(),
+    "PUSH_TIMEOUT": _seconds(LONGEST_POST),
     "ALERT_THRESHOLDS": _THRESHOLDS,
     "ALERT_INTERVAL": _seconds(),
     "ALERT_TIMEOUT": _seconds(LONGEST_POST),

@@ -21,6 +21,9 @@ from redis.exceptions import RedisError
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import evaluate
 from ratelimits.conf import conf
+from ratelimits.push import plan as planning
+from ratelimits.push import receivers
+from ratelimits.push import send as sending
 from ratelimits.reports import close as closing
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import compact as compacting
@@ -80,6 +83,22 @@ def deliver_alert(delivery: str) -> None:
     deliver.deliver(UUID(delivery))
 
 
+@shared_task(name="ratelimits.push", ignore_result=True, acks_late=True)
+def push() -> None:
+    """Have each billing system of PUSH sent what it lacks."""
+    for name in conf.PUSH:
+        push_to.apply_async((name,), expires=max(conf.PUSH_INTERVAL, 1))
+
+
+@shared_task(name="ratelimits.push_to", ignore_result=True, acks_late=True)
+def push_to(name: str) -> None:
+    """Send a billing system what it lacks, for PUSH_INTERVAL at most: the next look goes on."""
+    if name in conf.PUSH:  # a setting may change while a task waits
+        receiver = receivers.receiver(name)
+        planning.plan(receiver)
+        sending.send(receiver, longest=conf.PUSH_INTERVAL)
+
+
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
 def compact() -> None:
     """Join the batches of past hours in the ledger, and the totals of processes that have ended."""
@@ -100,6 +119,8 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
         "ratelimits.compact": conf.COMPACT_INTERVAL,
         "ratelimits.alerts": conf.ALERT_INTERVAL,
     }
+    if conf.PUSH:
+        every["ratelimits.push"] = conf.PUSH_INTERVAL
     late = {"ratelimits.seal": _LATEST_SEAL}
     return {
         name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, late.get(name, 1))}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from project.settings import *  # noqa: F403
@@ -20,3 +21,5 @@ RATELIMITS["WITNESS_INTERVAL"] = 0
 # Tests decide at moments of their own, and give back by the server's clock.
 RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# Processes that a test starts push to the test's own receivers.
+RATELIMITS["PUSH"] = json.loads(os.environ.get("RATELIMITS_TEST_PUSH", "{}"))

@@ -18,6 +18,7 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import Adjustment, PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import ConfigVersion, Tombstone
@@ -44,6 +45,9 @@ __all__ = [
     "PlanInclusion",
     "PlanMembership",
     "ProcessTotal",
+    "PushDelivery",
+    "PushReceiver",
+    "PushedReport",
     "QuarantinedBatch",
     "Report",
     "ReportLine",

@@ -22,6 +22,7 @@ from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, ShardS
 from ratelimits.reports.books import Books
 from ratelimits.reports.closing import SHORTEST, Closing
 from ratelimits.reports.periods import SECOND
+from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,12 @@ def close_together(using: str, names: list[str], now: int) -> list[Report]:
             ShardState.lock(using, shard) for shard in sorted({each for those in shards.values() for each in those})
         )
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
+        crash.reached("close:locked")
         for name in names:
             written += Closing(books, name, shards[name], now).close()
         mark(using, written)
+        crash.reached("close:marked")
+    crash.reached("close:committed")
     for report in written:
         logger.info("report %s was finalised", report)
     return written

@@ -17,6 +17,7 @@ from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, b
 from ratelimits.reports.periods import SECOND, Period, iso, period_at, period_from
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.terms import Terms
+from ratelimits.usage import crash
 from ratelimits.usage.watermark import is_ahead
 
 #: No billing month is shorter, so a period that began later cannot have ended.
@@ -200,12 +201,15 @@ class Closing:
         report.signature = signatures.sign(report.digest)
         if small:
             report.save(using=self._using, force_insert=True)
+            crash.reached("close:report-written")
             ReportLine.objects.using(self._using).bulk_create(chunk)
         else:
             report.save(using=self._using, update_fields=["line_count", "digest", "signature"])
+        crash.reached("close:lines-written")
         if adjustments:
             pks = [adjustment.pk for adjustment in adjustments]
             Adjustment.objects.using(self._using).filter(pk__in=pks).update(report=report)
+            crash.reached("close:adjustments-marked")
         self._reports.append(report)
         return report
 

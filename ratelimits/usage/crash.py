@@ -30,6 +30,27 @@ POINTS = (
     "compact:written",
     "compact:committed",
 )
+#: Every step of closing, and of pushing to a billing system.
+CLOSE_POINTS = (
+    "close:locked",
+    "close:report-written",
+    "close:lines-written",
+    "close:adjustments-marked",
+    "close:marked",
+    "close:committed",
+)
+PUSH_POINTS = (
+    "push:locked",
+    "push:planned",
+    "push:plan-committed",
+    "push:claimed",
+    "push:connected",
+    "push:answered",
+    "push:receiver-written",
+    "push:outcome-written",
+    "push:marked",
+    "push:held",
+)
 
 
 def _nothing(point: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ratelimits.usage import totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.witness import Place
+from tests.push.fakes import LagoFake, options
 from tests.reports.invoices import account, spend
 from tests.rows import rule
 from tests.servers import TestServers
@@ -70,12 +72,28 @@ def fork(redis_client: redis.Redis) -> Callable[[], None]:
     return come_again
 
 
+@pytest.fixture
+def lago() -> Iterator[LagoFake]:
+    """The billing system that the page pushes to."""
+    with LagoFake() as fake:
+        yield fake
+        assert fake.invalid == []
+
+
 @pytest.mark.usefixtures("_october")
 def test_the_page_is_true_from_top_to_bottom(
-    fork: Callable[[], None], servers: TestServers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fork: Callable[[], None],
+    lago: LagoFake,
+    servers: TestServers,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = servers.url_of_database(str(connection.settings_dict["NAME"]))
+    pushed = json.dumps({"lago": options("lago", lago, "2025-10")})
     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment["RATELIMITS_TEST_PUSH"] = pushed
+    monkeypatch.setenv("STRIPE_KEY", "sk_test_1")
     names: dict[str, Any] = {}
     for heading, language, text in SNIPPETS:
         if heading == "Quarantine":
@@ -99,6 +117,7 @@ def test_the_page_is_true_from_top_to_bottom(
                 )
                 assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
     assert (tmp_path / "october.xlsx").stat().st_size > 0
+    assert sum(int(event["properties"]["overage_quantity"]) for event in lago.taken) == 1
     assert list((tmp_path / "archive").iterdir())
 
 

@@ -24,7 +24,7 @@ STRIPE_OLDEST, STRIPE_NEWEST = 35 * 86_400 * SECOND, 5 * 60 * SECOND
 #: Events in one request to Lago.
 LAGO_BATCH = 100
 
-_STRIPE = '{"event_name":%s,"payload":{"stripe_customer_id":%s,"value":"%d"},"identifier":%s,"timestamp":%d}\n'
+_STRIPE = '{"event_name":%s,"payload":{"stripe_customer_id":%s,"value":"%d"},"identifier":%s,"timestamp":%d}'
 _LAGO = (
     '{"transaction_id":%s,"external_subscription_id":%s,"code":%s,"timestamp":%d,"properties":{'
     '"consumed_quantity":"%d","included_quantity":"%d","overage_quantity":"%d","refunded_quantity":"%d",'
@@ -38,11 +38,15 @@ class NotAccepted(ValueError):
 
 def stripe(rows: Iterable[Row]) -> Iterator[bytes]:
     """Meter events of what goes beyond the plan, one a line, in chunks."""
-    return encoded(
-        _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), _second(row))
-        for row, customer in _billed(rows)
-        if row.overage_quantity
-    )
+    events = (stripe_event(row, customer) for row, customer in _billed(rows))
+    return encoded(f"{event}\n" for event in events if event)
+
+
+def stripe_event(row: Row, customer: str) -> str:
+    """Return the meter event of a line as JSON; "" if nothing of it goes beyond the plan."""
+    if not row.overage_quantity:
+        return ""
+    return _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), second(row))
 
 
 def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
@@ -66,19 +70,18 @@ def lago(rows: Iterable[Row]) -> Iterator[bytes]:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[str]:
-    events = (
-        _LAGO
-        % (
-            *map(text, (row.line_id, customer, row.meter)),
-            _second(row),
-            *(row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity),
-            *map(text, (row.key, row.rule, row.plan)),
-        )
-        for row, customer in _billed(rows)
-        if row.consumed_quantity or row.included_quantity or row.overage_quantity or row.refunded_quantity
-    )
+    events = filter(None, (lago_event(row, customer) for row, customer in _billed(rows)))
     while batch := list(islice(events, LAGO_BATCH)):
         yield f'{{"events":[{",".join(batch)}]}}\n'
+
+
+def lago_event(row: Row, customer: str) -> str:
+    """Return the event of a line as JSON; "" if it has no quantity."""
+    quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
+    if not any(quantities):
+        return ""
+    about, labels = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
+    return _LAGO % (*about, second(row), *quantities, *labels)
 
 
 def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
@@ -99,6 +102,6 @@ def _names() -> Callable[[str], str | None]:
     return lru_cache(maxsize=4096)(conf.BILLING_CUSTOMER or str)
 
 
-def _second(row: Row) -> int:
-    """The last second within the line's span, since 1970 UTC: its end is already the next period's."""
+def second(row: Row) -> int:
+    """Return the last second within the line's span, since 1970 UTC: its end is already the next period's."""
     return (row.charge_period_end - 1) // SECOND

@@ -40,20 +40,21 @@ def stream(rows: Iterable[Row]) -> Iterator[bytes]:
 
 def stream_lines(rows: Iterable[Row]) -> Iterator[bytes]:
     """The same events as JSON lines, one each: easily split into requests of a size that a receiver takes."""
-    return encoded(f"{event}\n" for event in _events(rows))
+    return encoded(f"{each}\n" for each in _events(rows))
 
 
 def _events(rows: Iterable[Row]) -> Iterator[str]:
     sender = text(source())
     for row in rows:
-        yield _event(row, sender)
+        # CloudEvents has no empty subjects.
+        yield event(row, sender, row.account or ANONYMOUS)
 
 
-def _event(row: Row, sender: str) -> str:
+def event(row: Row, sender: str, subject: str) -> str:
+    """Return the event of a line as JSON, from a sender (as JSON has it) about a subject."""
     data, name, kind = line(row), row.line_id, FINAL_LINE
     if row.status != FINAL:
         name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
     # The last moment within: the end itself is already the next period's.
     time = iso(row.charge_period_end - 1)
-    # CloudEvents has no empty subjects.
-    return _EVENT % (text(name), sender, kind, text(row.account or ANONYMOUS), time, data)
+    return _EVENT % (text(name), sender, kind, text(subject), time, data)

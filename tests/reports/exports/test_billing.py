@@ -18,59 +18,10 @@ from jsonschema import Draft202012Validator
 from ratelimits.reports.exports import FORMATS, installed
 from ratelimits.reports.exports.billing import NotAccepted, accepted_by_stripe
 from ratelimits.reports.rows import PROVISIONAL, Row
+from tests.reports.exports.published import LAGO, STRIPE
 from tests.reports.exports.samples import DECEMBER, ROW, SECOND, awkward
 from tests.reports.invoices import account, close, spend
 
-#: https://docs.stripe.com/api/billing/meter-event/create: the parameters, their types and lengths; and
-#: https://docs.stripe.com/billing/subscriptions/usage-based/recording-usage-api: values are whole numbers.
-STRIPE = Draft202012Validator(
-    {
-        "type": "object",
-        "required": ["event_name", "payload"],
-        "additionalProperties": False,
-        "properties": {
-            "event_name": {"type": "string", "minLength": 1, "maxLength": 100},
-            "payload": {
-                "type": "object",
-                "required": ["stripe_customer_id", "value"],
-                "additionalProperties": {"type": "string"},
-                "properties": {"value": {"pattern": "^-?[0-9]+$"}, "stripe_customer_id": {"minLength": 1}},
-            },
-            "identifier": {"type": "string", "maxLength": 100},
-            "timestamp": {"type": "integer"},
-        },
-    }
-)
-#: https://getlago.com/docs/api-reference/events/batch: the body of a request, at most 100 events.
-LAGO = Draft202012Validator(
-    {
-        "type": "object",
-        "required": ["events"],
-        "additionalProperties": False,
-        "properties": {
-            "events": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 100,
-                "items": {
-                    "type": "object",
-                    "required": ["transaction_id", "external_subscription_id", "code"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "transaction_id": {"type": "string", "minLength": 1},
-                        "external_subscription_id": {"type": "string", "minLength": 1},
-                        "code": {"type": "string", "minLength": 1},
-                        "timestamp": {"type": ["integer", "string"]},
-                        "properties": {
-                            "type": "object",
-                            "additionalProperties": {"type": ["string", "integer", "number"]},
-                        },
-                    },
-                },
-            }
-        },
-    }
-)
 CORRECTION = ROW._replace(report_version=2, consumed_quantity=-3, included_quantity=-1, overage_quantity=-2)
 LEFT_OUT = [ROW._replace(status=PROVISIONAL), ROW._replace(account="")]
 DAY = 86_400 * SECOND

@@ -1,0 +1,46 @@
+"""OpenMeter: CloudEvents in batches (https://openmeter.io/docs/api), known by source and id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratelimits.posting import Answer
+from ratelimits.push.service import Outcome, Service, read_json
+from ratelimits.reports.exports.cloudevents import event, source
+from ratelimits.reports.exports.json import text
+from ratelimits.reports.rows import Row
+
+
+class OpenMeter(Service):
+    """Events with the whole line as their data, about the account.
+
+    Where an OpenMeter of one's own deduplicates, it does so for 24 hours unless it is configured otherwise; REMEMBERS
+    says how long.
+    """
+
+    name, label = "openmeter", "OpenMeter"
+    url, path = "https://openmeter.cloud", "/api/v1/events"
+    together = 100
+    remembers = 24
+    needs_key = False
+    asks_billing_customer = False
+
+    def event(self, row: Row, customer: str) -> str:
+        quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
+        return event(row, text(source()), customer) if any(quantities) else ""
+
+    def request(self, events: Sequence[str], key: str) -> tuple[bytes, dict[str, str]]:
+        fields = {"Content-Type": "application/cloudevents-batch+json", "User-Agent": "ratelimits"}
+        if key:
+            fields["Authorization"] = f"Bearer {key}"
+        return f"[{','.join(events)}]".encode(), fields
+
+    def taken(self, answer: Answer, names: Sequence[str]) -> bool:
+        return answer.status in (202, 204)
+
+    def refused(self, answer: Answer, names: Sequence[str]) -> Outcome | None:
+        """Read a refusal; it names no event."""
+        found = read_json(answer)
+        if answer.status == 404 or not isinstance(found, dict):
+            return None
+        return Outcome(reason=f"{answer.says}: {found.get('detail') or found.get('title') or found}")

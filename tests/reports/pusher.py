@@ -1,0 +1,107 @@
+"""Closers and pushers that die: children that close and push without end, and are killed between any two steps.
+
+`python -m tests.reports.pusher SEED CHILDREN START` writes a line for each crash, "kill <point>" or "cut <point>": a
+child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. START is when, in
+seconds since 1970 UTC, it was NOW.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from datetime import datetime, timedelta
+
+import django
+from django.db import Error as DatabaseError
+from django.db import connection
+
+from tests.usage.background import forked
+
+#: A child that meets no crash within these seconds makes room for one with another point.
+LONGEST = 4.0
+
+
+def clock(start: float) -> datetime:
+    """What the time is, for pushers and receivers: it was NOW at `start`."""
+    from tests.push.conftest import NOW
+
+    return NOW + timedelta(seconds=time.time() - start)
+
+
+def impatient() -> None:
+    """Have claims and pauses last for moments, so that the test sees them run out."""
+    from ratelimits.push import send
+
+    send.CLAIM = timedelta(seconds=0.4)
+    send.FIRST_PAUSE, send.LONGEST_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
+
+
+def work(now: datetime) -> None:
+    """Close what can be closed, and push it to every receiver."""
+    from ratelimits.push.plan import plan
+    from ratelimits.push.receivers import receivers
+    from ratelimits.push.send import send
+    from ratelimits.reports.close import finalise
+
+    finalise(int(now.timestamp()) * 1_000_000)
+    for each in receivers():
+        plan(each, now)
+        send(each, now)
+
+
+def _cut() -> None:
+    """Lose the database in the middle of what is being done."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    else:
+        connection.connection.close()
+
+
+def _child(number: int, rng: random.Random) -> None:
+    from ratelimits.usage import crash
+
+    points = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
+    target, passes = points[number % len(points)], rng.randrange(3)
+
+    def reached(point: str) -> None:
+        nonlocal passes
+        if point != target:
+            return
+        passes -= 1
+        if passes >= 0:
+            return
+        if connection.in_atomic_block and rng.random() < 0.4:
+            os.write(1, f"cut {point}\n".encode())
+            _cut()
+        else:
+            os.write(1, f"kill {point}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    crash.reached = reached
+    impatient()
+    logging.disable()  # accounts and reports that could not be done, since the database was cut off
+    end, start = time.monotonic() + LONGEST, float(sys.argv[3])
+    while time.monotonic() < end:
+        try:
+            work(clock(start))
+        except DatabaseError:
+            connection.close()
+        time.sleep(rng.random() * 0.05)
+
+
+def main(seed: str, children: int) -> None:
+    django.setup()
+    running: set[int] = set()
+    for number in range(10**9):
+        while len(running) >= children:
+            running.discard(os.wait()[0])
+        running.add(forked(_child, number, seed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
