@@ -28,7 +28,7 @@ def check_usage(
     try:
         if not databases or conf.DATABASE not in databases or not _is_metered():
             return []
-        return [*_server(), *_worker()]
+        return [*_server(), *_worker(), *_shards()]
     except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
         return []  # not migrated yet, a server away, or settings that another check names
 
@@ -81,4 +81,33 @@ def _worker() -> Iterator[checks.CheckMessage]:
         hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or the commands"
         " ratelimits_seal and ratelimits_drain every minute.",
         id="ratelimits.W032",
+    )
+
+
+def _shards() -> Iterator[checks.CheckMessage]:
+    """Usage in shards that SHARDS leaves out stays where it is: nothing seals, drains or closes it."""
+    from ratelimits.models import PeriodUsage
+
+    open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
+    accounts = open_usage.order_by().values("account").distinct().count()
+    batches = _left_in_redis()
+    if accounts or batches:
+        yield checks.Warning(
+            f"RATELIMITS['SHARDS'] is {conf.SHARDS}, and was larger: {accounts} accounts have open billing periods, and"
+            f" {batches} shards usage in Redis, that nothing drains or closes any more.",
+            hint="Set SHARDS back until their periods are closed, or close them by force (`ratelimits_finalise --open`"
+            " lists those that are over).",
+            id="ratelimits.W034",
+        )
+
+
+def _left_in_redis() -> int:
+    """How many shards beyond SHARDS, of those that the ledger knows, have batches in Redis, open or sealed."""
+    from ratelimits.models import ShardState
+
+    here = server()
+    beyond = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
+    return sum(
+        bool(here.wire.client_of(here.keyspace, shard).exists(here.keyspace.open(shard), here.keyspace.sealed(shard)))
+        for shard in beyond
     )

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from django.conf import settings
+from django.conf import settings as project
 from django.core import checks
 from django.test import override_settings
 
 from ratelimits.models import ShardState
+from ratelimits.reports.close import home_shard
 from tests.raw import RawRedis
 from tests.rows import rule
 from tests.usage.traffic import flow, use
@@ -17,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 def ids() -> list[str]:
     found = checks.run_checks(tags=["ratelimits"], databases=["default"])
-    return [each.id for each in found if each.id in ("ratelimits.W030", "ratelimits.W031", "ratelimits.W032")]
+    return [str(each.id) for each in found if str(each.id).startswith("ratelimits.W03")]
 
 
 @pytest.fixture
@@ -50,5 +52,17 @@ def test_a_worker_that_never_ran_or_stopped_is_warned_of() -> None:
 def test_a_server_that_is_away_is_no_matter_of_a_check() -> None:
     rule("monthly", bills=True)
     away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
-    with override_settings(CACHES={**settings.CACHES, "ratelimits": away}):
+    with override_settings(CACHES={**project.CACHES, "ratelimits": away}):
         assert ids() == []
+
+
+def test_a_changed_number_of_shards_says_whose_usage_it_leaves_behind(settings: Any) -> None:
+    rule("monthly", bills=True)
+    assert home_shard("acme") >= 8
+    use(now=None)
+    flow()
+    use(now=None)
+    assert ids() == []
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 8}
+    (found,) = (each for each in checks.run_checks(databases=["default"]) if each.id == "ratelimits.W034")
+    assert "1 accounts have open billing periods, and 1 shards usage in Redis" in found.msg

@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import Download
-from ratelimits.reports.rows import report_id
+from ratelimits.reports.rows import FINAL, report_id
 from ratelimits.reports.statements import rows, statement, statements
 
 if TYPE_CHECKING:
@@ -67,16 +67,21 @@ class ReportDownloads(_Base):
         return Download(_format(request), statement(report).rows, name)
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
-        """All usage of the billing periods that start in a month, as `?period=` and `?format=` say."""
+        """All usage of the billing periods that start in a month, as `?period=` and `?format=` say.
+
+        With `?final=1` without what is not finalised yet.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         month = request.GET.get("period", "")
         try:
-            found = rows(statements(month))
+            stated = statements(month)
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
-        return Download(_format(request), found, f"usage-{month}")
+        if request.GET.get("final"):
+            stated = (each for each in stated if each.status == FINAL)
+        return Download(_format(request), rows(stated), f"usage-{month}")
 
 
 def _format(request: HttpRequest) -> Format:

@@ -148,7 +148,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     ) -> HttpResponse:
         report, context = self.get_object(request, object_id), extra_context or {}
         adjustments = self.admin_site.get_model_admin(Adjustment) if self.admin_site.is_registered(Adjustment) else None
-        if report is not None and report.account and adjustments and adjustments.has_add_permission(request):
+        if report is not None and adjustments and adjustments.has_add_permission(request):
             start = moment(report.period_start).isoformat()
             about = urlencode({"account": report.account, "period_start": start})
             context = {
@@ -251,7 +251,7 @@ def _edits(found: Any) -> str:
 class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
 
-    list_display = ["account", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "report"]
+    list_display = ["payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "report"]
     list_select_related = ["report"]
     list_filter = [("report", admin.EmptyFieldListFilter)]
     search_fields = ["account__exact", "reason"]
@@ -273,6 +273,11 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
         """Read the authors by a query of their own: users may be in another database."""
         return super().get_queryset(request).prefetch_related("author")
+
+    @admin.display(description=_("account"), ordering="account")
+    def payer(self, adjustment: Adjustment) -> str:
+        """Who pays."""
+        return adjustment.account or str(_("anonymous"))
 
     @admin.display(description=_("author"))
     def made_by(self, adjustment: Adjustment) -> str:

@@ -234,6 +234,21 @@ class DurabilityGap(models.Model):
         return f"{self.get_kind_display()}: {moment(self.since):%Y-%m-%d %H:%M:%S} – {moment(self.until):%H:%M:%S} UTC"
 
 
+class GapChange(models.Model):
+    """A gap that was declared or changed, until the reports that were closed before have been looked at for it."""
+
+    gap = models.ForeignKey(
+        DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
+    )
+
+    class Meta:
+        verbose_name = _("change of a durability gap")
+        verbose_name_plural = _("changes of durability gaps")
+
+    def __str__(self) -> str:
+        return str(self.gap)
+
+
 class ProcessTotal(models.Model):
     """What one process says it saw: absolute totals, written again and again as they grow."""
 

@@ -134,7 +134,9 @@ class Adjustment(models.Model):
     """Units that a person adds to an account's billing period, or (below zero) takes off it, and why."""
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
-    account = models.CharField(_("account"), max_length=255)
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty: anonymous usage, of no account.")
+    )
     period_start = models.DateTimeField(
         _("billing period"), help_text=_("Its start. In a finalised period it becomes a new version of the report.")
     )
@@ -181,7 +183,7 @@ class Adjustment(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.quantity:+,} {self.meter} for {self.account}"
+        return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
     def clean(self) -> None:
         """Refuse what changes nothing, and what no report could have."""
@@ -189,7 +191,7 @@ class Adjustment(models.Model):
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
         typed: Any = self.period_start  # None where the form could not read it
-        if self.account and typed is not None and (wrong := self._wrong_start()):
+        if typed is not None and (wrong := self._wrong_start()):
             errors["period_start"] = wrong
         lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
         if self.corrects_line_id and not lines.exists():
@@ -205,6 +207,8 @@ class Adjustment(models.Model):
             or PeriodUsage.objects.filter(account=self.account, period=start // 1_000_000).exists()
         ):
             return ""
+        if not self.account:
+            return _("There is no usage without an account in a period that starts then.")
         payer = Account.objects.filter(identifier=self.account).first()
         if payer is None:
             return _("Nothing is known of this account in this period: is its identifier spelt right?")

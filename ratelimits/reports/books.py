@@ -9,6 +9,7 @@ from typing import Any
 
 from ratelimits.models import Adjustment, PeriodUsage, Report, ShardState
 from ratelimits.reports import signing, witness
+from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
@@ -30,8 +31,7 @@ class Books:
         about: dict[str, Any] = {"account__in": accounts}
         self._usage = _by_account(PeriodUsage.objects.using(using).filter(**about))
         self._reports = _by_account(Report.objects.using(using).filter(**about).order_by("pk"))
-        waiting = Adjustment.objects.using(using).filter(**about, report=None)
-        self._adjustments = _by_account(waiting.order_by("created_at", "reference"))
+        self._adjustments = _by_account(unreported(using, **about))
         # Accounts whose periods lie alike share what was read for the first of them.
         self._terms = cache(self._read_terms)
         self._gaps = cache(lambda start, end: Gaps.between(using, start, end))

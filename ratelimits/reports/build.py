@@ -129,11 +129,26 @@ def usage_lines(
         line = usage_line(report, number, group, rules, allowance)
         line.unknown_count = unknown.pop((group["key"], group["meter"]), 0)
         yield line
-    for number, ((key, meter), count) in enumerate(sorted(unknown.items()), number + 1):  # noqa: B020
-        name = line_id(report_id(report.account, report.period_start), USAGE, "unknown", meter, key)
-        line = _plain_line(report, number, name, key, meter)
+    for (key, meter), count in sorted(unknown.items()):
+        line = _plain_line(report, 0, "", key, meter)
         line.unknown_count = count
-        yield line
+        yield _named(line, USAGE, "unknown", meter, key)
+
+
+def gap_line(report: Report) -> ReportLine:
+    """The line of a version that brings in nothing but a gap that was declared after the one before: all zeros."""
+    return _named(_plain_line(report, 0, "", "", ""), USAGE, "gap")
+
+
+def _named(line: ReportLine, *about: str) -> ReportLine:
+    """The line with its name; in a further version of the report it is a correction."""
+    report = line.report
+    name = report_id(report.account, report.period_start)
+    line.line_id = line_id(name, *about)
+    if report.version > 1:
+        line.corrects_line_id, line.charge_class = line.line_id, CORRECTION
+        line.line_id = line_id(name, report.version, CORRECTION, *about)
+    return line
 
 
 def _plain_line(report: Report, number: int, name: str, key: str, meter: str) -> ReportLine:

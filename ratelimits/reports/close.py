@@ -18,14 +18,17 @@ from django.db.models import F
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
-from ratelimits.models import Adjustment, ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models import ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.books import Books
 from ratelimits.reports.closing import SHORTEST, Closing
+from ratelimits.reports.late_gaps import LateGaps, Starts
 from ratelimits.reports.periods import SECOND
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
+_NONE: Starts = {}
 #: Accounts that are closed in one transaction at most: a drain of their shard waits meanwhile.
 TOGETHER = 100
 
@@ -44,7 +47,9 @@ class Closed(NamedTuple):
 
 
 def finalise_each(now: int | None = None, *, account: str | None = None) -> Iterator[Closed]:
-    """Close every billing period that can be closed, and give closed ones with late usage or adjustments a new version.
+    """Close every billing period that can be closed, and correct closed ones by a new version.
+
+    What is corrected is late usage, adjustments, and gaps and lost replies that became known since.
 
     A period is closed when the watermarks of its shards have passed its end plus GRACE_SECONDS, and `now` has too: µs
     since 1970 UTC, by default this machine's clock. An account that cannot be closed is logged, and keeps no other from
@@ -56,14 +61,17 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     usage = PeriodUsage.objects.using(using)
     due = usage.filter(covered=None, period__lte=(now - SHORTEST) // SECOND)
     late = usage.filter(position__gt=F("covered"))
-    adjusted = Adjustment.objects.using(using).filter(report=None)
+    adjusted = unreported(using)
     names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
+    gaps = LateGaps(using)
+    names |= gaps.starts.keys()
     wanted = names if account is None else names & {account}
-    done = 0
+    done, failed = 0, set[str]()
     for chunk in in_chunks(wanted):
-        reports = _close_each(using, chunk, now)
+        reports = _close_each(using, chunk, now, gaps.starts, failed)
         done += len(chunk)
         yield Closed(reports, done, len(wanted))
+    gaps.forget(wanted - failed)
 
 
 def home_shard(account: str) -> int:
@@ -79,22 +87,30 @@ def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
             yield chunk
 
 
-def _close_each(using: str, names: list[str], now: int) -> list[Report]:
-    """Close these accounts together, or, if that fails, the halves of them: one that cannot be closed ends up alone."""
+def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: set[str]) -> list[Report]:
+    """Close these accounts together, or, if that fails, the halves of them: one that cannot be closed ends up alone.
+
+    Add that one to `failed`.
+    """
     try:
-        return close_together(using, names, now)
+        return close_together(using, names, now, gapped)
     except (OperationalError, InterfaceError):
         raise  # the database, not an account
     except Exception:
         if len(names) > 1:
             half = len(names) // 2
-            return _close_each(using, names[:half], now) + _close_each(using, names[half:], now)
+            halves = (names[:half], names[half:])
+            return [report for those in halves for report in _close_each(using, those, now, gapped, failed)]
+        failed.add(names[0])
         logger.exception("Account %r cannot be closed; the other accounts are", names[0])
         return []
 
 
-def close_together(using: str, names: list[str], now: int) -> list[Report]:
-    """Close these accounts in one transaction: all that can be closed of each, or, when one fails, nothing."""
+def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:
+    """Close these accounts in one transaction: all that can be closed of each, or, when one fails, nothing.
+
+    `gapped` are the starts of the closed periods of each account that a gap touches which came after.
+    """
     # Before the transaction, whose first statement is to lock: SQLite does not let a reader become a writer.
     shards = shards_of(using, names)
     written: list[Report] = []
@@ -105,7 +121,7 @@ def close_together(using: str, names: list[str], now: int) -> list[Report]:
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
         for name in names:
-            written += Closing(books, name, shards[name], now).close()
+            written += Closing(books, name, shards[name], now, gapped.get(name, ())).close()
         mark(using, written)
         crash.reached("close:marked")
     crash.reached("close:committed")

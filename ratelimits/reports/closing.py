@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain as chained
 from itertools import islice
 
@@ -12,11 +13,24 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
 from ratelimits.reports import signing
+from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.books import Books
-from ratelimits.reports.build import CHUNK, Allowance, Group, adjustment_line, between, grouped, row, usage_lines
+from ratelimits.reports.build import (
+    CHUNK,
+    Allowance,
+    Group,
+    adjustment_line,
+    between,
+    gap_line,
+    grouped,
+    row,
+    usage_lines,
+)
+from ratelimits.reports.late_gaps import says_more
 from ratelimits.reports.periods import SECOND, Period, iso, period_at, period_from
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.terms import Terms
+from ratelimits.reports.unknown import KeyAndMeter
 from ratelimits.usage import crash
 from ratelimits.usage.watermark import is_ahead
 
@@ -26,34 +40,35 @@ SHORTEST = 27 * 86_400 * SECOND
 Positions = Mapping[str, int]
 
 
-def start_of(adjustment: Adjustment) -> int:
-    """Return the µs since 1970 UTC at which the period of an adjustment starts."""
-    return int(adjustment.period_start.timestamp()) * SECOND
-
-
 class Closing:
-    """One account's closing at `now` (µs since 1970 UTC); its shards are locked, its books read."""
+    """One account's closing at `now` (µs since 1970 UTC); its shards are locked, its books read.
 
-    def __init__(self, books: Books, account: str, shards: list[int], now: int) -> None:
+    `gapped` are the starts of closed periods that a gap touches which was declared, or has changed, since.
+    """
+
+    def __init__(
+        self, books: Books, account: str, shards: list[int], now: int, gapped: Collection[int] = frozenset()
+    ) -> None:
         self._books, self._using, self.account, self._now = books, books.using, account, now
         self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
         self._usage = books.usage(account)
         self._reports = list(books.reports(account))
         self._closed = {report.period_start for report in self._reports}
         self._adjustments = books.adjustments(account)
+        self._gapped = self._closed & set(gapped)
         self._headless = False
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
         """Write the reports that can be written."""
-        starts = {row.period * SECOND for row in self._usage} | {start_of(a) for a in self._adjustments}
+        starts = self._gapped | {row.period * SECOND for row in self._usage} | {start_of(a) for a in self._adjustments}
         late = {start for start in starts & self._closed if self._is_late(start)}
         written = []
         for start in sorted(starts):
             mine = [adjustment for adjustment in self._adjustments if start_of(adjustment) == start]
             if start in self._closed:
                 versioned = {start} & late if conf.LATE_USAGE == "version" else set()
-                if versioned or mine:
+                if versioned or mine or (start in self._gapped and self._lacks(start)):
                     written.append(self._next_version(start, mine, versioned))
             elif start <= self._now - SHORTEST:
                 period, terms = self.period(start)
@@ -115,6 +130,26 @@ class Closing:
             period = period_from(then.timezone, then.anchor, start)
         return period, self._books.terms(self.account, period.end - 1)
 
+    def _versions(self, start: int) -> list[Report]:
+        """The versions of a period's report, oldest first."""
+        versions = (report for report in self._reports if report.period_start == start)
+        return sorted(versions, key=lambda report: report.version)
+
+    def _lacks(self, start: int) -> bool:
+        """Whether a closed period's report lacks a gap, or lost replies, that are known now."""
+        versions = self._versions(start)
+        shards = [state.shard for state in self._states]
+        now = self._books.gaps(self.account, shards, start, versions[-1].period_end)
+        return says_more(versions[-1].gaps, now) or bool(self._late_unknown(versions))
+
+    def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
+        """The lost replies of a closed period that no version of its report has, by key and meter."""
+        lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
+        sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
+        known = Counter({(key, meter): count for key, meter, count in sums})
+        lost: Counter[KeyAndMeter] = self._books.unknown(self.account, versions[0].period_start, versions[0].period_end)
+        return lost - known
+
     def _covered(self, start: int) -> Positions:
         """The positions up to which some report has the usage of a period."""
         having = [report for report in self._reports if str(start // SECOND) in report.since]
@@ -136,8 +171,8 @@ class Closing:
         return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
 
     def _next_version(self, start: int, adjustments: list[Adjustment], late: set[int]) -> Report:
-        versions = [report for report in self._reports if report.period_start == start]
-        before = max(versions, key=lambda report: report.version)
+        versions = self._versions(start)
+        before = versions[-1]
         period = Period(start, before.period_end, before.timezone)
         report = self._report(period, before.version + 1, late)
         report.plan, report.included, report.previous_digest = before.plan, before.included, before.digest
@@ -147,7 +182,10 @@ class Closing:
             report.included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums}
         )
         groups = chained.from_iterable(self._groups(start, report.since) for start in sorted(late))
-        lines = usage_lines(report, self._books.limits.of(groups), self._books.rules, allowance)
+        lost = self._late_unknown(versions)
+        lines = usage_lines(report, self._books.limits.of(groups), self._books.rules, allowance, lost)
+        if not (late or lost or adjustments):
+            lines = iter([gap_line(report)])
         return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
 
     def _groups(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from time import time_ns
 
 from django.db import transaction
-from django.db.models import Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.models import Adjustment, DurabilityGap, GapKind, PeriodUsage, Report, ShardState
+from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
+from ratelimits.reports.adjusting import start_of, unreported
 from ratelimits.reports.books import Books
 from ratelimits.reports.close import in_chunks, mark, shards_of
 from ratelimits.reports.closing import SHORTEST, Closing
@@ -30,7 +31,7 @@ class OpenPeriod:
     period  None where the account's terms cannot be read
     over    whether it has ended, and its grace too, by this machine's clock
     why     what it waits for, as a sentence
-    units   billable units by meter so far
+    units   billable units by meter so far, with what was adjusted
     """
 
     account: str
@@ -49,8 +50,7 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     usage = PeriodUsage.objects.using(using).filter(covered=None, period__lte=(now - SHORTEST) // SECOND)
-    waiting = Adjustment.objects.using(using).filter(report=None)
-    names = {name for rows in (usage, waiting) for name in rows.order_by().values_list("account", flat=True)}
+    names = {name for rows in (usage, unreported(using)) for name in rows.order_by().values_list("account", flat=True)}
     for chunk in in_chunks(names if account is None else names & {account}):
         shards = shards_of(using, chunk)
         states = ShardState.objects.using(using).in_bulk({each for those in shards.values() for each in those})
@@ -59,13 +59,18 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
             closing = Closing(books, name, shards[name], now)
             for start in closing.open_starts():
                 if start <= now - SHORTEST:
-                    yield _described(closing, start, now, _units(using, name, start))
+                    yield _described(closing, start, now, _units(books, name, start))
 
 
-def _units(using: str, account: str, start: int) -> dict[str, int]:
-    rows = PeriodUsage.objects.using(using).filter(account=account, period=start // SECOND).order_by("meter")
-    sums = rows.values_list("meter").annotate(Sum("admitted_units"), Sum("refunded_units"))
-    return {meter: admitted - refunded for meter, admitted, refunded in sums}
+def _units(books: Books, account: str, start: int) -> dict[str, int]:
+    units: Counter[str] = Counter()
+    for row in books.usage(account):
+        if row.period * SECOND == start:
+            units[row.meter] += row.admitted_units - row.refunded_units
+    for adjustment in books.adjustments(account):
+        if start_of(adjustment) == start:
+            units[adjustment.meter] += adjustment.quantity
+    return dict(sorted(units.items()))
 
 
 def _described(closing: Closing, start: int, now: int, units: dict[str, int]) -> OpenPeriod:

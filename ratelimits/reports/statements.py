@@ -11,7 +11,19 @@ from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.conf import conf
 from ratelimits.models import Report, ReportLine
-from ratelimits.reports.build import CHUNK, Allowance, Group, grouped, in_order, row, unused_line, usage_lines
+from ratelimits.reports.adjusting import of_open_periods
+from ratelimits.reports.build import (
+    CHUNK,
+    Allowance,
+    Group,
+    adjustment_line,
+    grouped,
+    in_order,
+    row,
+    unused_line,
+    usage_lines,
+)
+from ratelimits.reports.close import home_shard
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
@@ -107,15 +119,30 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     last = end + 32 * 86400 * SECOND
     accounts = None if account is None else [account]
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
-    with_terms = _with_terms(Limits(using, rules).of(grouped(condition, using)), TermsBook(using))
-    for _key, chunk in groupby(with_terms, key=lambda found: (found[0]["account"], found[0]["period"])):
+    adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
+    # A period may have adjustments and no usage: each has a group that stands for it, without usage.
+    marks = (_mark(name, period) for name, period in adjusted)
+    groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
+    with_terms = _with_terms(groups, TermsBook(using))
+    for place, chunk in groupby(with_terms, key=lambda found: _place(found[0])):
         group, terms = next(chunk)
         if starts_in(month, group["period"] * SECOND, terms.timezone):
-            report = draft(group, terms, gaps)
-            groups = chain([group], (found[0] for found in chunk))
+            report, allowance = draft(group, terms, gaps), Allowance(terms.included)
+            used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
             lost = unknown.of(report.account, report.period_start, report.period_end)
-            lines = usage_lines(report, groups, rules, Allowance(report.included), lost)
+            lines = chain(
+                usage_lines(report, used, rules, allowance, lost),
+                (adjustment_line(report, each, allowance) for each in adjusted.get(place, ())),
+            )
             yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines))
+
+
+def _mark(account: str, period: int) -> Group:
+    return {"account": account, "period": period, "first_shard": home_shard(account)}
+
+
+def _place(group: Group) -> tuple[str, int]:
+    return group["account"], group["period"]
 
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:

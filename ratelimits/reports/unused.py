@@ -7,10 +7,9 @@ from itertools import islice
 
 from django.db.models import F, Min
 
-from ratelimits.conf import conf
-from ratelimits.engine.keys import shard_of
 from ratelimits.models import Account
 from ratelimits.reports.build import CHUNK, Group, in_order
+from ratelimits.reports.close import home_shard
 from ratelimits.reports.periods import SECOND, month_in, period_at, starts_in
 from ratelimits.reports.terms import Terms, TermsBook
 
@@ -33,7 +32,7 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
             _start, following = month_in(month, held.timezone)
             period = period_at(held.timezone, held.anchor, following - 1)
             if starts_in(month, period.start, held.timezone) and made.get(name, 0) < period.end:
-                group = {"account": name, "period": period.start // SECOND, "first_shard": shard_of(name, conf.SHARDS)}
+                group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
                 yield group, held
 
 

@@ -127,7 +127,7 @@ class ReportVerifier:
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         again = (usage_line(report, 0, group, self._rules, allowance) for group in self._limits.of(groups))
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=USAGE).order_by("number")
-        stored = (line for line in lines.iterator(chunk_size=CHUNK) if not _unknown_only(line))
+        stored = (line for line in lines.iterator(chunk_size=CHUNK) if _has_usage(line))
         for expected, found in zip_longest(again, stored):
             if found is None:
                 yield f"it lacks line {expected.line_id} ({expected.key}, {expected.meter})"
@@ -175,7 +175,6 @@ def readable(report: Report) -> bool:
         return False
 
 
-def _unknown_only(line: ReportLine) -> bool:
-    return not (line.admitted_count or line.denied_count or line.consumed_quantity or line.refunded_quantity) and bool(
-        line.unknown_count
-    )
+def _has_usage(line: ReportLine) -> bool:
+    """Whether it is the sum of ledger lines: others tell of lost replies, or of a gap, and count nothing."""
+    return bool(line.admitted_count or line.denied_count or line.consumed_quantity or line.refunded_quantity)

@@ -7,9 +7,9 @@ from collections.abc import Generator, Iterator
 
 from django.db.models import Exists, OuterRef
 
-from ratelimits.models import Adjustment, DurabilityGap, Report, ReportLine
+from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, ReportLine
+from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
-from ratelimits.reports.closing import start_of
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.rows import ADJUSTMENT
 
@@ -90,4 +90,6 @@ def _declared(using: str) -> set[tuple[str, ...]]:
 def _told(text: str) -> tuple[str, ...]:
     """Kind and span of a printed gap, and its fsync policy: what is known of it later may be added to the rest."""
     parts = text.split(" ")
+    if parts[0] == GapKind.CLOCK:
+        parts[1] = parts[1].partition("/")[0]  # it lasts until the clocks agree again
     return *parts[:2], *(each for each in parts[2:] if each.startswith("appendfsync="))

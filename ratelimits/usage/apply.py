@@ -96,7 +96,7 @@ def _recovers(using: str, packet: Packet) -> bool:
         first_seq__lte=packet.seq,
         last_seq__gte=packet.seq,
     )
-    return bool(missing.update(recovered_at=timezone.now()))
+    return bool(gaps.change(using, missing, recovered_at=timezone.now()))
 
 
 def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> Outcome:

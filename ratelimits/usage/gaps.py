@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from ratelimits.models.ledger import Batch, DurabilityGap, GapKind, ShardState
+from django.db import transaction
+from django.db.models import QuerySet
+
+from ratelimits.models.ledger import Batch, DurabilityGap, GapChange, GapKind, ShardState
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 
 _DETAIL = {
@@ -18,16 +21,37 @@ _DETAIL = {
 
 def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
     """Declare one event; 1 if it was new, else 0."""
-    _row, created = DurabilityGap.objects.using(using).get_or_create(
-        event=f"{kind}:{event}"[:300],
-        defaults={"kind": kind, "since": min(since, until), "until": until, "fsync": fsync, **details},
-    )
+    with transaction.atomic(using=using):
+        row, created = DurabilityGap.objects.using(using).get_or_create(
+            event=f"{kind}:{event}"[:300],
+            defaults={"kind": kind, "since": min(since, until), "until": until, "fsync": fsync, **details},
+        )
+        if created:
+            note_changes(using, [row.pk])
     return int(created)
+
+
+def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
+    """Write values into declared gaps; return how many there were."""
+    with transaction.atomic(using=using):
+        pks = list(rows.select_for_update().values_list("pk", flat=True))
+        note_changes(using, pks)
+        return DurabilityGap.objects.using(using).filter(pk__in=pks).update(**values) if pks else 0
+
+
+def note_changes(using: str, pks: Iterable[int]) -> None:
+    """Have the reports that were closed before looked at for these gaps; within the transaction that changes them.
+
+    Each change is a row of its own, so that one that comes while reports are looked at is not taken for seen.
+    """
+    GapChange.objects.using(using).bulk_create([GapChange(gap_id=pk) for pk in pks])
 
 
 def prolong(using: str, kind: GapKind, event: str, until: int) -> None:
     """Let an event that was declared last until a later moment (µs since 1970 UTC)."""
-    DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until).update(until=until)
+    change(
+        using, DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until), until=until
+    )
 
 
 def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
@@ -117,7 +141,7 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, al
 def _counted(using: str, state: ShardState, lost: int) -> int:
     """The batch before was declared missing without knowing how much was in it: that is known now."""
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
-    return missing.filter(incarnation=state.incarnation, last_seq=state.seq).update(units=lost)
+    return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 
 
 def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:

@@ -86,6 +86,7 @@ def _told(row: ProcessTotal) -> str:
 
 def _declare(using: str, kind: str, account: str, start: int) -> None:
     from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal
+    from ratelimits.usage.gaps import note_changes
 
     name = account or ANONYMOUS
     gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED
@@ -106,6 +107,7 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
         rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
         sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
         declared.update(units=sums["units"], detail=f"{sums['requests']} requests")
+        note_changes(using, declared.values_list("pk", flat=True))
 
 
 def fold(now: int) -> int:

@@ -19,7 +19,7 @@ from ratelimits.witness import Place
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, close, spend
 from tests.rows import rule
-from tests.usage.traffic import at
+from tests.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 
@@ -67,7 +67,12 @@ def test_the_form_above_the_list_downloads_a_month(admin_client: Client, report:
     page = admin_client.get(url(Report)).content.decode()
     (target,) = re.findall(r'<form method="get" action="([^"]*)"', page)
     assert all(f'name="{name}"' in page for name in ("period", "format"))
-    assert body(admin_client.get(target, {"period": "2026-11", "format": "csv"})).count(b"\n") == 2
+    spend("other", "2026-11-10T12:00")
+    flow()
+    month = {"period": "2026-11", "format": "csv"}
+    assert body(admin_client.get(target, month)).count(b"\n") == 3
+    assert 'name="final"' in page
+    assert body(admin_client.get(target, {**month, "final": "1"})).count(b"\n") == 2
 
 
 def test_reports_are_found_by_account_and_by_the_month_of_their_own_clocks(admin_client: Client) -> None:

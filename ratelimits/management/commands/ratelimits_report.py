@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,8 @@ from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
-from ratelimits.reports.rows import Row
-from ratelimits.reports.statements import rows, statements
+from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
+from ratelimits.reports.statements import Statement, rows, statements
 from ratelimits.usage.complete import completeness
 
 
@@ -34,15 +35,27 @@ class Command(BaseCommand):
             help="also a provisional line of zeros for each account without usage",
         )
 
+        parser.add_argument(
+            "--final-only",
+            action="store_true",
+            help="leave out what is not finalised yet, and may change",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         month, account, output = options["period"], options["account"], options["output"]
         printed = output in (None, "-")
         form = _format(options["format"], output)
         if form.missing:
             raise CommandError(form.missing)
+        if options["final_only"] and options["all_accounts"]:
+            raise CommandError(
+                "What --all-accounts adds is provisional, and --final-only leaves it out: name one of them."
+            )
+        counts: Counter[str] = Counter()
         try:
             expected = _expected(month, account)
-            found = rows(statements(month, account=account, all_accounts=options["all_accounts"]))
+            stated = statements(month, account=account, all_accounts=options["all_accounts"])
+            found = rows(_chosen(stated, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
@@ -61,6 +74,8 @@ class Command(BaseCommand):
             if printed:
                 raise
             raise CommandError(f"{output} could not be written: {error.strerror or error}") from error
+        if counts[PROVISIONAL]:
+            self.stderr.write(_notice(counts, final_only=options["final_only"]))
         self.stderr.write(completeness(conf.DATABASE))
 
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
@@ -73,6 +88,24 @@ class Command(BaseCommand):
             else:
                 raw.write(chunk)
         self.stdout.flush()
+
+
+def _chosen(found: Iterable[Statement], counts: Counter[str], *, final_only: bool) -> Iterator[Statement]:
+    """The statements that are wanted; all are counted by their status."""
+    for each in found:
+        counts[each.status] += 1
+        if each.status == FINAL or not final_only:
+            yield each
+
+
+def _notice(counts: Counter[str], *, final_only: bool) -> str:
+    """What to know of a month that is not finalised for every account."""
+    provisional, total = counts[PROVISIONAL], counts.total()
+    if final_only:
+        text = f"{provisional} of {total} reports are left out: their periods are not finalised"
+    else:
+        text = f"{provisional} of {total} reports are provisional and may change: leave them out with --final-only"
+    return f"{text}. ratelimits_finalise --open says what those that are over wait for."
 
 
 def _format(name: str | None, output: str | None) -> Format:
