@@ -65,19 +65,22 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
 def unplanned(receiver: Receiver) -> QuerySet[Report]:
     """Return the versions of reports that are not in the delivery ledger yet, in the order of their making."""
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
-    # The window begins before the month does anywhere; what began before it by the account's clock is passed over.
-    reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=month_window(receiver.since)[0])
+    start, _end = month_window(receiver.since)
+    reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
+    # The window begins where the month begins first; some periods that start then are of the month before.
+    around = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
+    for at, timezone_ in around.values_list("period_start", "timezone").distinct():
+        if f"{moment(at).astimezone(calendar.zone(timezone_)):%Y-%m}" < receiver.since:
+            reports = reports.exclude(period_start=at, timezone=timezone_)
     return reports.exclude(Exists(planned)).order_by("pk")
 
 
 def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
     """Yield what a receiver is to get of the lines that a version of a report brought in."""
-    local = moment(report.period_start).astimezone(calendar.zone(report.timezone))
-    if f"{local:%Y-%m}" >= receiver.since:
-        for row in version_rows(report):
-            delivery = _delivery(receiver, report, row, now)
-            if delivery is not None:
-                yield delivery
+    for row in version_rows(report):
+        delivery = _delivery(receiver, report, row, now)
+        if delivery is not None:
+            yield delivery
 
 
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:

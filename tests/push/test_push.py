@@ -114,13 +114,20 @@ def test_what_has_nothing_to_bill_is_left_out_and_who_has_no_customer_is_shown(f
     assert fakes["stripe"].taken[1]["payload"]["stripe_customer_id"] == "free"
 
 
-def test_reports_of_before_since_are_left_alone(stripe: Fake) -> None:
-    spend(account(), "2026-09-10T12:00", 7)
-    october("globex")
-    pushed = settings.RATELIMITS["PUSH"]["stripe"] | {"SINCE": "2026-10"}
-    with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"stripe": pushed}}):
-        assert push("stripe") == {"accepted": 1}
-    assert Report.objects.count() == 2
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "UTC", "America/Los_Angeles"])
+def test_reports_of_before_since_are_left_alone_until_since_is_earlier(zone: str, lago: Fake) -> None:
+    payer = account("acme", timezone=zone)
+    for month in ("2026-08", "2026-09", "2026-10"):
+        spend(payer, f"{month}-10T12:00", 7)
+    anchored = account("globex", timezone=zone, billing_anchor="2026-08-31T23:00")
+    spend(anchored, "2026-09-01T12:00", 7)
+    close("2026-11-02")
+    assert Report.objects.count() == 4
+    given = settings.RATELIMITS["PUSH"]["lago"]
+    for since, count in (("2026-09", 2), ("2026-08", 2), ("2026-07", 0)):
+        with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": {**given, "SINCE": since}}}):
+            assert push("lago") == ({"accepted": count} if count else {})
+    assert len(lago.taken) == 4
 
 
 def test_lago_gets_a_hundred_in_one_request(lago: Fake) -> None:

@@ -40,15 +40,16 @@ def impatient() -> None:
     send.FIRST_PAUSE, send.LONGEST_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
 
 
-def work(now: datetime) -> None:
-    """Close what can be closed, and push it to every receiver."""
+def work(now: datetime, rng: random.Random) -> None:
+    """Close what can be closed, and push it to every receiver, one after the other."""
     from ratelimits.push.plan import plan
     from ratelimits.push.receivers import receivers
     from ratelimits.push.send import send
     from ratelimits.reports.close import finalise
 
     finalise(int(now.timestamp()) * 1_000_000)
-    for each in receivers():
+    everybody = receivers()
+    for each in rng.sample(everybody, len(everybody)):
         plan(each, now)
         send(each, now)
 
@@ -88,7 +89,7 @@ def _child(number: int, rng: random.Random) -> None:
     end, start = time.monotonic() + LONGEST, float(sys.argv[3])
     while time.monotonic() < end:
         try:
-            work(clock(start))
+            work(clock(start), rng)
         except DatabaseError:
             connection.close()
         time.sleep(rng.random() * 0.05)
