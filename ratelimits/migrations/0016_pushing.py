@@ -59,14 +59,14 @@ class Migration(migrations.Migration):
                 ('settled_at', models.DateTimeField(blank=True, null=True, verbose_name='settled at')),
                 ('note', models.CharField(blank=True, help_text='The last answer, or who settled it.', max_length=400, verbose_name='note')),
                 ('report', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='ratelimits.report', verbose_name='report')),
-                ('receiver', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='deliveries', to='ratelimits.pushreceiver', verbose_name='billing system')),
+                ('receiver', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='deliveries', to='ratelimits.pushreceiver', verbose_name='billing system')),
             ],
             options={
                 'verbose_name': 'push delivery',
                 'verbose_name_plural': 'push deliveries',
                 'ordering': ['-pk'],
-                'indexes': [models.Index(condition=models.Q(('state', 'waiting')), fields=['receiver', 'due_at'], name='ratelimits_push_due'), models.Index(condition=models.Q(('state__in', ['waiting', 'accepted']), _negated=True), fields=['receiver', 'state'], name='ratelimits_push_open')],
-                'constraints': [models.UniqueConstraint(fields=('receiver', 'line_id'), name='ratelimits_push_once')],
+                'indexes': [models.Index(fields=['receiver', 'state', 'id'], name='ratelimits_push_state'), models.Index(fields=['receiver', 'state', 'unsure_since'], name='ratelimits_push_unsure')],
+                'constraints': [models.UniqueConstraint(fields=('line_id', 'receiver'), name='ratelimits_push_once')],
             },
         ),
     ]

@@ -7,7 +7,6 @@ what the billing system knows the event by, whoever sends it and however often.
 from __future__ import annotations
 
 from django.db import connections, models
-from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.reports import Report
@@ -77,7 +76,7 @@ class PushDelivery(models.Model):
         ELSEWHERE = "elsewhere", _("billed elsewhere")
 
     receiver = models.ForeignKey(
-        PushReceiver, models.PROTECT, related_name="deliveries", verbose_name=_("billing system")
+        PushReceiver, models.PROTECT, related_name="deliveries", verbose_name=_("billing system"), db_index=False
     )
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
     line_id = models.CharField(_("line"), max_length=32, help_text=_("What the billing system knows the event by."))
@@ -103,14 +102,11 @@ class PushDelivery(models.Model):
         verbose_name = _("push delivery")
         verbose_name_plural = _("push deliveries")
         ordering = ["-pk"]
-        constraints = [models.UniqueConstraint(fields=["receiver", "line_id"], name="ratelimits_push_once")]
+        constraints = [models.UniqueConstraint(fields=["line_id", "receiver"], name="ratelimits_push_once")]
+        # Not of waiting rows alone: SQLite would not use such an index.
         indexes = [
-            models.Index(fields=["receiver", "due_at"], condition=Q(state="waiting"), name="ratelimits_push_due"),
-            models.Index(
-                fields=["receiver", "state"],
-                condition=~Q(state__in=["waiting", "accepted"]),
-                name="ratelimits_push_open",
-            ),
+            models.Index(fields=["receiver", "state", "id"], name="ratelimits_push_state"),
+            models.Index(fields=["receiver", "state", "unsure_since"], name="ratelimits_push_unsure"),
         ]
 
     def __str__(self) -> str:

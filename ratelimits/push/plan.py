@@ -40,13 +40,12 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
     next call.
     """
     now = now or timezone.now()
-    failed: set[int] = set()
-    lines = 0
+    lines, last = 0, 0
     while True:
         with transaction.atomic(using=conf.DATABASE, durable=True):
             PushReceiver.lock(conf.DATABASE, receiver.name)
             crash.reached("push:locked")
-            reports = list(unplanned(receiver).exclude(pk__in=failed)[:REPORTS])
+            reports = list(unplanned(receiver).filter(pk__gt=last)[:REPORTS])
             for report in reports:
                 try:
                     with transaction.atomic(using=conf.DATABASE):
@@ -55,7 +54,7 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
                     raise  # the database, not a report
                 except Exception:
                     logger.exception("Report %s cannot be pushed to %s; others are", report, receiver.name)
-                    failed.add(report.pk)
+                last = report.pk
             crash.reached("push:planned")
         crash.reached("push:plan-committed")
         if len(reports) < REPORTS:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from time import monotonic
+from time import monotonic, time
 from uuid import UUID, uuid4
 
 from django.db import transaction
@@ -35,6 +35,9 @@ CLAIM = timedelta(minutes=5)
 #: The pause after the first failure of a receiver; each further one in a row is twice as long, up to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=1)
 
+#: Seconds after which a long run looks again for what is to be given up; less than receivers.MARGIN by far.
+_SWEEP = 300
+
 State = PushDelivery.State
 
 
@@ -43,6 +46,8 @@ class Claimed:
     """Deliveries that are this process's for a while, and which of them were never sent before."""
 
     token: UUID
+    #: When, in seconds since 1970 UTC, also while the machine sleeps.
+    at: float
     rows: Sequence[PushDelivery]
     fresh: frozenset[int]
 
@@ -52,16 +57,18 @@ def send(receiver: Receiver, now: datetime | None = None, *, longest: float | No
 
     Return how many deliveries changed to which state.
     """
-    end = None if longest is None else monotonic() + longest
+    begin, swept = monotonic(), float("-inf")
     done: Counter[str] = Counter()
-    while end is None or monotonic() < end:
-        claimed, given_up = _claim(receiver, now or timezone.now())
-        done.update(given_up)
+    while longest is None or monotonic() - begin < longest:
+        if monotonic() - swept > _SWEEP:
+            swept = monotonic()
+            done.update(give_up(receiver, now or timezone.now()))
+        claimed = _claim(receiver, now or timezone.now())
         if claimed is None:
             break
         crash.reached("push:claimed")
         try:
-            outcome = _exchange(receiver, claimed.rows)
+            outcome = _exchange(receiver, claimed)
         except Held as held:
             _hold(receiver, claimed, held, now or timezone.now())
             break
@@ -77,42 +84,50 @@ def waiting(receiver: Receiver, now: datetime) -> QuerySet[PushDelivery]:
     return rows.filter(receiver=receiver.name, state=State.WAITING, due_at__lte=now)
 
 
+def resume(receiver: Receiver, now: datetime) -> None:
+    """End the pauses of a receiver and of what is to be sent to it: a person has mended what was wrong."""
+    with transaction.atomic(using=conf.DATABASE, durable=True):
+        PushReceiver.lock(conf.DATABASE, receiver.name)
+        PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).update(failures=0, paused_until=None)
+        rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
+        rows.filter(claim=None, due_at__gt=now).update(due_at=now)
+
+
 def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
     """Say of deliveries that the receiver would not take, or not recognise, any more, that they are."""
     done: Counter[str] = Counter()
     label, oldest, kept = receiver.service.label, receiver.service.oldest, receiver.retried_for
-    rows = waiting(receiver, now)
-    if kept is not None:
-        note = f"an answer was lost, and {label} may not recognise the event any more: look there whether it has it"
-        lost = rows.filter(unsure_since__lte=now - kept)
-        done[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
-    if oldest is not None:
-        rows = rows.filter(happened_at__lt=now - oldest)
-        note = f"an answer was lost, and {label} takes no event that is older than {oldest.days} days: look there"
-        done[State.UNSURE] += rows.exclude(unsure_since=None).update(state=State.UNSURE, note=note)
-        note = f"{label} takes no event that is older than {oldest.days} days: bill it in another way"
-        done[State.EXPIRED] += rows.update(state=State.EXPIRED, note=note)
+    with transaction.atomic(using=conf.DATABASE, durable=True):
+        PushReceiver.lock(conf.DATABASE, receiver.name)
+        rows = waiting(receiver, now)
+        if kept is not None:
+            note = f"an answer was lost, and {label} may not recognise the event any more: look there whether it has it"
+            lost = rows.filter(unsure_since__lte=now - kept)
+            done[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
+        if oldest is not None:
+            rows = rows.filter(happened_at__lt=now - oldest)
+            note = f"an answer was lost, and {label} takes no event that is older than {oldest.days} days: look there"
+            done[State.UNSURE] += rows.exclude(unsure_since=None).update(state=State.UNSURE, note=note)
+            note = f"{label} takes no event that is older than {oldest.days} days: bill it in another way"
+            done[State.EXPIRED] += rows.update(state=State.EXPIRED, note=note)
     return +done
 
 
-def _claim(receiver: Receiver, now: datetime) -> tuple[Claimed | None, Counter[str]]:
-    """Claim the next deliveries that go together; None if nothing is due, or the receiver is left alone.
-
-    What is given up before is counted by state.
-    """
+def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
+    """Claim the next deliveries that go together; None if nothing is due, or the receiver is left alone."""
+    token, at, most = uuid4(), time(), receiver.service.together
     with transaction.atomic(using=conf.DATABASE, durable=True):
         state = PushReceiver.lock(conf.DATABASE, receiver.name)
-        done = give_up(receiver, now)
         if state.paused_until is not None and state.paused_until > now:
-            return None, done
+            return None
+        due = waiting(receiver, now)
         # Lost answers first, while the receiver still recognises what it was sent.
-        order = F("unsure_since").asc(nulls_last=True), "pk"
-        rows = list(waiting(receiver, now).order_by(*order)[: receiver.service.together])
+        rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:most])
+        rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:most])
         if not rows:
-            return None, done
+            return None
         size = rows[0].together
         rows = [row for row in rows if row.together >= size][:size]
-        token = uuid4()
         PushDelivery.objects.using(conf.DATABASE).filter(pk__in=[row.pk for row in rows]).update(
             claim=token,
             due_at=now + CLAIM,
@@ -120,23 +135,26 @@ def _claim(receiver: Receiver, now: datetime) -> tuple[Claimed | None, Counter[s
             # Before it is sent: who dies while sending can write nothing any more.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
-    return Claimed(token, rows, frozenset(row.pk for row in rows if row.unsure_since is None)), done
+    return Claimed(token, at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 
 
-def _exchange(receiver: Receiver, rows: Sequence[PushDelivery]) -> Outcome:
+def _exchange(receiver: Receiver, claimed: Claimed) -> Outcome:
     """Send, and return what became of it. Raises NotTaken and Unclear."""
-    content, fields = receiver.service.request([row.event for row in rows], receiver.key)
+    content, fields = receiver.service.request([row.event for row in claimed.rows], receiver.key)
     try:
         connection = Connection(receiver.url, conf.PUSH_TIMEOUT)
     except (OSError, ValueError) as error:
-        raise NotTaken(f"{type(error).__name__}: {error}") from error
+        raise NotTaken(f"{type(error).__name__}: {error}", suspect=False) from error
     try:
         with connection:
             crash.reached("push:connected")
+            # Who slept meanwhile could send what others have sent again since, and the receiver has forgotten.
+            if not 0 <= time() - claimed.at < CLAIM.total_seconds() / 2:
+                raise NotTaken("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unclear(f"{type(error).__name__}: {error}") from error
-    return receiver.service.outcome(answer, [row.line_id for row in rows])
+    return receiver.service.outcome(answer, [row.line_id for row in claimed.rows])
 
 
 def _mark(receiver: Receiver, claimed: Claimed, outcome: Outcome, now: datetime) -> Counter[str]:
@@ -145,6 +163,7 @@ def _mark(receiver: Receiver, claimed: Claimed, outcome: Outcome, now: datetime)
     keys = {row.line_id: row.pk for row in claimed.rows}
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     with transaction.atomic(using=conf.DATABASE, durable=True):
+        PushReceiver.lock(conf.DATABASE, receiver.name)
         _answered(receiver, now)
         crash.reached("push:receiver-written")
         for note, names in _by_note(outcome.accepted):
@@ -204,12 +223,13 @@ def _hold(receiver: Receiver, claimed: Claimed, held: Held, now: datetime) -> No
             pause = max(timedelta(seconds=held.after), timedelta(seconds=1))
         state.paused_until, state.error = now + pause, reason[:300]
         state.save(using=conf.DATABASE)
-        if isinstance(held, NotTaken):
-            _release(mine, claimed.fresh, now, reason, None)
-        else:
-            # Later than the others, and fewer together, so that one event that breaks the receiver holds up no other.
+        due, together = now, None
+        if held.suspect:
+            # Later than the others, and fewer together, so that one event that is the cause holds up no other.
             attempts = max(row.attempts for row in claimed.rows) + 1
-            later = min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * LONGEST_PAUSE)
-            _release(mine, (), now + max(later, pause), reason, max(len(claimed.rows) // 2, 1))
+            due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * LONGEST_PAUSE), pause)
+            together = max(len(claimed.rows) // 2, 1)
+        fresh = claimed.fresh if isinstance(held, NotTaken) else frozenset()
+        _release(mine, fresh, due, reason, together)
     crash.reached("push:held")
     logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)

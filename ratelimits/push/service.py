@@ -21,11 +21,16 @@ _UNCLEAR = frozenset({408, 409, 425})
 
 
 class Held(Exception):
-    """Nothing can be sent now. `after`: seconds until the receiver wants to be asked again, if it said so."""
+    """Nothing can be sent now.
 
-    def __init__(self, reason: str, after: float | None = None) -> None:
+    `after`: seconds until the receiver wants to be asked again, if it said so. `suspect`: whether it may be for what is
+    in this request that it failed.
+    """
+
+    def __init__(self, reason: str, after: float | None = None, *, suspect: bool = True) -> None:
         super().__init__(reason)
         self.after = None if after is None else min(after, LONGEST_WAIT)
+        self.suspect = suspect
 
 
 class NotTaken(Held):
@@ -88,7 +93,7 @@ class Service(ABC):
                 return Outcome(accepted=dict.fromkeys(names, answer.says))
             raise Unclear(f"{answer.says}, but not as {self.label} does: is the URL right?")
         if status == 429:
-            raise NotTaken(answer.says, answer.retry_after())
+            raise NotTaken(answer.says, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:
             raise Unclear(answer.says, answer.retry_after())
         found = self.refused(answer, names) if status in _ABOUT_CONTENT else None

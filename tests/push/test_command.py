@@ -61,6 +61,8 @@ def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
     fakes["lago"].troubles = [(503, {})]
     assert "paused until" in run(receiver="lago")[0]
     assert "it answered 503 Service Unavailable" in run(status=True, receiver="lago")[0]
+    assert "paused until" in run(receiver="lago")[0]
+    assert "  accepted: 1 lines" in run(receiver="lago", now=True)[0]
 
 
 def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:

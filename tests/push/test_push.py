@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
+from time import time
 from typing import Any
 
 import pytest
@@ -17,11 +19,12 @@ from ratelimits.push import send as sending
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
+from ratelimits.push.service import NotTaken
 from ratelimits.push.settle import Decision, NotSettledError, settle
 from ratelimits.reports.close import finalise
 from ratelimits.setting_rules import LONGEST_POST
 from tests.push.conftest import NOW
-from tests.push.fakes import Fake
+from tests.push.fakes import Fake, Trouble
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import at
 
@@ -261,12 +264,11 @@ def test_a_failure_of_the_receiver_is_tried_again_later_each_time(each: tuple[st
     assert push(name) == {}
     assert push(name, 30 / 3600) == {}
     assert len(fake.troubles) == 2
-    hours = 0.0
-    while push(name, hours) == {}:
-        hours += 1 / 60
-    # Fewer than the failures and pauses add up to means that one was not waited for.
-    assert hours * 60 > 10
-    assert states(name) == {"accepted": 1}
+    assert push(name, 5 / 60) == {}
+    assert push(name, 8 / 60) == {}
+    assert fake.troubles == []
+    assert push(name, 14 / 60) == {}
+    assert push(name, 19 / 60) == {"accepted": 1}
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405])
@@ -314,7 +316,7 @@ def test_one_event_that_breaks_the_receiver_holds_up_no_other(name: str, fakes: 
         return answer(events, known)
 
     fake.answer = breaks  # type: ignore[method-assign]
-    for minutes in range(0, 22 * 60, 5):
+    for minutes in range(0, 240, 10):
         push(name, minutes / 60)
     assert states(name) == {"accepted": 7, "waiting": 1}
     assert len(fake.taken) == 7
@@ -327,11 +329,45 @@ def test_a_claim_outlasts_the_longest_request() -> None:
 def test_a_claimed_delivery_is_nobody_else_s_until_the_claim_runs_out(stripe: Fake) -> None:
     october()
     plan(receiver("stripe"), NOW)
-    claimed, _given_up = sending._claim(receiver("stripe"), NOW)
-    assert claimed is not None
+    assert sending._claim(receiver("stripe"), NOW) is not None
     assert push("stripe") == {}
     assert push("stripe", 0.1) == {"accepted": 1}
     assert len(stripe.requests) == 1
+
+
+def test_who_slept_between_claiming_and_sending_sends_nothing(stripe: Fake) -> None:
+    october()
+    plan(receiver("stripe"), NOW)
+    claimed = sending._claim(receiver("stripe"), NOW)
+    assert claimed is not None
+    for slept in (151, -1):
+        with pytest.raises(NotTaken):
+            sending._exchange(receiver("stripe"), replace(claimed, at=time() - slept))
+    assert stripe.requests == []
+    assert sending._exchange(receiver("stripe"), claimed).accepted
+
+
+@pytest.mark.parametrize("trouble", [(403, {}), (500, {})], ids=str)
+def test_what_makes_the_receiver_fail_each_time_holds_up_no_other(trouble: Trouble, stripe: Fake) -> None:
+    october(lines=4)
+    plan(receiver("stripe"), NOW)
+    poison, answer = PushDelivery.objects.order_by("pk")[0], stripe.answer
+    fails: list[int] = []
+
+    def breaks(events: list[dict[str, Any]], known: list[bool]) -> tuple[int, Any]:
+        if events[0]["identifier"] == poison.line_id:
+            fails.append(1)
+            return int(trouble[0]), None
+        return answer(events, known)
+
+    stripe.answer = breaks  # type: ignore[method-assign]
+    for minutes in (0, 1, 2, 4, 8, 16, 32, 59):
+        push("stripe", minutes / 60)
+    assert states("stripe") == {"accepted": 3, "waiting": 1}
+    assert 3 <= len(fails) <= 8
+    stripe.answer = answer  # type: ignore[method-assign]
+    sending.resume(receiver("stripe"), NOW + timedelta(hours=1))
+    assert push("stripe", 1) == {"accepted": 1}
 
 
 def test_a_report_that_cannot_be_planned_keeps_no_other(

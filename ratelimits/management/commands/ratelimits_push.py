@@ -10,7 +10,7 @@ from ratelimits.conf import conf
 from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.send import send
+from ratelimits.push.send import resume, send
 from ratelimits.push.settle import OPEN, Decision, NotSettledError, lines_in, settle
 from ratelimits.push.status import Status, preview, status
 
@@ -26,6 +26,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--receiver", metavar="NAME", help="this billing system alone")
+        parser.add_argument("--now", action="store_true", help="do not wait until pauses after failures are over")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--dry-run", action="store_true", help="send and write nothing, print what would be sent")
         what.add_argument("--status", action="store_true", help="send nothing, only say what was delivered")
@@ -53,6 +54,8 @@ class Command(BaseCommand):
         if not options["status"]:
             for each in chosen:
                 plan(each)
+                if options["now"]:
+                    resume(each, timezone.now())
                 send(each)
         found = [status(each, timezone.now()) for each in chosen]
         for one in found:
