@@ -21,8 +21,9 @@ def in_row(row: Model) -> Iterator[str]:
     if isinstance(row, Rule):
         yield from in_rule(row.scope, row.meter)
     elif isinstance(row, Plan):
-        for inclusion in row.inclusions.all():
-            yield from in_rule("*", inclusion.meter)
+        included, priced = row.inclusions.values_list("meter", flat=True), row.prices.values_list("meter", flat=True)
+        for meter in sorted({*included, *priced}):
+            yield from in_rule("*", meter)
     elif isinstance(row, KeyOverride | PlanMembership):
         yield from in_key(row.key)
 
@@ -30,7 +31,7 @@ def in_row(row: Model) -> Iterator[str]:
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
     """Yield, for rules as code, what each such sentence is about, and the sentence."""
     for slug, plan in document["plans"].items():
-        for meter in plan.get("includes", {}):
+        for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
             yield from ((f"plan “{slug}”", said) for said in in_rule("*", meter))
     for entry in document["rules"]:
         names = entry.get("scope", "*"), entry.get("meter", "requests")

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
-from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Rule
+from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
 from ratelimits.models.sentences import amount
 
 
@@ -25,16 +25,24 @@ class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[ty
     extra = 1
 
 
+class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-arg]
+    """What a plan charges."""
+
+    model = PlanPrice
+    extra = 0
+    fields = ["meter", "pricing", "unit_price", "tiers", "flat_fee", "minimum"]
+
+
 @admin.register(Plan)
 class PlanAdmin(AuditedAdmin):
-    """Plans with what they include and the rules they bring."""
+    """Plans with what they include and charge, and the rules they bring."""
 
     list_display = ["name", "slug", "included", "rule_count", "key_count", "account_count"]
     search_fields = ["name", "slug"]
     prepopulated_fields = {"slug": ["name"]}
     readonly_fields = ["rules_listed"]
-    fields = ["name", "slug", "rules_listed"]
-    inlines = [PlanInclusionInline]
+    fields = ["name", "slug", "currency", "rules_listed"]
+    inlines = [PlanInclusionInline, PlanPriceInline]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Leave the rules out for those who may not see rules."""

@@ -17,10 +17,11 @@ from django.urls import URLPattern, path, reverse
 from django.utils.timezone import now
 
 from ratelimits.models import Report
+from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.rows import FINAL, report_id
-from ratelimits.reports.statements import rows, statement, statements
+from ratelimits.reports.statements import statement, statements
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]
@@ -64,7 +65,8 @@ class ReportDownloads(_Base):
         if report is None:
             raise Http404(f"there is no report {pk}")
         name = f"{report_id(report.account, report.period_start)}.v{report.version}"
-        return Download(_format(request), statement(report).rows, name)
+        form = _format(request)
+        return Download(form, lines_for(form, [statement(report)]), name)
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
         """All usage of the billing periods that start in a month, as `?period=` and `?format=` say.
@@ -81,7 +83,8 @@ class ReportDownloads(_Base):
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
         if request.GET.get("final"):
             stated = (each for each in stated if each.status == FINAL)
-        return Download(_format(request), rows(stated), f"usage-{month}")
+        form = _format(request)
+        return Download(form, lines_for(form, stated), f"usage-{month}")
 
 
 def _format(request: HttpRequest) -> Format:

@@ -17,6 +17,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.admin.charges import line_amounts, summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods import OpenPeriods
 from ratelimits.admin.readonly import BoundedPaginator, ReadOnlyAdmin
@@ -75,16 +76,27 @@ class _Lines(admin.TabularInline):  # type: ignore[type-arg]
     fields = [
         *("key", "meter", "charge_category", "charge_class", "consumed_quantity", "included_quantity"),
         *("overage_quantity", "refunded_quantity", "denied_count", "unknown_count", "rule"),
+        "amount",
     ]
+    readonly_fields = ["amount"]
     show_change_link = True
     max_num = 0
     can_delete = False
+    #: By line_id, read once: an inline is made for each request.
+    _amounts: dict[str, str] | None = None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
         return super().get_queryset(request).filter(number__lte=_LINES).order_by("number")
+
+    @admin.display(description=_("amount"))
+    def amount(self, line: ReportLine) -> str:
+        """What it costs, exact."""
+        if self._amounts is None:
+            self._amounts = line_amounts(line.report, _LINES)
+        return self._amounts.get(line.line_id, "–")
 
 
 @admin.register(Report)
@@ -97,7 +109,19 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     search_help_text = _("An account, whole.")
     sortable_by = ()
     fields = [
-        *("payer", "starts", "ends", "timezone", "version", "plan", "included", "line_count", "gaps", "compared"),
+        *(
+            "payer",
+            "starts",
+            "ends",
+            "timezone",
+            "version",
+            "plan",
+            "included",
+            "line_count",
+            "charged",
+            "gaps",
+            "compared",
+        ),
         *("finalised_at", "digest", "previous_digest", "chain_head", "signature", "since", "chain"),
     ]
     inlines = [_Lines]
@@ -117,6 +141,11 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     def ends(self, report: Report) -> str:
         """When the period ends."""
         return shown(report.period_end)
+
+    @admin.display(description=_("amounts"))
+    def charged(self, report: Report) -> str:
+        """Show what each meter adds to the price of its period, and what the account owes by the report."""
+        return summary(report)
 
     @admin.display(description=_("second witness"))
     def compared(self, report: Report) -> str:

@@ -26,9 +26,10 @@ from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
+from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND, period_at
-from ratelimits.reports.statements import rows, statements
+from ratelimits.reports.statements import statements
 from ratelimits.reports.terms import Terms, TermsBook
 
 
@@ -80,8 +81,8 @@ class ReportView(APIView):
         asked = _asked(request, ReportQuery)
         who, month = _whose(request, asked), asked["period"]
         account = who.owner or None
-        found = rows(statements(month, account=account))
-        return Download(asked["file"], found, f"usage-{month}")
+        form = asked["file"]
+        return Download(form, lines_for(form, statements(month, account=account)), f"usage-{month}")
 
 
 def _asked(request: Request, form: type[Query]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import Adjustment, PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
@@ -46,6 +47,7 @@ __all__ = [
     "Plan",
     "PlanInclusion",
     "PlanMembership",
+    "PlanPrice",
     "ProcessTotal",
     "PushDelivery",
     "PushReceiver",

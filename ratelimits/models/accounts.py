@@ -15,6 +15,7 @@ from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
 from ratelimits.models.versions import Edit, Tombstone, Versioned
+from ratelimits.pricing.money import minor_digits
 
 
 def validate_timezone(name: str) -> None:
@@ -25,11 +26,26 @@ def validate_timezone(name: str) -> None:
         raise ValidationError(str(error), code="timezone") from error
 
 
+def validate_currency(code: str) -> None:
+    """ValidationError unless the text is a currency of ISO 4217."""
+    try:
+        minor_digits(code)
+    except ValueError as error:
+        raise ValidationError(str(error), code="currency") from error
+
+
 class Plan(Versioned):
-    """A named set of rules that keys and accounts are on, and what it includes."""
+    """A named set of rules that keys and accounts are on, what it includes, and the currency of its prices."""
 
     name = models.CharField(_("name"), max_length=80)
     slug = models.SlugField(_("slug"), max_length=40, unique=True, help_text=_("Its name in reports and code."))
+    currency = models.CharField(
+        _("currency"),
+        max_length=3,
+        blank=True,
+        validators=[validate_currency],
+        help_text=_("Of its prices, such as EUR; empty: it has none."),
+    )
 
     history = History()
 
@@ -40,6 +56,11 @@ class Plan(Versioned):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        """Refuse to take the currency away from prices."""
+        if not self.currency and not self._state.adding and self.prices.exists():
+            raise ValidationError({"currency": _("The plan has prices: they need a currency. Delete them first.")})
 
 
 class PlanInclusion(Versioned):

@@ -17,11 +17,12 @@ from ratelimits.conf import conf
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.history import record
 from ratelimits.models.overrides import KeyOverride
+from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Edit, Versioned, editing
 
 #: In an order in which none refers to a later one.
-_MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, Rule, Account, PlanMembership, KeyOverride)
+_MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride)
 
 
 class _Unrecorded(NamedTuple):

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
 from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.code_types import as_json, decoded, is_text, plan_problems, printable, rule_problems
+from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import LENDS, PARAMETERS, Rule
 from ratelimits.models.versions import editing
+from ratelimits.pricing.money import ZERO, written
 
 #: What a rule has beside the parameters of its algorithm, and what is left out when it holds.
 _DEFAULTS: dict[str, Any] = {
@@ -28,6 +30,7 @@ _DEFAULTS: dict[str, Any] = {
     "on_failure": "",
     "allotment": None,
 }
+_FEES = ("flat_fee", "minimum")
 _SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
 Document = dict[str, Any]
@@ -60,16 +63,35 @@ def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
 
 def dump(using: str) -> Document:
     """All plans and rules of the database."""
-    plans = Plan.objects.using(using).prefetch_related("inclusions").order_by("slug")
+    plans = Plan.objects.using(using).prefetch_related("inclusions", "prices").order_by("slug")
     rules = Rule.objects.using(using).select_related("plan").order_by("plan__slug", "name")
     entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
     return {
-        "plans": {
-            plan.slug: {"name": plan.name, "includes": {one.meter: one.quantity for one in plan.inclusions.all()}}
-            for plan in plans
-        },
+        "plans": {plan.slug: _plan_as_code(plan) for plan in plans},
         "rules": sorted(entries, key=_place),
     }
+
+
+def _plan_as_code(plan: Plan) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": plan.name,
+        "includes": {one.meter: one.quantity for one in plan.inclusions.all()},
+    }
+    if plan.currency:
+        entry["currency"] = plan.currency
+    if prices := {one.meter: price_as_code(one) for one in plan.prices.all()}:
+        entry["prices"] = prices
+    return entry
+
+
+def price_as_code(price: PlanPrice) -> dict[str, Any]:
+    """A price as a part of its plan's entry: decimals as texts, tiers as a list of lines."""
+    entry: dict[str, Any] = {"pricing": price.pricing}
+    if price.unit_price is not None:
+        entry["unit_price"] = written(price.unit_price)
+    if price.tiers:
+        entry["tiers"] = price.tiers.splitlines()
+    return entry | {name: written(getattr(price, name)) for name in _FEES if getattr(price, name)}
 
 
 def _place(entry: dict[str, Any]) -> tuple[str, str]:
@@ -114,10 +136,12 @@ def parse(raw: bytes) -> Document:
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
-    if not isinstance(plan, dict) or plan.keys() - {"name", "includes"}:
+    if not isinstance(plan, dict) or plan.keys() - {"name", "includes", "currency", "prices"}:
         yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
     elif not isinstance(plan.get("includes", {}), dict):
         yield 'includes is an object such as {"requests": 10000}'
+    elif not isinstance(plan.get("prices", {}), dict):
+        yield 'prices is an object such as {"requests": {"unit_price": "0.10"}}'
     else:
         yield from plan_problems(slug, plan)
 
@@ -185,20 +209,56 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
     for slug, wanted in document["plans"].items():
         held = before["plans"].get(slug)
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
-        plan.name = wanted.get("name", slug)
+        plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
         includes: dict[str, Any] = wanted.get("includes", {})
         try:
+            prices = _prices(plan, wanted.get("prices", {}), using)
             plan.full_clean()
-            if held is None or held["name"] != plan.name:
+            if held is None or (held["name"], held.get("currency", "")) != (plan.name, plan.currency):
                 plan.save(using=using)
             if held is None or held["includes"] != includes:
                 _load_inclusions(plan, includes, using)
+            changed = _load_prices(prices, {} if held is None else held.get("prices", {}), using)
         except ValidationError as error:
             problems += [f"plan “{slug}”: {line}" for line in _lines(error)]
             continue
-        if held != {"name": plan.name, "includes": includes}:
+        terms = (plan.name, plan.currency, includes)
+        if held is None or changed or terms != (held["name"], held.get("currency", ""), held["includes"]):
             said.append(f"{'added' if held is None else 'changed'} plan {slug}")
     return said
+
+
+def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
+    """The prices as they are wanted, not saved yet; those that are not wanted any more are gone."""
+    rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
+    for meter in rows.keys() - wanted.keys():
+        rows.pop(meter).delete(using=using)
+    found = []
+    for meter, entry in wanted.items():
+        row = rows.get(meter) or PlanPrice(plan=plan, meter=meter)
+        row.plan, row.pricing = plan, entry.get("pricing", PlanPrice.Pricing.PER_UNIT)
+        row.unit_price = Decimal(entry["unit_price"]) if "unit_price" in entry else None
+        row.tiers = "\n".join(entry.get("tiers", ()))
+        for name in _FEES:
+            setattr(row, name, Decimal(entry.get(name, ZERO)))
+        found.append(row)
+    return found
+
+
+def _load_prices(prices: list[PlanPrice], held: dict[str, Any], using: str) -> bool:
+    """Save the prices that say something else than those that are held, and return whether any does, or is gone."""
+    changed = held.keys() != {row.meter for row in prices}
+    for row in prices:
+        row.plan = row.plan  # saved by now
+        try:
+            row.full_clean()
+        except ValidationError as error:
+            wrong = [f"price of {row.meter}: {line}" for line in _lines(error)]
+            raise ValidationError({NON_FIELD_ERRORS: wrong}) from error
+        if price_as_code(row) != held.get(row.meter):
+            row.save(using=using)
+            changed = True
+    return changed
 
 
 def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:

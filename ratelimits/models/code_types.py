@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
@@ -46,6 +47,26 @@ _TIME = Kind(
 )
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 _INITIAL = Kind('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
+
+_LINES = Kind(
+    'a list of texts such as "1000: 0.10"',
+    lambda value: isinstance(value, list) and all(is_text(one) and "\n" not in one for one in value),
+)
+_DECIMAL = Kind('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _number(value))
+
+
+def _is_decimal(value: Any) -> bool:
+    return is_text(value) and re.fullmatch(r"-?[0-9]{1,20}(\.[0-9]{1,20})?", value) is not None
+
+
+#: Fields of a plan's price.
+PRICE: dict[str, Kind] = {
+    "pricing": _NAME,
+    "unit_price": _DECIMAL,
+    "tiers": _LINES,
+    "flat_fee": _DECIMAL,
+    "minimum": _DECIMAL,
+}
 
 #: Fields of a rule that null leaves out.
 _OPTIONAL: dict[str, Kind] = {
@@ -99,6 +120,17 @@ def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
             yield f"a meter must be {_NAME.words}, not {as_json(meter)}"
         if not _WHOLE.holds(quantity):
             yield f"includes of {as_json(meter)} must be {_WHOLE.words}, not {as_json(quantity)}"
+    if "currency" in plan and not _TEXT.holds(plan["currency"]):
+        yield f"currency must be {_TEXT.words}, not {as_json(plan['currency'])}"
+    for meter, price in plan.get("prices", {}).items():
+        if not _NAME.holds(meter):
+            yield f"a meter must be {_NAME.words}, not {as_json(meter)}"
+        if not isinstance(price, dict) or price.keys() - PRICE.keys():
+            yield f'the price of {as_json(meter)} is an object such as {{"unit_price": "0.10", "flat_fee": "5"}}'
+            continue
+        for field, value in price.items():
+            if not PRICE[field].holds(value):
+                yield f"{field} of {as_json(meter)} must be {PRICE[field].words}, not {as_json(value)}"
 
 
 def as_json(value: Any) -> str:

@@ -65,6 +65,10 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
+    #: What its lines cost: the account's name, and by the billing period (s, as text) of its usage the plan's prices.
+    prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
+    #: What they come to: by such a period the meters' totals before and after this version, and the amounts.
+    amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
     #: By the billing period (s, as text) of its usage: shard (as text) to the position that was taken before.
     since: Any = models.JSONField(_("from positions"), default=dict)
     #: Shard to the position of its chain that the usage was taken up to.

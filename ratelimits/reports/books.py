@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ratelimits.models import Adjustment, PeriodUsage, Report, ShardState
+from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardState
 from ratelimits.reports import signing, witness
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.limits import Limits
+from ratelimits.reports.price_book import PriceBook
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
 from ratelimits.reports.unknown import KeyAndMeter, Unknown
 
@@ -27,12 +28,14 @@ class Books:
         self.states = states
         self.rules = RuleBook(using)
         self.limits = Limits(using, self.rules)
+        self.prices = PriceBook(using)
         self._accounts = accounts
         about: dict[str, Any] = {"account__in": accounts}
         self._usage = _by_account(PeriodUsage.objects.using(using).filter(**about))
         self._reports = _by_account(Report.objects.using(using).filter(**about).order_by("pk"))
         self._adjustments = _by_account(unreported(using, **about))
         # Accounts whose periods lie alike share what was read for the first of them.
+        self._names = cache(self._read_names)
         self._terms = cache(self._read_terms)
         self._gaps = cache(lambda start, end: Gaps.between(using, start, end))
         self._unknown = cache(lambda start, end: Unknown(using, start, end, accounts))
@@ -50,6 +53,14 @@ class Books:
     def adjustments(self, account: str) -> list[Adjustment]:
         """Return the adjustments of an account that no report has yet."""
         return self._adjustments[account]
+
+    def account_name(self, account: str) -> str:
+        """Return what an account is called now; "" if it has no row."""
+        return self._names().get(account, "")
+
+    def _read_names(self) -> dict[str, str]:
+        rows = Account.objects.using(self.using).filter(identifier__in=self._accounts)
+        return dict(rows.values_list("identifier", "name"))
 
     def terms(self, account: str, at: int | None) -> Terms:
         """Return an account's terms at a moment in µs since 1970 UTC, or as they are now."""

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain as chained
 from itertools import islice
+from typing import Any
 
 from django.db.models import Q, Sum
 
 from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
-from ratelimits.reports import signing
+from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.books import Books
 from ratelimits.reports.build import (
@@ -217,7 +218,15 @@ class Closing:
         found = ReportLine.objects.using(self._using).filter(line_id__in=names)
         return set(found.values_list("line_id", flat=True))
 
+    def _prices(self, report: Report) -> dict[str, Any]:
+        """What the report's lines cost; {} where no plan has prices."""
+        own = self._books.prices.of(report.plan, report.period_end - 1) if report.version == 1 else {}
+        periods = amounts.recorded(report, self._reports, own)
+        return {"account_name": self._books.account_name(self.account), "periods": periods} if periods else {}
+
     def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
+        report.prices = self._prices(report)
+        totals = amounts.Totals(report, self._reports)
         digest, number = signing.Digest(report), 0
         chunk = list(islice(lines, CHUNK))
         # Most reports fit in one chunk: they are written once, with their digest.
@@ -231,18 +240,19 @@ class Closing:
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
                     line.corrects_line_id = ""
                 digest.add(row(report, line, FINAL))
+                totals.add(line)
             if small:
                 break
             ReportLine.objects.using(self._using).bulk_create(chunk)
             chunk = list(islice(lines, CHUNK))
         report.line_count, report.digest = number, digest.hexdigest()
-        report.signature = signatures.sign(report.digest)
+        report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
         if small:
             report.save(using=self._using, force_insert=True)
             crash.reached("close:report-written")
             ReportLine.objects.using(self._using).bulk_create(chunk)
         else:
-            report.save(using=self._using, update_fields=["line_count", "digest", "signature"])
+            report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
         crash.reached("close:lines-written")
         if adjustments:
             pks = [adjustment.pk for adjustment in adjustments]

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, ReportLine, Rule
+from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, PlanPrice, ReportLine, Rule
 from ratelimits.reports.build import between
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import then
@@ -46,7 +46,7 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[Edit]:
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
-    """The edits that made the terms what they were when the billing period ended: account, plan, what it includes."""
+    """The edits that made the terms what they were when the billing period ended: account, plan, included, price."""
     at = line.report.period_end - 1
     account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
@@ -59,6 +59,16 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
     included = then(PlanInclusion, using, at, plan_id=account.plan_id, meter=line.meter)
     if included is not None:
         yield _edit(PlanInclusion, included)
+    yield from _price_edits(line, using)
+
+
+def _price_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+    """The edit that made the price what the report recorded."""
+    prices = line.report.prices.get("periods", {}).get(str(line.usage_period), {}).get("meters", {})
+    if line.meter in prices:
+        price, history = prices[line.meter], PlanPrice.history
+        for record in history.using(using).filter(id=price["id"], version=price["version"]):
+            yield _edit(PlanPrice, record)
 
 
 def _edit(model: Any, record: Any) -> Edit:

@@ -151,6 +151,7 @@ def _reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str
                     "signature": each.signature,
                     "finalised_at": each.finalised_at.isoformat(),
                     "totals": totals.get(each.pk, {}),
+                    **({"amounts": each.amounts} if each.amounts else {}),
                 },
             )
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
 from ratelimits.engine.keys import ANONYMOUS
+from ratelimits.pricing.prices import Part
 from ratelimits.reports.periods import iso
 
 PROVISIONAL, FINAL = "provisional", "final"
 USAGE, ADJUSTMENT = "usage", "adjustment"
+#: Categories of charges that are no line of the first schema.
+FEE, REPRICING, MINIMUM, ROUNDING = "fee", "repricing", "minimum", "rounding"
 CORRECTION = "correction"
 
 
@@ -57,6 +61,21 @@ class Row(NamedTuple):
     def texts(self) -> list[str]:
         """The values as every export writes them: moments in ISO 8601, numbers as decimals."""
         return [write(value) for write, value in zip(_WRITE, self, strict=True)]
+
+
+class Charge(NamedTuple):
+    """A row and what it costs.
+
+    `amount` is None, and `currency` "", where there is no price. `parts` are the units of the row that cost the same.
+    `total` is what the account owes by the report, up to the row's version: "" where there is no price.
+    """
+
+    row: Row
+    account_name: str = ""
+    currency: str = ""
+    parts: tuple[Part, ...] = ()
+    amount: Decimal | None = None
+    total: str = ""
 
 
 COLUMNS = Row._fields

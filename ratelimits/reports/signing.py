@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ratelimits.models import ArchivedRange, Batch, Report
 from ratelimits.reports.rows import Row, report_id
@@ -48,26 +49,33 @@ def moved(archive: str) -> str:
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def head(report: Report) -> list[Any]:
+    """Return what a report's digest says of it beside its lines."""
+    return [
+        # Reports without prices have the digest that they had before there were any.
+        "ratelimits report 2" if report.prices else "ratelimits report 1",
+        report_id(report.account, report.period_start),
+        report.version,
+        report.period_start,
+        report.period_end,
+        report.timezone,
+        report.plan,
+        report.included,
+        report.since,
+        report.chain,
+        report.chain_head,
+        report.gaps,
+        report.previous_digest,
+        *([report.prices] if report.prices else ()),
+    ]
+
+
 class Digest:
     """The digest of a report, line by line."""
 
     def __init__(self, report: Report) -> None:
-        head = [
-            "ratelimits report 1",
-            report_id(report.account, report.period_start),
-            report.version,
-            report.period_start,
-            report.period_end,
-            report.timezone,
-            report.plan,
-            report.included,
-            report.since,
-            report.chain,
-            report.chain_head,
-            report.gaps,
-            report.previous_digest,
-        ]
-        self._digest = hashlib.sha256(json.dumps(head, sort_keys=True, separators=(",", ":")).encode())
+        text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
+        self._digest = hashlib.sha256(text.encode())
 
     def add(self, row: Row) -> None:
         """The next line."""

@@ -93,21 +93,32 @@ def _final(using: str, month: str, account: str | None, start: int, end: int) ->
             yield statement(report)
 
 
-def _final_rows(report: Report) -> Iterator[Row]:
+def versions(report: Report) -> Iterator[Report]:
+    """The versions of a report up to this one, oldest first."""
     using = report._state.db or conf.DATABASE
     reports = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
-    for version in reports.filter(version__lte=report.version).order_by("version"):
+    yield from reports.filter(version__lte=report.version).order_by("version")
+
+
+def _final_rows(report: Report) -> Iterator[Row]:
+    for version in versions(report):
         yield from version_rows(version)
 
 
 def version_rows(report: Report) -> Iterator[Row]:
     """The rows that a version brought in, streamed."""
+    return (row for row, _period in version_lines(report))
+
+
+def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
+    """The rows that a version brought in, streamed, each with the billing period (s, as text) of its usage."""
     head = report_id(report.account, report.period_start), report.version, FINAL
     account, period, timezone = (report.account,), (report.period_start, report.period_end), (report.timezone,)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
     # Without a model instance for each line, which would take most of an export's time.
-    for values in lines.values_list(*_OF_LINE).iterator(chunk_size=CHUNK):
-        yield Row._make((*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:]))
+    for used, *values in lines.values_list("usage_period", *_OF_LINE).iterator(chunk_size=CHUNK):
+        row = Row._make((*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:]))
+        yield row, str(used)
 
 
 def _provisional(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:

@@ -19,6 +19,7 @@ from ratelimits.reports.limits import Limits
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
+from ratelimits.reports.verify_amounts import verify_amounts
 
 #: What must be the same when a line is made again. Names and limits are as they were known when it was finalised.
 _MADE_AGAIN = (
@@ -66,7 +67,7 @@ class ReportVerifier:
         self._checked["reports"] += 1
         name = _name(report)
         try:
-            for wrong in chained(self._digest(report), self._usage(report)):
+            for wrong in chained(self._digest(report), verify_amounts(self._using, report), self._usage(report)):
                 yield f"report {name}: {wrong}"
         except (ValueError, OverflowError, TypeError) as error:
             yield f"report {name}: it has something that closing never writes, so it cannot be made again: {error!r}"

@@ -82,7 +82,7 @@ def row_of(model: type[models.Model]) -> Any:
 #: What is typed into the form of a new row, and into that of one that is there.
 def typed(model: type[models.Model]) -> dict[str, Any]:
     number = next(_numbers)
-    inline = {"inclusions-TOTAL_FORMS": "0", "inclusions-INITIAL_FORMS": "0"}
+    inline = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
     plan = {"plan": filled(Plan).pk}
     report = {"period_start_0": "2026-11-01", "period_start_1": "00:00:00", "meter": "requests", "reason": "goodwill"}
     forms: dict[Any, dict[str, Any]] = {

@@ -237,6 +237,8 @@ class TestPlans:
             "inclusions-INITIAL_FORMS": "0",
             "inclusions-0-meter": "requests",
             "inclusions-0-quantity": "10000",
+            "prices-TOTAL_FORMS": "0",
+            "prices-INITIAL_FORMS": "0",
         }
         admin_client.post("/admin/ratelimits/plan/add/", {"name": "Pro", "slug": "pro", **inline})
         plan = Plan.objects.get()

@@ -77,7 +77,8 @@ post(f"{ADMIN}rule/{rule.pk}/history/{first.pk}/", RULE)
 assert Rule.objects.get().capacity == 2 and rule.history.first().history_user == ada
 
 post(ADMIN + "plan/add/", {"name": "Pro", "slug": "pro", "inclusions-TOTAL_FORMS": "1", "inclusions-INITIAL_FORMS": "0",
-                           "inclusions-0-meter": "requests", "inclusions-0-quantity": "5"})
+                           "inclusions-0-meter": "requests", "inclusions-0-quantity": "5",
+                           "prices-TOTAL_FORMS": "0", "prices-INITIAL_FORMS": "0"})
 plan = Plan.objects.get()
 post(ADMIN + "account/add/", {"identifier": "acme", "name": "Acme", "timezone": "UTC", "plan": plan.pk})
 post(ADMIN + "planmembership/add/", {"key": "user:7", "plan": plan.pk})

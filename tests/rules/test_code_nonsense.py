@@ -103,6 +103,14 @@ def test_a_field_of_another_type_is_said(tmp_path: Path, field: str, value: Any,
         ({"includes": {"\ud800": 5}}, "plan “pro”: a meter must be a text"),
         ({"includes": []}, "plan “pro”: includes is an object"),
         ({"price": 5}, "plan “pro”: write"),
+        ({"currency": 5}, "plan “pro”: currency must be a text, not 5"),
+        ({"prices": []}, "plan “pro”: prices is an object"),
+        ({"prices": {"": {}}}, "plan “pro”: a meter must be a text that is not empty"),
+        ({"prices": {"requests": "0.10"}}, 'plan “pro”: the price of "requests" is an object such as'),
+        ({"prices": {"requests": {"price": "1"}}}, 'plan “pro”: the price of "requests" is an object such as'),
+        ({"prices": {"requests": {"unit_price": "1e3"}}}, 'unit_price of "requests" must be a decimal as a text'),
+        ({"prices": {"requests": {"flat_fee": True}}}, 'flat_fee of "requests" must be a decimal as a text'),
+        ({"prices": {"requests": {"tiers": "more: 1"}}}, 'tiers of "requests" must be a list of texts such as'),
     ],
 )
 def test_a_plan_of_another_type_is_said(tmp_path: Path, plan: Any, said: str) -> None:
@@ -133,7 +141,9 @@ DOCUMENTS = st.fixed_dictionaries(
             st.dictionaries(FIELDS, JSON, max_size=3).map(lambda other: {**BURST, **other}) | JSON, max_size=2
         ),
         "plans": st.dictionaries(
-            st.text(max_size=5), st.fixed_dictionaries({}, optional={"name": JSON, "includes": JSON}) | JSON, max_size=2
+            st.text(max_size=5),
+            st.fixed_dictionaries({}, optional={"name": JSON, "includes": JSON, "prices": JSON}) | JSON,
+            max_size=2,
         ),
     },
 )

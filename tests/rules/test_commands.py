@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from ratelimits import rules
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.publish import publish_version
 from ratelimits.identity import Identity
-from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
+from ratelimits.models import (
+    ConfigVersion,
+    KeyOverride,
+    Plan,
+    PlanInclusion,
+    PlanMembership,
+    PlanPrice,
+    Rule,
+    Tombstone,
+)
 from ratelimits.rules.loader import Loader
 from tests.rows import rule
 
@@ -55,6 +65,40 @@ class TestRulesAsCode:
         Plan.objects.all().delete()
         run("ratelimits_rules", "load", str(path))
         assert run("ratelimits_rules", "dump") == text
+
+    def test_prices_that_were_dumped_load_as_the_same(self, tmp_path: Path) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro", currency="EUR")
+        tiers = "1000: 0.1\nmore: 0.05 + 5"
+        PlanPrice.objects.create(plan=plan, meter="requests", pricing="graduated", tiers=tiers, minimum=Decimal("20.5"))
+        PlanPrice.objects.create(plan=plan, meter="tokens", unit_price=Decimal("0.0000000001"))
+        text = run("ratelimits_rules", "dump")
+        assert json.loads(text)["plans"]["pro"] == {
+            "name": "Pro",
+            "includes": {},
+            "currency": "EUR",
+            "prices": {
+                "requests": {"pricing": "graduated", "tiers": tiers.splitlines(), "minimum": "20.5"},
+                "tokens": {"pricing": "per_unit", "unit_price": "0.0000000001"},
+            },
+        }
+        (path := tmp_path / "rules.json").write_text(text, encoding="utf-8")
+        assert run("ratelimits_rules", "load", str(path)).startswith("Nothing to change.\n")
+        Plan.objects.all().delete()
+        assert "added plan pro" in run("ratelimits_rules", "load", str(path))
+        assert run("ratelimits_rules", "dump") == text
+
+    def test_a_price_that_is_changed_or_gone_changes_its_plan_alone(self, tmp_path: Path) -> None:
+        plans = {slug: {"currency": "EUR", "prices": {"requests": {"unit_price": "0.10"}}} for slug in ("a", "b")}
+        run("ratelimits_rules", "load", code(tmp_path, plans=plans))
+        version = PlanPrice.objects.get(plan__slug="b").version
+        plans["a"]["prices"] = {"requests": {"unit_price": 0.2}, "tokens": {"unit_price": 1}}
+        assert run("ratelimits_rules", "load", code(tmp_path, plans=plans)).splitlines()[0] == "changed plan a"
+        prices = PlanPrice.objects.filter(plan__slug="a").order_by("meter").values_list("meter", "unit_price")
+        assert list(prices) == [("requests", Decimal("0.2")), ("tokens", Decimal(1))]
+        assert PlanPrice.objects.get(plan__slug="b").version == version
+        plans["b"] = {}
+        assert run("ratelimits_rules", "load", code(tmp_path, plans=plans)).splitlines()[0] == "changed plan b"
+        assert not PlanPrice.objects.filter(plan__slug="b").exists()
 
     def test_a_load_is_one_edit_and_says_what_it_changed(self, tmp_path: Path) -> None:
         said = run("ratelimits_rules", "load", code(tmp_path, plans=PRO, rules=[BURST, {**BURST, "plan": "pro"}]))
@@ -134,6 +178,15 @@ class TestRulesAsCode:
             ),
             ({"plans": {"pro": 5}}, "plan “pro”: write"),
             ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
+            (
+                {"plans": {"pro": {"prices": {"requests": {"unit_price": "0.10"}}}}},
+                "plan “pro”: price of requests: meter: The plan has no currency: write one on the plan, such as EUR.",
+            ),
+            ({"plans": {"pro": {"currency": "EURO"}}}, "plan “pro”: currency: "),
+            (
+                {"plans": {"pro": {"currency": "EUR", "prices": {"requests": {"pricing": "volume", "tiers": ["9"]}}}}},
+                "plan “pro”: price of requests: tiers: “9” is no tier: write a tier as",
+            ),
             ({"limits": []}, "write an object such as"),
             ({"rules": {}}, "plans is an object by slug and rules a list"),
         ],

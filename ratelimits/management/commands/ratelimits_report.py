@@ -13,11 +13,12 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
+from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
-from ratelimits.reports.rows import FINAL, PROVISIONAL, Row
-from ratelimits.reports.statements import Statement, rows, statements
+from ratelimits.reports.rows import FINAL, PROVISIONAL
+from ratelimits.reports.statements import Statement, statements
 from ratelimits.usage.complete import completeness
 
 
@@ -55,7 +56,7 @@ class Command(BaseCommand):
         try:
             expected = _expected(month, account)
             stated = statements(month, account=account, all_accounts=options["all_accounts"])
-            found = rows(_chosen(stated, counts, final_only=options["final_only"]))
+            found = lines_for(form, _chosen(stated, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
@@ -139,7 +140,7 @@ def _expected(month: str, account: str | None) -> int | None:
     return lines
 
 
-def _shown(found: Iterable[Row], expected: int | None, terminal: IO[str]) -> Iterator[Row]:
+def _shown(found: Iterable[Any], expected: int | None, terminal: IO[str]) -> Iterator[Any]:
     """The rows, with a progress bar while they pass; where rich is not installed, with their count."""
     try:
         from rich.console import Console
@@ -159,7 +160,7 @@ def _shown(found: Iterable[Row], expected: int | None, terminal: IO[str]) -> Ite
         progress.update(task, completed=done, total=done)
 
 
-def _counted(found: Iterable[Row], terminal: IO[str]) -> Iterator[Row]:
+def _counted(found: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
     done, told = 0, monotonic()
     for done, row in enumerate(found, 1):
         yield row

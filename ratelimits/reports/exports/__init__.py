@@ -1,8 +1,8 @@
 """Report rows to files: streamed, so that a report of any size is written in bounded memory.
 
-A format's `stream` takes rows (an iterable that is read once, only a little ahead of what was written) and gives the
-file in chunks of bytes, for a file on disk, standard output or an HTTP response alike. The same rows give the same
-bytes.
+A format's `stream` takes rows, or in the second schema charges (an iterable that is read once, only a little ahead of
+what was written), and gives the file in chunks of bytes, for a file on disk, standard output or an HTTP response alike.
+The same rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
-from ratelimits.reports.exports import billing, cloudevents, csv, json, xlsx
+from ratelimits.reports.exports import amounts, billing, cloudevents, csv, focus, json, xlsx
 from ratelimits.reports.rows import Row
 
 __all__ = ["DOWNLOADS", "FORMATS", "Format", "installed", "named"]
@@ -26,7 +27,8 @@ class Format:
     #: What its files end in: no two formats write files of one name.
     suffix: str
     content_type: str
-    stream: Callable[[Iterable[Row]], Iterator[bytes]]
+    #: Takes rows, or charges where it is priced.
+    stream: Callable[[Iterable[Any]], Iterator[bytes]]
     #: The module that it needs beside the app's own requirements, and the extra that brings it.
     module: str = ""
     extra: str = ""
@@ -34,6 +36,8 @@ class Format:
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
     #: Whether people may download it; events for a billing system are written by the command alone.
     downloaded: bool = True
+    #: Whether it is of the second schema: written of charges, rows with what they cost.
+    priced: bool = False
 
     @property
     def missing(self) -> str:
@@ -75,6 +79,18 @@ FORMATS = {
         Format(
             "cloudevents-ndjson", "CloudEvents, one a line", ".ndjson", "application/x-ndjson", cloudevents.stream_lines
         ),
+        Format(
+            "csv-amounts",
+            "CSV with amounts",
+            ".amounts.csv",
+            "text/csv; charset=utf-8",
+            amounts.csv_stream,
+            priced=True,
+        ),
+        Format(
+            "json-amounts", "JSON with amounts", ".amounts.json", "application/json", amounts.json_stream, priced=True
+        ),
+        Format("focus", "FOCUS", ".focus.csv", "text/csv; charset=utf-8", focus.stream, priced=True),
         Format(
             "stripe",
             "Stripe meter events",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
@@ -33,10 +33,10 @@ _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]
 _DIGITS = 15
 #: Excel reads a file without this mark in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
-_TEXTS = [index for index, name in enumerate(COLUMNS) if name not in QUANTITIES | MOMENTS]
+_NO_TEXTS = QUANTITIES | MOMENTS
+_TEXTS = [index for index, name in enumerate(COLUMNS) if name not in _NO_TEXTS]
 _SHOWN = [index for index in _TEXTS if COLUMNS[index] != "limit"]
 _NUMBERS = [index for index, name in enumerate(COLUMNS) if name in QUANTITIES or name == "limit"]
-_COMMAS = len(COLUMNS) - 1
 
 
 class _Line:
@@ -48,12 +48,12 @@ class _Line:
 
 def stream(rows: Iterable[Row]) -> Iterator[bytes]:
     """The rows as a CSV file, in chunks; reads only a little ahead of what it has given away."""
-    return encoded(_lines(rows, Row.texts))
+    return encoded(lines(COLUMNS, _NO_TEXTS, map(Row.texts, rows)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row]) -> Iterator[bytes]:
     """The same for people: it begins with a byte order mark, and what a spreadsheet would misread stays text."""
-    return encoded(chain([_MARK], _lines(rows, _shown_as_text)))
+    return encoded(chain([_MARK], lines(COLUMNS, _NO_TEXTS, map(_shown_as_text, rows))))
 
 
 def neutral(text: str) -> str:
@@ -76,19 +76,20 @@ def _shown_as_text(row: Row) -> list[str]:
     return values
 
 
-def _lines(rows: Iterable[Row], texts: Callable[[Row], list[str]]) -> Iterator[str]:
+def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    """Yield the header, and a line for each row of values, in which nothing is a formula; `no_texts` cannot be one."""
+    texts, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
     # The writer quotes what is in its line end: told of CR LF, it quotes a lone CR too, which readers end lines at.
     write = csv.writer(_Line(), lineterminator="\r\n").writerow
-    yield _ended(write(COLUMNS))
-    for row in rows:
-        values = texts(row)
+    yield _ended(write(columns))
+    for values in rows:
         line = ",".join(values)
         suspect = _SUSPECT_ASCII if line.isascii() else _SUSPECT
         if suspect.search(line) or line[0] in _FIRST:
-            for index in _TEXTS:
+            for index in texts:
                 values[index] = neutral(values[index])
             line = ",".join(values)
-        if line.count(",") == _COMMAS and '"' not in line and "\n" not in line and "\r" not in line:
+        if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
             yield f"{line}\n"  # what the writer would write, in a third of the time
         else:
             yield _ended(write(values))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
 from ratelimits.reports.exports import Format
-from ratelimits.reports.rows import Row
 
 
 class Download(StreamingHttpResponse):
-    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first."""
+    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first.
 
-    def __init__(self, form: Format, found: Iterable[Row], stem: str) -> None:
+    `found` is what the format's `stream` takes.
+    """
+
+    def __init__(self, form: Format, found: Iterable[Any], stem: str) -> None:
         name = content_disposition_header(True, f"{stem}{form.suffix}")
         super().__init__(
             form.stream(found), content_type=form.content_type, headers={"Content-Disposition": name or "attachment"}

@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from ratelimits.reports.rows import FINAL, Row
+from ratelimits.pricing.money import times
+from ratelimits.pricing.prices import Part
+from ratelimits.reports.rows import FINAL, Charge, Row
 
+if TYPE_CHECKING:
+    from ratelimits.reports.exports import Format
+
+PRICE = Decimal("0.105")
 SECOND = 1_000_000
 NOVEMBER, DECEMBER = 1_793_491_200 * SECOND, 1_796_083_200 * SECOND
 BIN = 900 * SECOND
@@ -96,12 +104,23 @@ def rows(count: int) -> Iterator[Row]:
         )
 
 
+def fed(form: Format, found: Iterable[Row]) -> Iterable[Row] | Iterator[Charge]:
+    """What a format takes of rows: as they are, or each with the same price."""
+    return map(priced, found) if form.priced else found
+
+
+def priced(row: Row) -> Charge:
+    """A row and what it costs."""
+    part = Part(row.overage_quantity, PRICE, times(row.overage_quantity, PRICE))
+    return Charge(row, "Acme Ltd.", "EUR", (part,), part.amount, "12.00")
+
+
 def measure(name: str, count: int) -> None:
     """Export so many rows to nowhere, and print bytes, peak memory in bytes and seconds."""
     from ratelimits.reports.exports import FORMATS
 
     start = perf_counter()
-    size = sum(len(chunk) for chunk in FORMATS[name].stream(rows(count)))
+    size = sum(len(chunk) for chunk in FORMATS[name].stream(fed(FORMATS[name], rows(count))))
     print(size, peak(), f"{perf_counter() - start:.1f}")
 
 

@@ -1,0 +1,119 @@
+"""What plans charge: a price for each meter, in the plan's currency."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.accounts import Plan
+from ratelimits.models.history import History
+from ratelimits.models.versions import Versioned
+from ratelimits.pricing import tiers
+from ratelimits.pricing.money import ZERO, written
+from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price
+
+_NOT_NEGATIVE = [MinValueValidator(ZERO, _("A price is not below 0: give units back with an adjustment."))]
+
+
+class PlanPrice(Versioned):
+    """What a plan charges for the units of a meter that go beyond what it includes, in each billing period."""
+
+    class Pricing(models.TextChoices):
+        PER_UNIT = PER_UNIT, _("per unit: each costs the same")
+        GRADUATED = GRADUATED, _("graduated: each unit costs what its own tier says")
+        VOLUME = VOLUME, _("volume: all units cost what the tier of their total says")
+
+    plan = models.ForeignKey(Plan, models.CASCADE, related_name="prices", verbose_name=_("plan"))
+    meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
+    pricing = models.CharField(_("pricing"), max_length=10, choices=Pricing.choices, default=Pricing.PER_UNIT)
+    # No more digits than SQLite keeps exactly: 15.
+    unit_price = models.DecimalField(
+        _("unit price"),
+        max_digits=tiers.DIGITS,
+        decimal_places=tiers.PLACES,
+        null=True,
+        blank=True,
+        validators=_NOT_NEGATIVE,
+        help_text=_("Of one unit beyond what is included. Empty where tiers say it."),
+    )
+    tiers = models.TextField(
+        _("tiers"),
+        blank=True,
+        help_text=_(
+            "One a line, of the units beyond what is included: “1000: 0.10” for the first thousand, “more: 0.05” for"
+            " the rest; “1000: 0.10 + 5” with a fee that is due once there is a unit in the tier."
+        ),
+    )
+    flat_fee = models.DecimalField(
+        _("flat fee"),
+        max_digits=15,
+        decimal_places=4,
+        default=ZERO,
+        validators=_NOT_NEGATIVE,
+        help_text=_("For each billing period that has a report, whatever was used."),
+    )
+    minimum = models.DecimalField(
+        _("minimum"),
+        max_digits=15,
+        decimal_places=4,
+        default=ZERO,
+        validators=_NOT_NEGATIVE,
+        help_text=_("The least that units and fees of the meter cost in a billing period that has a report."),
+    )
+
+    history = History()
+
+    class Meta:
+        verbose_name = _("price")
+        verbose_name_plural = _("prices")
+        ordering = ["plan", "meter"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["plan", "meter"],
+                name="ratelimits_price_per_meter",
+                violation_error_message=_("This plan already has a price of this meter: change that one."),
+            )
+        ]
+
+    def __str__(self) -> str:
+        price = "; ".join(self.tiers.splitlines()) if self.unit_price is None else written(self.unit_price)
+        fees = "".join(
+            f", {label} {written(amount)}"
+            for label, amount in (("flat fee", self.flat_fee), ("minimum", self.minimum))
+            if amount
+        )
+        return f"{self.meter} {self.pricing}: {price}{fees}"
+
+    def clean(self) -> None:
+        """Refuse what is no price, or has no currency; write tiers with no digit more than they need."""
+        errors: dict[str, Any] = {}
+        if self.pricing == PER_UNIT:
+            if self.unit_price is None:
+                errors["unit_price"] = _("Write what one unit costs, such as 0.10; 0 if units are free.")
+            if self.tiers.strip():
+                errors["tiers"] = _("Per unit takes no tiers: choose graduated or volume, or leave them empty.")
+        else:
+            if self.unit_price is not None:
+                errors["unit_price"] = _("The tiers say what a unit costs: leave this empty, or choose per unit.")
+            try:
+                self.tiers = tiers.to_text(tiers.parse(self.tiers))
+            except ValueError as error:
+                errors["tiers"] = str(error)
+        plan = getattr(self, "plan", None)  # None where the form could not read it
+        if plan is not None and not plan.currency:
+            errors.setdefault("meter", _("The plan has no currency: write one on the plan, such as EUR."))
+        if errors:
+            raise ValidationError(errors)
+
+    def price(self) -> Price:
+        """Return it as what quantities are priced with. Raises ValueError if it was written past `clean`."""
+        if self.pricing == PER_UNIT:
+            steps: tuple[tiers.Tier, ...] = (tiers.Tier(None, Decimal(self.unit_price or 0)),)
+        else:
+            steps = tiers.parse(self.tiers)
+        return Price(self.pricing, steps, Decimal(self.flat_fee), Decimal(self.minimum))

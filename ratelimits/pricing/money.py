@@ -1,0 +1,74 @@
+"""Exact amounts of money: decimals that are never rounded on the way, and the one rounding at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import (
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    Inexact,
+    InvalidOperation,
+    Overflow,
+)
+from functools import reduce
+
+ZERO = Decimal(0)
+#: Wider than any product of a quantity and a price; what would be rounded is an error.
+_EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
+_ROUNDING = Context(prec=100, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow, DivisionByZero])
+
+#: The currencies of ISO 4217 by the number of decimals of their minor unit.
+_CURRENCIES = {
+    0: "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF",
+    2: (
+        "AED AFN ALL AMD ANG AOA ARS AUD AWG AZN BAM BBD BDT BGN BMD BND BOB BOV BRL BSD BTN BWP BYN BZD CAD CDF CHE"
+        " CHF CHW CNY COP COU CRC CUP CVE CZK DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GTQ GYD HKD HNL"
+        " HTG HUF IDR ILS INR IRR JMD KES KGS KHR KPW KYD KZT LAK LBP LKR LRD LSL MAD MDL MGA MKD MMK MNT MOP MRU MUR"
+        " MVR MWK MXN MXV MYR MZN NAD NGN NIO NOK NPR NZD PAB PEN PGK PHP PKR PLN QAR RON RSD RUB SAR SBD SCR SDG SEK"
+        " SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TOP TRY TTD TWD TZS UAH USD USN UYU UZS VED VES WST XCD"
+        " XCG YER ZAR ZMW ZWG"
+    ),
+    3: "BHD IQD JOD KWD LYD OMR TND",
+    4: "CLF UYW",
+}
+_DIGITS = {code: digits for digits, codes in _CURRENCIES.items() for code in codes.split()}
+
+
+def minor_digits(currency: str) -> int:
+    """Return how many decimals a currency's minor unit has: 2 for EUR. Raises ValueError for what is no currency."""
+    try:
+        return _DIGITS[currency]
+    except KeyError:
+        raise ValueError(f"{currency!r} is no currency of ISO 4217: write its three letters, such as EUR") from None
+
+
+def times(quantity: int, price: Decimal) -> Decimal:
+    """Return what a quantity costs at a price for one."""
+    return _EXACT.multiply(Decimal(quantity), price)
+
+
+def plus(*amounts: Decimal) -> Decimal:
+    """Return the sum of amounts."""
+    return added(amounts)
+
+
+def minus(amount: Decimal, other: Decimal) -> Decimal:
+    """Return the difference of two amounts."""
+    return _EXACT.subtract(amount, other)
+
+
+def added(amounts: Iterable[Decimal]) -> Decimal:
+    """Return the sum of amounts, which are read once."""
+    return reduce(_EXACT.add, amounts, ZERO)
+
+
+def rounded(amount: Decimal, digits: int) -> Decimal:
+    """Return the amount with that many decimals, half to even: 0.125 with two of them is 0.12."""
+    return amount.quantize(Decimal(1).scaleb(-digits), context=_ROUNDING)
+
+
+def written(amount: Decimal) -> str:
+    """Return an amount as text with no digit more than it needs: "0.1", "1200", "-3.5"."""
+    return f"{_EXACT.normalize(amount):f}" if amount else "0"

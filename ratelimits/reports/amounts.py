@@ -1,0 +1,109 @@
+"""What a version of a report comes to: its lines' totals, priced as its plan's prices were when it was finalised.
+
+A period's price is a function of its total quantities alone. A version is worth the difference of that price before
+and after it, so the sum over all versions is the price of the final quantities. Amounts are exact; each period's price
+is rounded once, half to even, to the minor unit of its currency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from ratelimits.models import Report, ReportLine
+from ratelimits.pricing.money import ZERO, added, minus, plus, rounded
+from ratelimits.pricing.prices import Price
+from ratelimits.reports.periods import SECOND
+from ratelimits.reports.price_book import Record
+
+#: A meter's total before (None: nothing was billed) and after a version.
+Span = Sequence[Any]
+
+
+def prices_of(record: Record) -> dict[str, Price]:
+    """Return the prices by meter that a report recorded for a period."""
+    return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
+
+
+def recorded(report: Report, earlier: Sequence[Report], own: Record) -> dict[str, Record]:
+    """Return, by the period of the usage in a report (s, as text), the prices that hold for it.
+
+    `own` are those of the report's period at its end, for its first version; what was billed once keeps its prices.
+    """
+    found: dict[str, Record] = {}
+    for period in sorted({*report.since, _own(report)}, key=int):
+        before = _newest(earlier, "prices", period)
+        record = own if report.version == 1 and period == _own(report) else before
+        if record:
+            found[period] = record
+    return found
+
+
+class Totals:
+    """The totals of a version's lines by the period of their usage and by meter, and what they come to."""
+
+    def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
+        self._report, self._earlier = report, earlier
+        self._added: dict[tuple[str, str], int] = {}
+
+    def add(self, line: ReportLine) -> None:
+        """Count a line of the version."""
+        self.count(str(line.usage_period), line.meter, line.overage_quantity)
+
+    def count(self, period: str, meter: str, quantity: int) -> None:
+        """Count units beyond what is included, of usage in a period (s, as text)."""
+        self._added[period, meter] = self._added.get((period, meter), 0) + quantity
+
+    def amounts(self) -> dict[str, Any]:
+        """Return the spans and the amount of each priced period, and the report's total; {} where nothing is priced."""
+        priced: dict[str, Record] = self._report.prices.get("periods", {})
+        if not priced:
+            return {}
+        total = {name: Decimal(text) for name, text in self._before().items()}
+        periods = {}
+        for period, record in priced.items():
+            quantities = self._quantities(period, record)
+            amount = worth(record, quantities)
+            periods[period] = {"quantities": quantities, "amount": f"{amount:f}"}
+            currency = record["currency"]
+            total[currency] = plus(total.get(currency, ZERO), amount)
+        return {"periods": periods, "total": {name: f"{amount:f}" for name, amount in total.items()}}
+
+    def _quantities(self, period: str, record: Record) -> dict[str, Span]:
+        before = _newest(self._earlier, "amounts", period)
+        spans: dict[str, Span] = {}
+        for meter in record["meters"]:
+            billed = before["quantities"][meter][1] if before else None
+            spans[meter] = [billed, (billed or 0) + self._added.get((period, meter), 0)]
+        return spans
+
+    def _before(self) -> Mapping[str, str]:
+        """The total of the version before."""
+        same = [each for each in self._earlier if each.period_start == self._report.period_start and each.amounts]
+        found: Mapping[str, str] = same[-1].amounts["total"] if same else {}
+        return found
+
+
+def worth(record: Record, quantities: Mapping[str, Span]) -> Decimal:
+    """Return what a version adds to the rounded price of a period."""
+    digits, prices = record["digits"], prices_of(record)
+    after = rounded(added(price.of(quantities[meter][1]) for meter, price in prices.items()), digits)
+    before = rounded(
+        added(price.of(quantities[meter][0]) for meter, price in prices.items() if quantities[meter][0] is not None),
+        digits,
+    )
+    return minus(after, before)
+
+
+def _own(report: Report) -> str:
+    return str(report.period_start // SECOND)
+
+
+def _newest(earlier: Sequence[Report], field: str, period: str) -> Any:
+    """What the newest of these reports says of a period; None if none does."""
+    for report in reversed(earlier):
+        found = getattr(report, field).get("periods", {}).get(period)
+        if found is not None:
+            return found
+    return None

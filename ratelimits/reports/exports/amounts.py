@@ -1,0 +1,61 @@
+"""The second schema of a report, as CSV and JSON: the columns of the first, then the account's name and the amounts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from importlib.resources import files
+from itertools import chain
+from typing import Any
+
+from ratelimits.pricing.money import written
+from ratelimits.reports.exports import csv
+from ratelimits.reports.exports.chunks import encoded
+from ratelimits.reports.exports.json import array, line, text
+from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
+from ratelimits.reports.rows import MOMENTS, QUANTITIES, Charge
+
+#: The `$id` of the schema.
+SCHEMA_ID = "urn:ratelimits:schema:report:v2"
+#: What the second schema has beside the columns of the first, behind them.
+MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
+COLUMNS = (*ROW_COLUMNS, *MONEY)
+_NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
+_END = "".join(f',"{name}":%s' for name in MONEY) + "}"
+
+
+def schema() -> dict[str, Any]:
+    """The published JSON Schema (draft 2020-12) of the document; its `$defs.line` is that of one line."""
+    found = files("ratelimits.reports").joinpath("schema", "report.v2.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(found)
+    return document
+
+
+def money(charge: Charge) -> tuple[str, ...]:
+    """Return the values of MONEY; the unit price is empty where units of the line have different ones."""
+    prices = {part.unit_price for part in charge.parts}
+    return (
+        charge.account_name,
+        charge.currency,
+        decimal(prices.pop() if len(prices) == 1 else None),
+        decimal(charge.amount),
+        charge.total,
+    )
+
+
+def decimal(amount: Decimal | None) -> str:
+    """Return an amount as text with no digit more than it needs; "" for none."""
+    return "" if amount is None else written(amount)
+
+
+def csv_stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+    """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    rows = ([*charge.row.texts(), *money(charge)] for charge in charges)
+    return encoded(csv.lines(COLUMNS, _NO_TEXTS, rows))
+
+
+def json_stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+    """The charges as a JSON document, in chunks; reads only a little ahead of what it has given away."""
+    items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
+    return encoded(chain([f'{{"schema":{text(SCHEMA_ID)},"lines":'], array(items), ["}\n"]))

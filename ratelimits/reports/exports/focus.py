@@ -1,0 +1,150 @@
+"""Charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
+
+A row has one unit price, so that quantity times price is its cost: a line becomes a row for what its plan includes,
+and one for each price that its other units have. Rows without a price have no currency and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ratelimits.conf import conf
+from ratelimits.pricing.money import ZERO, written
+from ratelimits.pricing.prices import Part
+from ratelimits.reports.exports import csv
+from ratelimits.reports.exports.chunks import encoded
+from ratelimits.reports.periods import iso
+from ratelimits.reports.rows import ADJUSTMENT, FEE, MINIMUM, REPRICING, ROUNDING, Charge
+
+_PURCHASE, _USAGE, _ADJUSTMENT = "Purchase", "Usage", "Adjustment"
+_DESCRIPTIONS = {
+    FEE: "{meter}: fees of plan {plan}",
+    REPRICING: "{meter}: units billed before, at the price of another tier",
+    MINIMUM: "{meter}: up to the minimum of plan {plan}",
+    ROUNDING: "rounding of the billing period's price",
+    ADJUSTMENT: "{meter}: adjusted by a person",
+}
+
+#: Each column's value: of the charge, and of those of its units that cost the same (None: it is no price of units).
+_COLUMNS: Mapping[str, Callable[[Charge, Part | None], str]] = {
+    "BilledCost": lambda charge, part: _cost(charge, part),
+    "BillingAccountId": lambda charge, _part: charge.row.account,
+    "BillingAccountName": lambda charge, _part: charge.account_name,
+    "BillingCurrency": lambda charge, _part: charge.currency,
+    "BillingPeriodEnd": lambda charge, _part: iso(charge.row.billing_period_end),
+    "BillingPeriodStart": lambda charge, _part: iso(charge.row.billing_period_start),
+    "ChargeCategory": lambda charge, _part: _category(charge),
+    "ChargeClass": lambda charge, _part: "Correction" if charge.row.charge_class else "",
+    "ChargeDescription": lambda charge, part: _description(charge, part),
+    "ChargeFrequency": lambda charge, _part: _frequency(charge),
+    "ChargePeriodEnd": lambda charge, _part: iso(charge.row.charge_period_end),
+    "ChargePeriodStart": lambda charge, _part: iso(charge.row.charge_period_start),
+    "ConsumedQuantity": lambda _charge, part: "" if part is None else str(part.quantity),
+    "ConsumedUnit": lambda charge, part: "" if part is None else charge.row.unit,
+    "ContractedCost": lambda charge, part: _cost(charge, part),
+    "ContractedUnitPrice": lambda charge, part: _unit_price(charge, part),
+    "EffectiveCost": lambda charge, part: _cost(charge, part),
+    "InvoiceId": lambda charge, _part: charge.row.report_id,
+    "InvoiceIssuerName": lambda _charge, _part: conf.NAMESPACE,
+    "ListCost": lambda charge, part: _cost(charge, part),
+    "ListUnitPrice": lambda charge, part: _unit_price(charge, part),
+    "PricingCategory": lambda charge, _part: "Standard" if _category(charge) != _ADJUSTMENT else "Other",
+    "PricingQuantity": lambda charge, part: _pricing_quantity(charge, part),
+    "PricingUnit": lambda charge, part: charge.row.unit if part is not None else _period_of(charge),
+    "ProviderName": lambda _charge, _part: conf.NAMESPACE,
+    "PublisherName": lambda _charge, _part: conf.NAMESPACE,
+    "ServiceCategory": lambda _charge, _part: "Other",
+    "ServiceName": lambda charge, _part: charge.row.meter or conf.NAMESPACE,
+    "SkuId": lambda charge, _part: f"{charge.row.plan}/{charge.row.meter}" if charge.row.meter else "",
+    "SkuPriceId": lambda charge, part: _sku_price(charge, part),
+    "SubAccountId": lambda charge, _part: charge.row.key,
+    "SubAccountName": lambda charge, _part: charge.row.key,
+    "x_LineId": lambda charge, _part: charge.row.line_id,
+    "x_ReportVersion": lambda charge, _part: str(charge.row.report_version),
+    "x_Status": lambda charge, _part: charge.row.status,
+    "x_Plan": lambda charge, _part: charge.row.plan,
+}
+COLUMNS = tuple(_COLUMNS)
+_VALUES = tuple(_COLUMNS.values())
+_NO_TEXTS = frozenset(
+    {
+        *("BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice"),
+        *("ConsumedQuantity", "PricingQuantity", "x_ReportVersion"),
+        *("BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart", "ChargePeriodEnd"),
+    }
+)
+
+
+def stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+    """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
+
+
+def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
+    for charge in charges:
+        if charge.currency:
+            for part in _parts(charge):
+                yield [value(charge, part) for value in _VALUES]
+
+
+def _parts(charge: Charge) -> Iterator[Part | None]:
+    """The units of a line by what each costs; None for an amount that is not the price of units."""
+    row = charge.row
+    if row.charge_category in (FEE, REPRICING, MINIMUM, ROUNDING):
+        yield None
+        return
+    if row.included_quantity:
+        yield Part(row.included_quantity, ZERO, ZERO)
+    if charge.amount is not None:
+        yield from charge.parts
+    elif row.overage_quantity:
+        yield Part(row.overage_quantity, ZERO, ZERO)
+
+
+def _cost(charge: Charge, part: Part | None) -> str:
+    return written(part.amount if part is not None else charge.amount or ZERO)
+
+
+def _unit_price(charge: Charge, part: Part | None) -> str:
+    if part is not None:
+        return written(part.unit_price)
+    # A price of 1 period is never below 0: a correction may be.
+    return _cost(charge, None) if _period_of(charge) and not charge.row.charge_class else ""
+
+
+def _pricing_quantity(charge: Charge, part: Part | None) -> str:
+    if part is not None:
+        return str(part.quantity)
+    return "1" if _period_of(charge) else ""
+
+
+def _period_of(charge: Charge) -> str:
+    """The unit of what is charged once in a billing period; "" for what has no unit."""
+    return "billing period" if charge.row.charge_category == FEE else ""
+
+
+def _category(charge: Charge) -> str:
+    if charge.row.charge_category == FEE:
+        return _PURCHASE
+    return _ADJUSTMENT if charge.row.charge_category in _DESCRIPTIONS else _USAGE
+
+
+def _frequency(charge: Charge) -> str:
+    return {_USAGE: "Usage-Based", _PURCHASE: "Recurring", _ADJUSTMENT: "One-Time"}[_category(charge)]
+
+
+def _description(charge: Charge, part: Part | None) -> str:
+    row = charge.row
+    text = _DESCRIPTIONS.get(row.charge_category)
+    if text is not None:
+        return text.format(meter=row.meter, plan=row.plan)
+    if part is not None and part.unit_price:
+        return f"{row.meter} beyond what plan {row.plan} includes"
+    return f"{row.meter} in plan {row.plan}, free of charge"
+
+
+def _sku_price(charge: Charge, part: Part | None) -> str:
+    if not charge.row.meter:
+        return ""
+    about = _unit_price(charge, part) if part is not None else charge.row.charge_category
+    return f"{charge.row.plan}/{charge.row.meter}/{about}"

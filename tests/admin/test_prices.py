@@ -1,0 +1,116 @@
+"""Prices in the admin: typed on a plan's page, refused where they make no sense, and shown with a report."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from ratelimits.models import Plan, PlanPrice, Report
+from tests.reports.invoices import close, spend
+from tests.reports.priced import TIERS, priced
+
+pytestmark = pytest.mark.django_db
+
+ADD = "/admin/ratelimits/plan/add/"
+FORMS = {
+    **{f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")},
+    "prices-TOTAL_FORMS": "1",
+}
+PLAN = {"name": "Pro", "slug": "pro", "currency": "EUR", **FORMS}
+
+
+def price(**fields: str) -> dict[str, str]:
+    """What is typed into the first price of a plan."""
+    return {
+        f"prices-0-{name}": text
+        for name, text in {
+            "meter": "requests",
+            "pricing": "per_unit",
+            "flat_fee": "0",
+            "minimum": "0",
+            **fields,
+        }.items()
+    }
+
+
+def wrong(response: Any) -> dict[str, str]:
+    """The sentences at the fields of the plan and of its prices."""
+    assert response.status_code == 200
+    context = response.context
+    forms = [context["adminform"].form]
+    forms += [form for inline in context["inline_admin_formsets"] for form in inline.formset.forms]
+    return {name: " ".join(texts) for form in forms for name, texts in form.errors.items()}
+
+
+def test_a_price_is_typed_on_its_plan_s_page_and_has_a_history(admin_client: Client) -> None:
+    typed = price(pricing="graduated", tiers="1000: 0.10\r\nmore: 0.050 + 5", minimum="20")
+    assert admin_client.post(ADD, {**PLAN, **typed}).status_code == 302
+    row = PlanPrice.objects.get()
+    assert (row.tiers, row.minimum, row.plan.currency) == ("1000: 0.1\nmore: 0.05 + 5", Decimal(20), "EUR")
+    assert str(row) == "requests graduated: 1000: 0.1; more: 0.05 + 5, minimum 20"
+    (record,) = row.history.all()
+    assert (record.history_type, str(record.history_user), record.version) == ("+", "admin", row.version)
+    page = admin_client.get(reverse("admin:ratelimits_plan_change", args=[row.plan_id])).content.decode()
+    assert "1000: 0.1\nmore: 0.05 + 5" in page
+
+
+def test_a_price_keeps_every_digit_that_it_may_have(admin_client: Client) -> None:
+    admin_client.post(ADD, {**PLAN, **price(unit_price="99999.9999999999", flat_fee="99999999999.9999")})
+    row = PlanPrice.objects.get()
+    assert (row.unit_price, row.flat_fee) == (Decimal("99999.9999999999"), Decimal("99999999999.9999"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "sentence"),
+    [
+        ({"flat_fee": "1"}, "unit_price", "Write what one unit costs, such as 0.10; 0 if units are free."),
+        ({"unit_price": "-1"}, "unit_price", "A price is not below 0: give units back with an adjustment."),
+        ({"unit_price": "0.00000000001"}, "unit_price", "no more than 10 decimal places"),
+        ({"unit_price": "1", "tiers": TIERS}, "tiers", "Per unit takes no tiers: choose graduated or volume"),
+        ({"unit_price": "1", "pricing": "volume", "tiers": TIERS}, "unit_price", "The tiers say what a unit costs"),
+        ({"pricing": "volume"}, "tiers", "there is no tier: write a tier as"),
+        ({"pricing": "volume", "tiers": "10: 1"}, "tiers", "nothing says what units beyond 10 cost"),
+        ({"unit_price": "1", "minimum": "-1"}, "minimum", "A price is not below 0"),
+        ({"unit_price": "1", "pricing": "free"}, "pricing", "not one of the available choices"),
+    ],
+)
+def test_what_is_no_price_is_refused_at_its_field(
+    admin_client: Client, typed: dict[str, str], field: str, sentence: str
+) -> None:
+    errors = wrong(admin_client.post(ADD, {**PLAN, **price(**typed)}))
+    assert sentence in errors[field]
+    assert not Plan.objects.exists()
+
+
+def test_prices_need_a_currency_that_there_is(admin_client: Client) -> None:
+    typed = {**PLAN, **price(unit_price="1")}
+    assert "The plan has no currency" in wrong(admin_client.post(ADD, {**typed, "currency": ""}))["meter"]
+    assert "is no currency of ISO 4217" in wrong(admin_client.post(ADD, {**typed, "currency": "EUX"}))["currency"]
+    admin_client.post(ADD, typed)
+    plan = Plan.objects.get()
+    change = {**PLAN, "prices-TOTAL_FORMS": "0", "currency": ""}
+    found = wrong(admin_client.post(reverse("admin:ratelimits_plan_change", args=[plan.pk]), change))
+    assert "The plan has prices: they need a currency." in found["currency"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_report_s_page_says_what_each_line_and_the_account_owe(admin_client: Client) -> None:
+    acme = priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS)
+    spend(acme, "2026-10-10", 20)
+    close("2026-11-02")
+    spend(acme, "2026-10-10", 1)
+    close("2026-11-03")
+    first, second = (
+        admin_client.get(reverse("admin:ratelimits_report_change", args=[report.pk])).content.decode()
+        for report in Report.objects.order_by("version")
+    )
+    assert "requests: 15 beyond what is included, 14.5 EUR" in first
+    assert "owed by this report up to this version: 14.50 EUR" in first
+    assert "14.5 EUR" in first.partition("inline")[2]
+    assert "requests: 16 after 15 beyond what is included, 0.5 EUR" in second
+    assert "this version, of the period from 2026-10-01: 0.50 EUR, rounded" in second
+    assert "owed by this report up to this version: 15.00 EUR" in second

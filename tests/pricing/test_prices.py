@@ -1,0 +1,149 @@
+"""Prices against an independent model that asks of every unit alone what it costs, in fractions."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimits.pricing import tiers
+from ratelimits.pricing.money import added, minor_digits, rounded, written
+from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price
+
+PRICES = st.decimals(0, 20, places=10)
+FEES = st.decimals(0, 30, places=4)
+
+
+@st.composite
+def prices(draw: st.DrawFn) -> Price:
+    """Any price whose tiers end within 30 units."""
+    pricing = draw(st.sampled_from([PER_UNIT, GRADUATED, VOLUME]))
+    ends = [] if pricing == PER_UNIT else sorted(draw(st.sets(st.integers(1, 30), max_size=4)))
+    fees = st.just(Decimal(0)) if pricing == PER_UNIT else FEES
+    steps = tuple(tiers.Tier(end, draw(PRICES), draw(fees)) for end in [*ends, None])
+    return Price(pricing, steps, draw(FEES), draw(FEES))
+
+
+def modelled(price: Price, total: int) -> Fraction:
+    """The price of a total: unit by unit, each looked up in the list of tiers."""
+    total = max(total, 0)
+
+    def number_of(unit: int) -> int:
+        return sum(1 for tier in price.tiers if tier.up_to is not None and unit > tier.up_to)
+
+    units = [number_of(total if price.pricing == VOLUME else unit) for unit in range(1, total + 1)]
+    costs = sum((Fraction(price.tiers[number].unit_price) for number in units), Fraction(0))
+    fees = Fraction(price.flat_fee) + sum((Fraction(price.tiers[number].fee) for number in set(units)), Fraction(0))
+    return max(costs + fees, Fraction(price.minimum))
+
+
+@given(prices(), st.integers(-5, 40))
+def test_a_total_costs_exactly_what_its_units_fees_and_minimum_do(price: Price, total: int) -> None:
+    assert Fraction(price.of(total)) == modelled(price, total)
+
+
+@given(prices(), st.lists(st.integers(-9, 12), max_size=8))
+def test_what_lines_cost_and_what_is_charged_beside_them_adds_up_to_the_difference(
+    price: Price, quantities: list[int]
+) -> None:
+    """However a total came about, in whatever versions, it costs what it costs."""
+    totals = [0]
+    for quantity in quantities:
+        totals.append(totals[-1] + quantity)
+    paid = Fraction(price.of(0))
+    for before, after in pairwise(totals):
+        middle = (after - before) // 2
+        lines = [*price.parts(before, middle, after), *price.parts(before + middle, after - before - middle, after)]
+        paid += sum(Fraction(part.amount) for part in lines)
+        paid += Fraction(price.fees(after)) - Fraction(price.fees(before))
+        paid += Fraction(price.top_up(after)) - Fraction(price.top_up(before))
+        paid += Fraction(price.repriced(before, after))
+        assert paid == modelled(price, after)
+
+
+@given(prices(), st.integers(0, 30), st.integers(-30, 30))
+def test_the_parts_of_a_line_are_its_units_each_at_its_own_price(price: Price, before: int, quantity: int) -> None:
+    quantity = max(quantity, -before)
+    parts = price.parts(before, quantity, before + quantity)
+    assert sum(part.quantity for part in parts) == quantity
+    assert all(Fraction(part.amount) == part.quantity * Fraction(part.unit_price) for part in parts)
+
+
+@given(prices())
+def test_a_price_comes_back_from_its_record(price: Price) -> None:
+    assert Price.from_record(price.record()) == price
+    assert all(type(text) is str for text in price.record().values())
+
+
+@given(st.lists(st.decimals(0, 10**12, places=4), max_size=30), st.sampled_from([0, 2, 3, 4]))
+def test_a_sum_is_rounded_once_half_to_even(amounts: list[Decimal], digits: int) -> None:
+    total = sum(map(Fraction, amounts), Fraction(0))
+    assert Fraction(rounded(added(amounts), digits)) == Fraction(round(total * 10**digits), 10**digits)
+
+
+def test_halves_go_to_the_even_neighbour() -> None:
+    texts = [f"{rounded(Decimal(text), 2):f}" for text in ("0.125", "0.135", "-0.125", "0.1250000001")]
+    assert texts == ["0.12", "0.14", "-0.12", "0.13"]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**18))
+def test_no_digit_of_a_large_amount_is_lost(quantity: int) -> None:
+    price = Price(PER_UNIT, (tiers.Tier(None, Decimal("99999.9999999999")),))
+    assert Fraction(price.of(quantity)) == quantity * Fraction(999_999_999_999_999, 10**10)
+    assert Decimal(written(price.of(quantity))) == price.of(quantity)
+
+
+def test_an_amount_is_written_with_no_digit_more_than_it_needs() -> None:
+    texts = ["0.10", "1200", "-3.50", "0.000", "1E+3"]
+    assert [written(Decimal(text)) for text in texts] == ["0.1", "1200", "-3.5", "0", "1000"]
+
+
+@pytest.mark.parametrize(("currency", "digits"), [("EUR", 2), ("JPY", 0), ("KWD", 3), ("CLF", 4)])
+def test_a_currency_has_the_minor_unit_of_iso_4217(currency: str, digits: int) -> None:
+    assert minor_digits(currency) == digits
+
+
+@pytest.mark.parametrize("text", ["EURO", "eur", "XXX", ""])
+def test_what_is_no_currency_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no currency of ISO 4217"):
+        minor_digits(text)
+
+
+def test_tiers_are_read_as_people_write_them() -> None:
+    read = tiers.parse(" 1000 : 0.10 \n\n10000: 0.08+5\nmore: 0.050")
+    assert read == (
+        tiers.Tier(1000, Decimal("0.1")),
+        tiers.Tier(10_000, Decimal("0.08"), Decimal(5)),
+        tiers.Tier(None, Decimal("0.05")),
+    )
+    assert tiers.to_text(read) == "1000: 0.1\n10000: 0.08 + 5\nmore: 0.05"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "there is no tier: write a tier as"),
+        ("1000 0.10", "“1000 0.10” is no tier: write a tier as"),
+        ("1000: 0.10", "nothing says what units beyond 1000 cost: add a line such as"),
+        ("more: 1\n1000: 2", "“1000: 2” comes after the tier of all further units"),
+        ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” ends at or before the tier before it: tiers go up"),
+        ("1,000: 1\nmore: 3", "“1,000: 1” must begin with a whole number of units"),
+        ("0: 1\nmore: 3", "must begin with a whole number of units from 1"),
+        ("10000000000000: 1\nmore: 3", "must begin with a whole number of units from 1"),
+        ("more: 0,10", "“0,10” is no price: write a decimal such as 0.10"),
+        ("more: -1", "“-1” is no price"),
+        ("more: 1e3", "“1e3” is no price"),
+        ("more: ١", "is no price"),
+        ("more: 1 +", "“” is no price"),
+        ("more: 0.00000000001", "has too many digits"),
+        ("more: 100000", "has too many digits"),
+    ],
+)
+def test_what_are_no_tiers_is_refused_with_what_to_write(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        tiers.parse(text)

@@ -1,0 +1,302 @@
+"""Finalised reports with prices: what is recorded, what lines and accounts are charged, and how that is verified."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
+
+from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine
+from ratelimits.reports import signing
+from ratelimits.reports.exports import FORMATS
+from ratelimits.reports.lineage import terms_edits
+from ratelimits.reports.periods import iso
+from tests.pricing.test_prices import modelled
+from tests.reports.invoices import account, close, spend
+from tests.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
+from tests.usage.traffic import flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: What systems and people have read so far.
+FIRST_SCHEMA = [name for name in FORMATS if name not in ("csv-amounts", "json-amounts", "focus")]
+
+
+def adjust(quantity: int, start: str = "2026-10-01T00:00:00+00:00", payer: str = "acme") -> None:
+    """Units that finance adds to an account's period."""
+    author, _created = get_user_model().objects.get_or_create(username="finance")
+    about = {"account": payer, "period_start": datetime.fromisoformat(start), "author": author}
+    Adjustment.objects.create(quantity=quantity, reason="double charge", **about)
+
+
+def test_a_report_says_what_each_line_and_the_account_owe() -> None:
+    acme = priced(included=5, unit_price="0.105", flat_fee="10", minimum="12")
+    spend(acme, "2026-10-10", 7)
+    spend(acme, "2026-10-11", 4, key="api_key:2")
+    (report,) = close("2026-11-02")
+    assert amounts(report) == [
+        ("1", "usage", "requests", "2", "0.105", "0.21"),
+        ("1", "usage", "requests", "4", "0.105", "0.42"),
+        ("1", "fee", "requests", "0", "", "10"),
+        ("1", "minimum", "requests", "0", "", "1.37"),
+    ]
+    assert {(row["account_name"], row["currency"], row["report_total"]) for row in table(report)} == {
+        ("Acme Ltd.", "EUR", "12.00")
+    }
+    assert report.amounts["total"] == {"EUR": "12.00"}
+
+
+def test_a_line_that_reaches_into_another_tier_costs_what_each_unit_does() -> None:
+    acme = priced(included=0, pricing="graduated", unit_price=None, tiers=TIERS)
+    spend(acme, "2026-10-10", 8)
+    spend(acme, "2026-10-11", 15, key="api_key:2")
+    (report,) = close("2026-11-02")
+    assert amounts(report) == [
+        ("1", "usage", "requests", "8", "1", "8"),
+        ("1", "usage", "requests", "15", "", "7.999"),  # 2 at 1, 10 at 0.5, 3 at 0.333
+        ("1", "fee", "requests", "0", "", "2"),
+        ("1", "rounding", "", "0", "", "0.001"),
+    ]
+    assert report.amounts["total"] == {"EUR": "18.00"}
+
+
+def test_volume_reprices_what_was_billed_before_when_late_usage_moves_the_total_to_another_tier() -> None:
+    acme = priced(included=0, pricing="volume", unit_price=None, tiers=TIERS)
+    spend(acme, "2026-10-10", 9)
+    (first,) = close("2026-11-02")
+    assert amounts(first) == [("1", "usage", "requests", "9", "1", "9")]
+    spend(acme, "2026-10-10", 6)
+    (second,) = close("2026-11-03")
+    assert amounts(second)[1:] == [
+        ("2", "usage", "requests", "6", "0.5", "3"),
+        ("2", "fee", "requests", "0", "", "2"),
+        ("2", "repricing", "requests", "0", "", "-4.5"),
+    ]
+    assert (owed(second), second.amounts["total"]) == (Fraction("9.5"), {"EUR": "9.50"})
+
+
+def test_adjustments_are_priced_as_what_they_make_of_the_total() -> None:
+    acme = priced(included=2, pricing="graduated", unit_price=None, tiers=TIERS, minimum="3")
+    spend(acme, "2026-10-10", 14)
+    close("2026-11-02")
+    adjust(-5)
+    (second,) = close("2026-11-03")
+    assert amounts(second)[-2:] == [
+        ("2", "adjustment", "requests", "-5", "", "-4"),  # 2 at 0.5, 3 at 1
+        ("2", "fee", "requests", "0", "", "-2"),
+    ]
+    adjust(-7)
+    (third,) = close("2026-11-04")
+    assert amounts(third)[-2:] == [
+        ("3", "adjustment", "requests", "-7", "1", "-7"),
+        ("3", "minimum", "requests", "0", "", "3"),
+    ]
+    assert third.amounts["total"] == {"EUR": "3.00"}
+
+
+def payers_of(dice: random.Random) -> list[Account]:
+    """Twelve accounts, with a price of each kind in three currencies, some with one of tokens too."""
+    found = []
+    for number in range(12):
+        fields: dict[str, Any] = {"unit_price": "0.1234567891"}
+        if number % 4:
+            fields = {"unit_price": None, "tiers": TIERS, "pricing": ("graduated", "volume")[number % 2]}
+        fields |= {"flat_fee": f"{dice.randrange(3)}.005", "minimum": f"{dice.randrange(12)}"}
+        currency = ("EUR", "JPY", "KWD")[number % 3]
+        payer = priced(f"payer-{number}", included=dice.randrange(20), currency=currency, **fields)
+        if dice.random() < 0.5:
+            charge(payer, meter="tokens", unit_price="0.0000003", minimum="0.0051")
+        found.append(payer)
+    return found
+
+
+def due(payer: Account) -> Fraction:
+    """What an account owes by all its reports: each period's price, of what was billed of it, rounded once."""
+    assert payer.plan is not None
+    plan = Plan.objects.get(slug=payer.plan.slug)
+    billed: dict[int, Counter[str]] = {}
+    for line in ReportLine.objects.filter(report__account=payer.identifier):
+        billed.setdefault(line.usage_period, Counter())[line.meter] += line.overage_quantity
+    unit = 10 ** {"EUR": 2, "JPY": 0, "KWD": 3}[plan.currency]
+    prices = [(row.meter, row.price()) for row in PlanPrice.objects.filter(plan=plan)]
+    exact = (sum((modelled(price, of[meter]) for meter, price in prices), Fraction(0)) for of in billed.values())
+    return sum((Fraction(round(amount * unit), unit) for amount in exact), Fraction(0))
+
+
+@pytest.mark.parametrize("late", ["version", "period"])
+def test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_quantities(
+    late: str, settings: Any
+) -> None:
+    """Three rounds of usage, of adjustments and of closings."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "LATE_USAGE": late}
+    dice = random.Random(7)
+    payers = payers_of(dice)
+    for turn in range(3):
+        for payer, month, _again in product(payers, ("2026-09", "2026-10"), range(2)):
+            about = {"key": f"api_key:{dice.randrange(2)}", "meter": dice.choice(["requests", "tokens"])}
+            spend(payer, f"{month}-{dice.randrange(1, 28):02d}", dice.randrange(1, 30), **about)
+        flow()
+        for report in Report.objects.filter(version=1).order_by("account", "period_start"):
+            if turn and dice.random() < 0.3:
+                adjust(-dice.randrange(1, 9), iso(report.period_start), report.account)
+        close(f"2026-11-0{turn + 2}")
+    for payer in payers:
+        reports = Report.objects.filter(account=payer.identifier)
+        newest = list({report.period_start: report for report in reports.order_by("version")}.values())
+        assert sum(map(owed, newest)) == due(payer)
+        assert [{Fraction(total) for total in report.amounts["total"].values()} for report in newest] == [
+            {owed(report)} for report in newest
+        ]
+    assert Report.objects.filter(version__gt=1).count() > 5
+    assert findings() == ""
+
+
+def test_the_prices_are_those_at_the_period_s_end_and_stay_with_the_report_whatever_is_edited_since() -> None:
+    acme = priced(unit_price="0.10")
+    spend(acme, "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    before = {name: written(report, name) for name in FORMATS}
+    PlanPrice.objects.update(unit_price=Decimal("9.99"))
+    Plan.objects.update(currency="USD")
+    Account.objects.update(name="Renamed")
+    assert {name: written(report, name) for name in FORMATS} == before
+    spend(acme, "2026-10-10", 1)
+    (second,) = close("2026-11-03")
+    assert amounts(second)[-1] == ("2", "usage", "requests", "1", "0.1", "0.1")
+    PlanPrice.objects.all().delete()
+    assert {name: written(report, name) for name in FORMATS} == before
+    assert findings() == ""
+
+
+def test_an_edit_within_the_period_holds_for_all_of_it_and_one_after_its_end_for_none() -> None:
+    acme = priced(unit_price="0.10")
+    spend(acme, "2026-10-10", 7)
+    row = PlanPrice.objects.get()
+    for price, since in (("0.20", 1_792_000_000), ("0.30", 1_793_500_000)):  # in October, in November
+        row.unit_price = Decimal(price)
+        row.save()
+        row.history.filter(version=row.version).update(since=since * 10**6)
+    QuerySet(PlanPrice).update(since=1_793_500_000 * 10**6)
+    (report,) = close("2026-11-02")
+    assert amounts(report) == [("1", "usage", "requests", "2", "0.2", "0.4")]
+
+
+def test_prices_that_were_written_past_the_models_hold_too() -> None:
+    acme = priced(unit_price="0.10")
+    for model in (Plan, PlanPrice):
+        model.history.all().delete()
+        QuerySet(model).update(since=2**60)
+    spend(acme, "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    assert amounts(report) == [("1", "usage", "requests", "2", "0.1", "0.2")]
+    assert findings() == ""
+
+
+def test_without_prices_nothing_has_an_amount_and_the_digest_is_what_it_was() -> None:
+    spend(account(included=5), "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    assert (report.prices, report.amounts, amounts(report)) == ({}, {}, [])
+    assert {(row["currency"], row["report_total"]) for row in table(report)} == {("", "")}
+    head = signing.head(report)
+    assert (head[0], len(head)) == ("ratelimits report 1", 13)
+    PlanPrice.objects.create(plan=Plan.objects.get(), meter="requests", unit_price=Decimal(1))
+    Plan.objects.update(currency="EUR")
+    spend("acme", "2026-10-10", 1)
+    (second,) = close("2026-11-03")
+    assert second.prices == {}, "a period that was billed without prices stays so"
+    assert findings() == ""
+
+
+def test_files_of_the_first_schema_have_the_same_bytes_with_prices_and_without() -> None:
+    acme = priced(unit_price="0.10", flat_fee="10")
+    spend(acme, "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    adjust(3)
+    (report,) = close("2026-11-03")
+    with_prices = {name: written(report, name) for name in FIRST_SCHEMA}
+    Report.objects.update(prices={}, amounts={})
+    PlanPrice.objects.all().delete()
+    Plan.objects.update(currency="")
+    report.refresh_from_db()
+    assert {name: written(report, name) for name in FIRST_SCHEMA} == with_prices
+
+
+def test_the_units_of_a_meter_without_a_price_have_no_amount() -> None:
+    acme = priced()
+    spend(acme, "2026-10-10", 7, meter="tokens")
+    (report,) = close("2026-11-02")
+    assert amounts(report) == []
+    assert report.amounts["total"] == {"EUR": "0.00"}
+
+
+def test_a_line_leads_to_the_edit_that_made_its_price() -> None:
+    spend(priced(unit_price="0.10"), "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    PlanPrice.objects.update(unit_price=Decimal(3))
+    edits = [(edit.kind, edit.row, edit.did) for edit in terms_edits(report.lines.get(), "default")]
+    assert edits[-1] == ("price", "requests per_unit: 0.1", "added")
+
+
+def tampered(report: Report, field: str, change: Any) -> str:
+    """What verify says once a report's field was changed past the models."""
+    value = getattr(report, field)
+    change(value)
+    QuerySet(Report).filter(pk=report.pk).update(**{field: value})
+    return findings()
+
+
+def test_a_price_that_was_changed_on_a_report_is_named() -> None:
+    spend(priced(unit_price="0.10"), "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    assert findings() == ""
+    period = str(report.period_start // 10**6)
+
+    def cheaper(prices: Any) -> None:
+        prices["periods"][period]["meters"]["requests"]["tiers"] = "more: 0.01"
+
+    found = tampered(report, "prices", cheaper)
+    assert "its head or its lines are not those that its digest was made of" in found
+    assert "its price of requests has tiers 'more: 0.01', and the configuration's version" in found
+    assert "says 'more: 0.1' of requests" in found
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "sentence"),
+    [
+        (
+            "amounts",
+            lambda value: value["total"].update(EUR="0.01"),
+            "its amounts are 0.01 EUR, and its lines",
+        ),
+        ("amounts", dict.clear, "its amounts are none, and its lines and prices make 0.20 EUR"),
+        ("amounts", lambda value: value.update(total=3), "its prices or amounts are not in the shape"),
+        ("prices", dict.clear, "its amounts are 0.20 EUR, and its lines and prices make none"),
+        ("prices", lambda value: value.update(account_name="x"), "its head or its lines are not those"),
+    ],
+)
+def test_changed_amounts_and_prices_are_named(field: str, change: Any, sentence: str) -> None:
+    spend(priced(unit_price="0.10"), "2026-10-10", 7)
+    (report,) = close("2026-11-02")
+    assert sentence in tampered(report, field, change)
+
+
+def test_a_later_version_must_have_the_prices_of_the_first() -> None:
+    acme = priced(unit_price="0.10")
+    spend(acme, "2026-10-10", 7)
+    close("2026-11-02")
+    spend(acme, "2026-10-10", 1)
+    (second,) = close("2026-11-03")
+
+    def cheaper(prices: Any) -> None:
+        for record in prices["periods"].values():
+            record["meters"]["requests"]["tiers"] = "more: 0.01"
+
+    assert "its prices are not those that the period was billed with first" in tampered(second, "prices", cheaper)
