@@ -108,11 +108,13 @@ def test_what_has_nothing_to_bill_is_left_out_and_who_has_no_customer_is_shown(f
     with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"stripe": pushed}}):
         assert push("stripe") == {"accepted": 1}
         assert states("stripe") == {"accepted": 1, "skipped": 1}
+        skipped = PushDelivery.objects.get(state="skipped")
+        with pytest.raises(NotSettledError, match="still has no customer"):
+            settle(receiver("stripe"), [skipped.line_id], Decision.AGAIN, "ada", "too soon", NOW)
     (event,) = fakes["stripe"].taken
     assert event["payload"]["stripe_customer_id"] == "cus_1"
-    skipped = PushDelivery.objects.get(state="skipped")
     assert (skipped.report.account, skipped.overage, skipped.event) == ("free", 2, "")
-    settle(receiver("stripe"), [skipped.line_id], Decision.AGAIN, "ada", "has a customer now", NOW)
+    assert settle(receiver("stripe"), [skipped.line_id], Decision.AGAIN, "ada", "has a customer now", NOW) == 1
     assert push("stripe") == {"accepted": 1}
     assert fakes["stripe"].taken[1]["payload"]["stripe_customer_id"] == "free"
 
