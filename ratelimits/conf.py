@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "FINALISE_INTERVAL": 900,  # seconds between two looks for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
+    "ADJUSTMENT_APPROVAL": False,  # whether an adjustment counts only when another person has approved it
     "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
     "SIGNING_KEYS_OLD": [],  # keys that were SIGNING_KEY before: what they signed still verifies
@@ -107,6 +108,7 @@ class Conf:
     FINALISE_INTERVAL: float
     GRACE_SECONDS: int
     LATE_USAGE: str
+    ADJUSTMENT_APPROVAL: bool
     WITNESS_INTERVAL: float
     SIGNING_KEY: str
     SIGNING_KEYS_OLD: list[str]

@@ -139,6 +139,7 @@ RULES: dict[str, Rule] = {
     "FINALISE_INTERVAL": _seconds(),
     "GRACE_SECONDS": Rule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
     "LATE_USAGE": _one_of("version", "period"),
+    "ADJUSTMENT_APPROVAL": _FLAG,
     "WITNESS_INTERVAL": _seconds(zero=True),
     "SIGNING_KEY": Rule("a text; an empty one for no signatures.", _text),
     "SIGNING_KEYS_OLD": Rule(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ratelimits.admin import accounts, alerts, push, reports, rules, usage
+from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
 
-__all__ = ["accounts", "alerts", "push", "reports", "rules", "usage"]
+__all__ = ["accounts", "adjustments", "alerts", "push", "reports", "rules", "usage"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
-from datetime import datetime
+from contextlib import closing
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -20,13 +19,12 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.charges import line_amounts, summary
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.admin.open_periods import OpenPeriods
-from ratelimits.admin.readonly import BoundedPaginator, ReadOnlyAdmin
-from ratelimits.admin.typed import TypedNumbers
+from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger import moment
-from ratelimits.reports import close, lineage, witness
+from ratelimits.reports import lineage, witness
 from ratelimits.reports.periods import month_in, month_window
 from ratelimits.reports.verify import verify_report
 
@@ -274,67 +272,3 @@ def _edits(found: Any) -> str:
         for each in found
     )
     return format_html_join("", "<div>{}: {} UTC {}: {} “{}” {} {}</div>", rows) or "–"
-
-
-@admin.register(Adjustment)
-class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
-
-    list_display = ["payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "report"]
-    list_select_related = ["report"]
-    list_filter = [("report", admin.EmptyFieldListFilter)]
-    search_fields = ["account__exact", "reason"]
-    paginator = BoundedPaginator
-    show_full_result_count = False
-    fields = [
-        *("account", "period_start", "meter", "key", "quantity", "corrects_line_id", "reason"),
-        *("author", "created_at", "report", "reference"),
-    ]
-    readonly_fields = ["author", "created_at", "report", "reference"]
-    actions = ["finalise"]
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Read the authors by a query of their own: users may be in another database."""
-        return super().get_queryset(request).prefetch_related("author")
-
-    @admin.display(description=_("account"), ordering="account")
-    def payer(self, adjustment: Adjustment) -> str:
-        """Who pays."""
-        return adjustment.account or str(_("anonymous"))
-
-    @admin.display(description=_("author"))
-    def made_by(self, adjustment: Adjustment) -> str:
-        """Who made it."""
-        return str(adjustment.author)
-
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        initial: dict[str, Any] = super().get_changeform_initial_data(request)
-        with suppress(ValueError, KeyError):
-            initial["period_start"] = datetime.fromisoformat(initial["period_start"])
-        if isinstance(initial.get("period_start"), str):
-            del initial["period_start"]
-        return initial
-
-    def save_model(self, request: HttpRequest, obj: Adjustment, form: Any, change: bool) -> None:
-        obj.author = request.user  # type: ignore[assignment]
-        super().save_model(request, obj, form, change)
-
-    @admin.action(description=_("Put them on reports now"), permissions=["add"])
-    def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Make the next versions of the reports that they are for, without waiting for the worker."""
-        waiting = queryset.filter(report=None).order_by("account")
-        written = [
-            report
-            for account in waiting.values_list("account", flat=True).distinct()
-            for report in close.finalise(account=account)
-        ]
-        for report in written:
-            self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        if not written:
-            self.message_user(request, _("No report can be finalised yet: their periods are open."), messages.WARNING)

@@ -14,6 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.conf import conf
 from ratelimits.engine import calendar
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
@@ -134,8 +135,27 @@ class ReportLine(models.Model):
         return self.line_id
 
 
+def initial_approval() -> str:
+    """Return whether a new adjustment waits for approval, as RATELIMITS["ADJUSTMENT_APPROVAL"] says now."""
+    return Adjustment.Approval.WAITING if conf.ADJUSTMENT_APPROVAL else Adjustment.Approval.UNASKED
+
+
 class Adjustment(models.Model):
-    """Units that a person adds to an account's billing period, or (below zero) takes off it, and why."""
+    """Units that a person adds to an account's billing period, or (below zero) takes off it, and why.
+
+    It counts unless it waits for the approval of another person, or was refused.
+    """
+
+    class Approval(models.TextChoices):
+        """Whether somebody else has to approve it, and did."""
+
+        UNASKED = "unasked", _("not asked for")
+        WAITING = "waiting", _("waiting")
+        APPROVED = "approved", _("approved")
+        REFUSED = "refused", _("refused")
+
+    #: It counts, as far as approval goes.
+    COUNTS = (Approval.UNASKED, Approval.APPROVED)
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
     account = models.CharField(
@@ -158,6 +178,20 @@ class Adjustment(models.Model):
         db_constraint=False,
     )
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    approval = models.CharField(
+        _("approval"), max_length=10, choices=Approval.choices, default=initial_approval, editable=False
+    )
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        users.protect,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("approved or refused by"),
+        editable=False,
+        db_constraint=False,
+    )
+    decided_at = models.DateTimeField(_("approved or refused at"), null=True, blank=True, editable=False)
     report = models.ForeignKey(
         Report,
         models.PROTECT,
@@ -183,6 +217,16 @@ class Adjustment(models.Model):
                 condition=~models.Q(reason=""),
                 name="ratelimits_adjustment_reason",
                 violation_error_message=_("Say why: whoever reads the report will ask."),
+            ),
+            models.CheckConstraint(
+                condition=models.Q(decided_by=None) | ~models.Q(decided_by=models.F("author")),
+                name="ratelimits_adjustment_four_eyes",
+                violation_error_message=_("An adjustment is approved by another person than its author."),
+            ),
+            models.CheckConstraint(
+                condition=models.Q(report=None) | models.Q(approval__in=("unasked", "approved")),
+                name="ratelimits_adjustment_approved",
+                violation_error_message=_("An adjustment that was not approved is on no report."),
             ),
         ]
 

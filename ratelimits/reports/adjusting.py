@@ -1,4 +1,4 @@
-"""Adjustments that no report has yet."""
+"""Adjustments that no report has yet: those that count, and those that wait for another person's approval."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
@@ -18,8 +19,9 @@ def start_of(adjustment: Adjustment) -> int:
 
 
 def unreported(using: str, **about: Any) -> QuerySet[Adjustment]:
-    """Return the adjustments that a closing puts on reports, in the order in which it does."""
-    return Adjustment.objects.using(using).filter(report=None, **about).order_by("created_at", "reference")
+    """Return the adjustments that count and that a closing puts on reports, in the order in which it does."""
+    rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **about)
+    return rows.order_by("created_at", "reference")
 
 
 def of_open_periods(using: str, start: int, end: int, **about: Any) -> dict[tuple[str, int], list[Adjustment]]:
@@ -35,3 +37,27 @@ def of_open_periods(using: str, start: int, end: int, **about: Any) -> dict[tupl
     for account, period_start in closed if found else ():
         found.pop((account, period_start // SECOND), None)
     return dict(sorted(found.items()))
+
+
+class NotDecidedError(ValueError):
+    """An adjustment is not for this person to approve or refuse; the message says why."""
+
+
+def approve(adjustment: Adjustment, by: Any) -> None:
+    """Let an adjustment that waits count; `by` is the user who says so. Raises NotDecidedError."""
+    _decide(adjustment, by, Adjustment.Approval.APPROVED)
+
+
+def refuse(adjustment: Adjustment, by: Any) -> None:
+    """Let an adjustment that waits never count; `by` is the user who says so. Raises NotDecidedError."""
+    _decide(adjustment, by, Adjustment.Approval.REFUSED)
+
+
+def _decide(adjustment: Adjustment, by: Any, verdict: str) -> None:
+    if adjustment.author_id == by.pk:
+        raise NotDecidedError(f"{adjustment} is of your own: another person approves or refuses it")
+    waits = Adjustment.objects.using(adjustment._state.db).filter(pk=adjustment.pk, approval="waiting")
+    # By one statement: of two people who decide at once one comes first.
+    if not waits.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=timezone.now()):
+        raise NotDecidedError(f"{adjustment} does not wait for approval")
+    adjustment.refresh_from_db()

@@ -85,6 +85,7 @@ def typed(model: type[models.Model]) -> dict[str, Any]:
     inline = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
     plan = {"plan": filled(Plan).pk}
     report = {"period_start_0": "2026-11-01", "period_start_1": "00:00:00", "meter": "requests", "reason": "goodwill"}
+    seen = {"_effect_seen": "1", "_large_meant": "1"}
     forms: dict[Any, dict[str, Any]] = {
         Rule: {
             "name": f"typed{number}",
@@ -102,7 +103,7 @@ def typed(model: type[models.Model]) -> dict[str, Any]:
         PlanMembership: {"key": f"user:{number}", **plan},
         Account: {"identifier": f"typed{number}", "name": "Typed", "timezone": "UTC"},
         AlertChannel: {"email": "typed@example.com", "secret": "whsec_" + "QUJD" * 8},
-        Adjustment: {"quantity": "-2", **report},
+        Adjustment: {"quantity": "-2", **report, **seen},
     }
     if model is KeyOverride:
         return {"key": f"user:{number}", "rule": row_of(Rule).name, "capacity": "77", "mode": ""}
@@ -289,6 +290,7 @@ ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
     ("AlertDelivery", "again"): (may("change"), True),
     ("Report", "verify"): (see, False),
     ("Adjustment", "finalise"): (may("add"), False),
+    **{("Adjustment", name): (may("change"), True) for name in ("approve", "refuse")},
 }
 
 
@@ -308,6 +310,8 @@ def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) ->
         row, client = row_of(model), client_with(model, held)
         if name == "again":
             model._default_manager.filter(pk=row.pk).update(state="failed")
+        if name in ("approve", "refuse"):
+            model._default_manager.filter(pk=row.pk).update(approval="waiting")
         before = state()
         values = {"action": name, "_selected_action": [row.pk], "post": "yes"}
         response = client.post(address(model, "changelist", row), values, follow=see(held))

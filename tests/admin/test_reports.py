@@ -147,7 +147,7 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     form = admin_client.get(unescape(link)).context["adminform"].form
     assert form["account"].value() == "acme"
     assert form["period_start"].value() == datetime(2026, 11, 1, tzinfo=UTC)
-    assert admin_client.post(ADD, typed()).status_code == 302
+    assert admin_client.post(ADD, typed(_effect_seen="1")).status_code == 302
     made = Adjustment.objects.get()
     assert (made.author, made.quantity, made.report) == (admin_user, -2, None)
     action = {"action": "finalise", "_selected_action": [made.pk]}

@@ -102,7 +102,7 @@ line = ReportLine.objects.create(
     **{**numbers, "rule_id": rule.pk, "rule_version": 3, "charge_period_start": start, "charge_period_end": end},
 )
 adjustment = {"account": "acme", "period_start_0": f"{month:%Y-%m-%d}", "period_start_1": "00:00:00",
-              "meter": "requests", "quantity": "-2", "reason": "goodwill"}
+              "meter": "requests", "quantity": "-2", "reason": "goodwill", "_effect_seen": "1", "_large_meant": "1"}
 post(ADMIN + "adjustment/add/", adjustment)
 made = Adjustment.objects.get()
 assert made.author == ada and made.author._state.db == "default"

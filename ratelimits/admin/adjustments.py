@@ -1,0 +1,182 @@
+"""Adjustments in the admin: people see what they make of the report, then save; others approve, if a setting asks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.readonly import BoundedPaginator
+from ratelimits.admin.typed import TypedNumbers
+from ratelimits.conf import conf
+from ratelimits.models import Adjustment
+from ratelimits.reports import adjusting, close
+from ratelimits.reports.effect import Effect, effect_of
+
+#: What the page that shows the effect sends along: that it was seen, and that more than all usage is meant.
+SEEN, LARGE = "_effect_seen", "_large_meant"
+
+
+@admin.register(Adjustment)
+class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
+
+    list_display = [
+        *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),
+    ]
+    list_select_related = ["report"]
+    list_filter = [("report", admin.EmptyFieldListFilter), "approval"]
+    search_fields = ["account__exact", "reason"]
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    fields = [
+        *("account", "period_start", "meter", "key", "quantity", "corrects_line_id", "reason"),
+        *("effect", "author", "created_at", "approval", "decided_by", "decided_at", "report", "reference"),
+    ]
+    readonly_fields = [
+        *("effect", "author", "created_at", "approval", "decided_by", "decided_at", "report", "reference"),
+    ]
+    actions = ["approve", "refuse", "finalise"]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_approve_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may approve and refuse: adjustments are never changed otherwise."""
+        user: Any = request.user
+        return bool(user.has_perm("ratelimits.change_adjustment"))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
+        """Read the users by queries of their own: they may be in another database."""
+        return super().get_queryset(request).prefetch_related("author", "decided_by")
+
+    @admin.display(description=_("account"), ordering="account")
+    def payer(self, adjustment: Adjustment) -> str:
+        """Who pays."""
+        return adjustment.account or str(_("anonymous"))
+
+    @admin.display(description=_("author"))
+    def made_by(self, adjustment: Adjustment) -> str:
+        """Who made it."""
+        return str(adjustment.author)
+
+    @admin.display(description=_("what it makes of the report"))
+    def effect(self, adjustment: Adjustment) -> str:
+        """What the report says before and after it, as long as none has it."""
+        if adjustment._state.adding or adjustment.report_id is not None or adjustment.approval == "refused":
+            return "–"
+        try:
+            return _sentence(effect_of(adjustment))
+        except ValueError as error:  # the account's time zone is no more
+            return str(error)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        initial: dict[str, Any] = super().get_changeform_initial_data(request)
+        with suppress(ValueError, KeyError):
+            initial["period_start"] = datetime.fromisoformat(initial["period_start"])
+        if isinstance(initial.get("period_start"), str):
+            del initial["period_start"]
+        return initial
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show what a valid adjustment makes of the report, and save it only when that was seen."""
+        if request.method == "POST" and self.has_add_permission(request):
+            form: Any = self.get_form(request)(request.POST)
+            if form.is_valid():
+                asked = self._effect_page(request, form.instance)
+                if asked is not None:
+                    return asked
+        return super().add_view(request, form_url, extra_context)
+
+    def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
+        """The page that shows the effect; None when it was seen."""
+        try:
+            effect = effect_of(adjustment)
+        except ValueError as error:
+            self.message_user(request, _("What it makes of the report cannot be said: %s") % error, messages.WARNING)
+            return None
+        if request.POST.get(SEEN) and (request.POST.get(LARGE) or not effect.is_large):
+            return None
+        kept = {name: value for name, value in request.POST.items() if name not in (SEEN, LARGE, "csrfmiddlewaretoken")}
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Adjust: %(adjustment)s, %(start)s")
+            % {"adjustment": adjustment, "start": f"{adjustment.period_start:%Y-%m-%d %H:%M:%S %Z}"},
+            "opts": self.model._meta,
+            "effect": effect,
+            "meter": adjustment.meter,
+            "kept": kept,
+            "seen": SEEN,
+            "large": LARGE,
+            "unconfirmed": SEEN in request.POST,
+            "approval": conf.ADJUSTMENT_APPROVAL,
+        }
+        return TemplateResponse(request, "ratelimits/admin/adjustment_effect.html", context)
+
+    def save_model(self, request: HttpRequest, obj: Adjustment, form: Any, change: bool) -> None:
+        obj.author = request.user  # type: ignore[assignment]
+        super().save_model(request, obj, form, change)
+        if obj.approval == Adjustment.Approval.WAITING:
+            self.message_user(request, _("It counts when another person has approved it."), messages.WARNING)
+
+    @admin.action(description=_("Approve: let them count"), permissions=["approve"])
+    def approve(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
+        """Let adjustments of other people count."""
+        self._decide(request, queryset, adjusting.approve, str(_("approved")))
+
+    @admin.action(description=_("Refuse: let them never count"), permissions=["approve"])
+    def refuse(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
+        """Let adjustments of other people never count."""
+        self._decide(request, queryset, adjusting.refuse, str(_("refused")))
+
+    def _decide(self, request: HttpRequest, queryset: QuerySet[Adjustment], decide: Any, done: str) -> None:
+        for adjustment in queryset.order_by("pk"):
+            try:
+                decide(adjustment, request.user)
+            except adjusting.NotDecidedError as error:
+                self.message_user(request, str(error), messages.ERROR)
+            else:
+                self.log_change(request, adjustment, done)
+                self.message_user(request, f"{adjustment}: {done}", messages.SUCCESS)
+
+    @admin.action(description=_("Put them on reports now"), permissions=["add"])
+    def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
+        """Make the next versions of the reports that they are for, without waiting for the worker."""
+        for adjustment in queryset.filter(report=None, approval=Adjustment.Approval.WAITING):
+            self.message_user(
+                request, _("%(adjustment)s waits for approval.") % {"adjustment": adjustment}, messages.WARNING
+            )
+        waiting = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
+        written = [
+            report
+            for account in waiting.values_list("account", flat=True).distinct()
+            for report in close.finalise(account=account)
+        ]
+        for report in written:
+            self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
+        if not written:
+            self.message_user(request, _("No report can be finalised yet: their periods are open."), messages.WARNING)
+
+
+def _sentence(effect: Effect) -> str:
+    text = _("{before} billed before ({overage} of them overage), {after} after ({over} overage); {used} were used")
+    return format_html(
+        str(text),
+        before=f"{effect.before.billed:,}",
+        overage=f"{effect.before.overage:,}",
+        after=f"{effect.after.billed:,}",
+        over=f"{effect.after.overage:,}",
+        used=f"{effect.used:,}",
+    )

@@ -1,0 +1,179 @@
+"""Adjustments in the admin: seen before they are saved, and approved by another person where a setting asks."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import IntegrityError, transaction
+from django.test import Client
+
+from ratelimits.models import Adjustment, Report
+from ratelimits.reports.adjusting import NotDecidedError, approve
+from ratelimits.reports.effect import Effect, Quantities, effect_of
+from ratelimits.reports.open_periods import open_periods
+from ratelimits.reports.statements import rows, statements
+from tests.admin.test_usage import text, url
+from tests.reports.invoices import account, close, spend
+from tests.reports.test_close import adjust
+from tests.usage.traffic import at, flow
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+ADD = "/admin/ratelimits/adjustment/add/"
+
+
+@pytest.fixture
+def used() -> None:
+    """50 requests in October, of an account whose plan includes 40."""
+    spend(account(included=40), "2026-10-15", 50)
+    flow()
+
+
+@pytest.fixture
+def _approved(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ADJUSTMENT_APPROVAL": True}
+
+
+def typed(**values: str) -> dict[str, str]:
+    start = {"period_start_0": "2026-10-01", "period_start_1": "00:00:00"}
+    return {"account": "acme", **start, "meter": "requests", "quantity": "-20", "reason": "goodwill", **values}
+
+
+def sent_again(page: Any, **more: str) -> dict[str, str]:
+    """What a browser posts from the page that shows the effect."""
+    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.content.decode())
+    return {name: unescape(value) for name, value in fields if name != "csrfmiddlewaretoken"} | more
+
+
+def staff(name: str, *permissions: str) -> User:
+    user = User.objects.create(username=name, is_staff=True)
+    for permission in ("view", *permissions):
+        user.user_permissions.add(Permission.objects.get(codename=f"{permission}_adjustment"))
+    return user
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_an_adjustment_makes_of_the_report_is_shown_before_it_is_saved(admin_client: Client, closed: bool) -> None:
+    if closed:
+        close("2026-11-02")
+    page = admin_client.post(ADD, typed(_save="Save", key="api_key:<1>"))
+    assert not Adjustment.objects.exists()
+    assert page.context["effect"] == Effect(50, int(closed), -20, Quantities(40, 10), Quantities(30, 0))
+    assert "-20 units are 40 % of the 50 that were used." in text(page)
+    assert ("The period is closed" in text(page)) == closed
+    assert admin_client.post(ADD, sent_again(page)).status_code == 302
+    made = Adjustment.objects.get()
+    assert (made.quantity, made.key, made.approval) == (-20, "api_key:<1>", "unasked")
+    assert "50 billed before (10 of them overage), 30 after (0 overage)" in text(
+        admin_client.get(url(Adjustment, "change", made.pk))
+    )
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("quantity", ["-99999999", "51"])
+def test_more_than_all_that_was_used_is_asked_for_once_more(admin_client: Client, quantity: str, closed: bool) -> None:
+    if closed:
+        close("2026-11-02")
+    page = admin_client.post(ADD, typed(quantity=quantity))
+    assert "this is more than all that was used" in text(page)
+    again = admin_client.post(ADD, sent_again(page))
+    assert "Tick the box if you mean it." in text(again)
+    assert not Adjustment.objects.exists()
+    assert admin_client.post(ADD, sent_again(again, _large_meant="1")).status_code == 302
+    assert Adjustment.objects.get().quantity == int(quantity)
+
+
+@pytest.mark.usefixtures("used")
+def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
+    account("idle")
+    page = admin_client.post(ADD, typed(account="idle", quantity="1"))
+    assert "1 units, where nothing was used." in text(page)
+    assert page.context["effect"].is_large
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_effect_comes_after_the_adjustments_that_count_already(closed: bool) -> None:
+    if closed:
+        close("2026-11-02")
+    first, second = adjust(-15), adjust(-20)
+    assert effect_of(first).before == Quantities(30, 0)
+    found = effect_of(second)
+    assert (found.used, found.before, found.after) == (50, Quantities(35, 0), Quantities(15, 0))
+    written = close("2026-11-03")
+    assert sum(line.included_quantity for report in written for line in report.lines.all()) == (-25 if closed else 15)
+
+
+@pytest.mark.usefixtures("used", "_approved")
+def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client) -> None:
+    ada, bob, cyd = staff("ada", "add", "change"), staff("bob", "change"), staff("cyd", "add")
+    client.force_login(ada)
+    page = client.post(ADD, typed())
+    assert "They count when another person has approved them." in text(page)
+    assert "It counts when another person has approved it." in text(client.post(ADD, sent_again(page), follow=True))
+    made = Adjustment.objects.get()
+    assert (made.author, made.approval) == (ada, "waiting")
+    (found,) = open_periods(at("2026-11-02"))
+    assert found.units == {"requests": 50}
+    assert [row.consumed_quantity for row in rows(statements("2026-10"))] == [50]
+    (first,) = close("2026-11-02")
+    assert first.lines.count() == 1
+
+    def take(name: str) -> str:
+        return text(client.post(url(Adjustment), {"action": name, "_selected_action": [made.pk]}, follow=True))
+
+    assert "of your own: another person approves or refuses it" in take("approve")
+    assert "waits for approval" in take("finalise")
+    client.force_login(cyd)
+    take("approve")
+    made.refresh_from_db()
+    assert made.approval == "waiting"
+    assert close("2026-11-03") == []
+    client.force_login(bob)
+    assert "approved" in take("approve")
+    made.refresh_from_db()
+    assert (made.approval, made.decided_by) == ("approved", bob)
+    assert made.decided_at is not None
+    assert LogEntry.objects.get(user=bob).change_message == "approved"
+    assert "bob" in text(client.get(url(Adjustment, "change", made.pk)))
+    assert "does not wait for approval" in take("refuse")
+    (second,) = close("2026-11-04")
+    assert (second.version, second.lines.get().consumed_quantity) == (2, -20)
+
+
+@pytest.mark.usefixtures("used", "_approved")
+def test_a_refused_adjustment_never_counts(client: Client) -> None:
+    made = adjust(-20)
+    client.force_login(staff("bob", "change"))
+    action = {"action": "refuse", "_selected_action": [made.pk]}
+    assert "refused" in text(client.post(url(Adjustment), action, follow=True))
+    (report,) = close("2026-11-02")
+    assert report.lines.count() == 1
+    with pytest.raises(NotDecidedError, match="does not wait"):
+        approve(made, User.objects.create(username="cyd"))
+
+
+@pytest.mark.usefixtures("used")
+def test_the_setting_counts_when_an_adjustment_is_made(settings: Any) -> None:
+    adjust(-20)
+    settings.RATELIMITS = {**settings.RATELIMITS, "ADJUSTMENT_APPROVAL": True}
+    adjust(-5)
+    (report,) = close("2026-11-02")
+    assert [line.consumed_quantity for line in report.lines.order_by("number")] == [50, -20]
+
+
+@pytest.mark.usefixtures("used", "_approved")
+def test_the_database_refuses_an_approval_by_the_author_and_a_report_without_approval() -> None:
+    made = adjust(-20)
+    (report,) = close("2026-11-02")
+    for wrong in ({"approval": "approved", "decided_by": made.author}, {"report": report}):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Adjustment.objects.filter(pk=made.pk).update(**wrong)
+    assert Report.objects.count() == 1
