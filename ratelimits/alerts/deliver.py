@@ -10,13 +10,16 @@ import logging
 import random
 from datetime import datetime, timedelta
 from email.utils import parseaddr
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.core.mail import EmailMessage
+from django.core.mail import EmailMessage, get_connection
+from django.core.mail.backends.smtp import EmailBackend as SMTPBackend
 from django.db.models import F
 from django.template.loader import render_to_string
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from ratelimits.alerts import webhook
 from ratelimits.conf import conf
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 CLAIM = timedelta(minutes=5)
 #: A Celery worker breaks off an attempt that takes longer (s); longer than the longest ALERT_TIMEOUT.
 LONGEST = 120
+#: Longest wait for one reply of a mail server (s): all twelve of a delivery must end within the claim.
+LONGEST_REPLY = 20
 #: The pause after the first failed attempt; each further one is twice as long, up to the longest.
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=6)
 #: Attempts after which a delivery is given up, about a day and a half after the first.
@@ -129,4 +134,13 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     host = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
     # Always the same, so that a mailbox shows a repetition as what it is.
     fields = {"Message-ID": f"<{delivery.pk}@{host}>"}
-    return EmailMessage(subject, render_to_string("ratelimits/alerts/body.txt", values), to=[address], headers=fields)
+    text = render_to_string("ratelimits/alerts/body.txt", values)
+    return EmailMessage(subject, text, to=[address], headers=fields, connection=_connection())
+
+
+def _connection() -> Any:
+    """The project's mail backend; one that speaks SMTP waits for each reply for a bounded time."""
+    if not issubclass(import_string(settings.EMAIL_BACKEND), SMTPBackend):
+        return get_connection()
+    asked = settings.EMAIL_TIMEOUT or conf.ALERT_TIMEOUT
+    return get_connection(timeout=min(asked, conf.ALERT_TIMEOUT, LONGEST_REPLY))

@@ -112,6 +112,30 @@ def test_a_mail_server_that_is_away_is_asked_again() -> None:
     assert "ConnectionRefusedError" in only("email").error
 
 
+@override_settings(
+    EMAIL_BACKEND="django.core.mail.backends.smtp.EmailBackend",
+    EMAIL_HOST="127.0.0.1",
+    RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "ALERT_TIMEOUT": 0.5},
+)
+def test_a_mail_server_that_says_nothing_is_left_alone_after_a_while() -> None:
+    raise_alert(email="ops@example.com")
+
+    def say_nothing(server: socket.socket) -> None:
+        peer, _address = server.accept()
+        with peer:
+            peer.settimeout(20)  # whoever waits for ever is hung up on, and has another error
+            with contextlib.suppress(OSError):
+                peer.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, override_settings(EMAIL_PORT=server.getsockname()[1]):
+        thread = threading.Thread(target=say_nothing, args=[server])
+        thread.start()
+        assert sorted(deliver_all()) == [False, True]
+        thread.join()
+    assert only("email").error.endswith("timed out")
+    assert deliver.CLAIM.total_seconds() > 12 * deliver.LONGEST_REPLY
+
+
 def test_a_webhook_is_signed_and_says_the_same_as_the_alert(receiver: Receiver) -> None:
     secret = new_secret()
     alert = raise_alert(webhook_url=receiver.url, secret=secret)
