@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('ratelimits', '0017_changes_of_gaps'),
+        ('ratelimits', '0018_prices'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
