@@ -66,6 +66,20 @@ class MonthFilter(admin.SimpleListFilter):
         return near.filter(reduce(or_, own, Q(pk__in=())))
 
 
+class CorrectedFilter(admin.SimpleListFilter):
+    """Versions that correct an earlier one."""
+
+    title = _("corrections")
+    parameter_name = "corrected"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
+        return [("1", str(_("corrections only"))), ("0", str(_("first versions only")))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        wanted = {"1": Q(version__gt=1), "0": Q(version=1)}.get(self.value() or "")
+        return queryset if wanted is None else queryset.filter(wanted)
+
+
 class _Lines(admin.TabularInline):  # type: ignore[type-arg]
     """The lines that a version brought in."""
 
@@ -101,8 +115,8 @@ class _Lines(admin.TabularInline):  # type: ignore[type-arg]
 class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     """The finalised reports."""
 
-    list_display = ["payer", "starts", "ends", "timezone", "version", "line_count", "plan", "finalised_at"]
-    list_filter = [MonthFilter]
+    list_display = ["payer", "starts", "ends", "timezone", "version", "line_count", "plan", "complete", "finalised_at"]
+    list_filter = [MonthFilter, CorrectedFilter, ("gaps", admin.EmptyFieldListFilter)]
     search_fields = ["account__exact"]
     search_help_text = _("An account, whole.")
     sortable_by = ()
@@ -144,6 +158,11 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     def charged(self, report: Report) -> str:
         """Show what each meter adds to the price of its period, and what the account owes by the report."""
         return summary(report)
+
+    @admin.display(description=_("no gaps"), boolean=True)
+    def complete(self, report: Report) -> bool:
+        """Whether nothing is declared that may be missing, and the second witness agreed."""
+        return not report.gaps
 
     @admin.display(description=_("second witness"))
     def compared(self, report: Report) -> str:

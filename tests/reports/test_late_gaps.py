@@ -16,6 +16,7 @@ from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import gaps, totals
 from ratelimits.witness import Place
 from tests.reports.invoices import account, close, spend
+from tests.reports.priced import findings, owed, priced
 from tests.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,3 +144,12 @@ def test_a_change_stays_known_until_every_account_that_it_concerns_was_looked_at
     kept.save(force_insert=True)
     assert [(report.account, report.version) for report in close("2026-11-04")] == [("broken", 2)]
     assert not GapChange.objects.exists()
+
+
+def test_a_line_that_carries_a_gap_costs_nothing() -> None:
+    spend(priced(minimum="30"), "2026-10-15", 8)
+    (first,) = close("2026-11-02")
+    gaps.declare("default", GapKind.WIPE, "1", since=at("2026-10-20"), until=at("2026-10-21"))
+    (second,) = close("2026-11-03")
+    assert owed(second) == owed(first) == 30
+    assert findings() == ""

@@ -1,0 +1,127 @@
+"""A month is closed as finance does it, from the admin and docs/billing.md alone, whatever happened in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from ratelimits.models import Account, Adjustment, GapKind, QuarantinedBatch, Report, ShardState
+from ratelimits.reports.close import finalise, home_shard
+from ratelimits.usage import gaps
+from ratelimits.usage.drain import drain
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+from tests.admin.test_adjustments import ADD, sent_again
+from tests.admin.test_usage import text, url
+from tests.reports.invoices import account, spend
+from tests.usage.traffic import at, flow
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+
+@pytest.fixture
+def finance(client: Client) -> Client:
+    """Signed in as somebody who may see reports and the ledger, resolve, adjust, and nothing else."""
+    user = User.objects.create(username="finance", is_staff=True)
+    names = [f"view_{each}" for each in ("report", "reportline", "durabilitygap", "quarantinedbatch", "adjustment")]
+    for name in (*names, "change_quarantinedbatch", "add_adjustment", "add_report"):
+        user.user_permissions.add(Permission.objects.get(codename=name))
+    client.force_login(user)
+    return client
+
+
+def worker() -> None:
+    """What Celery does every few minutes, long after the month."""
+    flow()
+    ShardState.objects.filter(frozen=False).update(watermark=at("2025-11-02"))
+    finalise()
+
+
+def billed(client: Client, **options: str) -> dict[str, list[int]]:
+    """By account, the consumed and overage quantities of the month's file, added up."""
+    page = client.get(f"{url(Report)}download/", {"period": "2025-10", "format": "csv", **options})
+    content = b"".join(page.streaming_content).decode()  # type: ignore[attr-defined]
+    sums: dict[str, list[int]] = {}
+    for row in csv.DictReader(io.StringIO(content)):
+        held = sums.setdefault(row["account"], [0, 0])
+        held[0] += int(row["consumed_quantity"]) - int(row["refunded_quantity"])
+        held[1] += int(row["overage_quantity"])
+    return sums
+
+
+def listed(client: Client, **filters: str) -> list[str]:
+    return [str(report) for report in client.get(url(Report), filters).context["cl"].result_list]
+
+
+def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wrong_adjustment(
+    finance: Client, redis_client: redis.Redis
+) -> None:
+    acme, leaver, initech = (account(name, included=40) for name in ("acme", "leaver", "initech"))
+    assert len({home_shard(name) for name in ("acme", "leaver", "initech")}) == 3
+    spend(leaver, "2025-10-10", 30)
+    spend(initech, "2025-10-10", 60)
+    spend(acme, "2025-10-10", 50)
+    seal()
+    (key,) = (key for key in redis_client.keys("rl:1:test:*:b:*") if f"{{{home_shard('acme'):02d}}}".encode() in key)
+    fields: Any = redis_client.hgetall(key)
+    flow()
+    leaver.delete()
+    # The server went back to an older state and counted on: the batch comes again with more in it.
+    count = next(name for name in fields if name.endswith(b"|u"))
+    more = {**fields, count: b"70"}
+    redis_client.hset(key, mapping={**more, b"#c": str(int(fields[b"#c"]) + 20).encode()})
+    redis_client.rpush(f"rl:1:test:{{{home_shard('acme'):02d}}}:sealed", key.decode().partition(":b:")[2])
+    drain(at("2100-01-01"))
+    tally()
+    worker()
+
+    # Open periods: what each waits for.
+    page = text(finance.get(url(Report, "open")))
+    assert "has a quarantined batch: accept or discard it" in page
+    assert listed(finance, month="2025-10") == ["initech 2025-10-01 v1", "leaver 2025-10-01 v1"]
+    assert billed(finance, final="1") == {"leaver": [30, 0], "initech": [60, 20]}
+    assert set(billed(finance)) == {"acme", "leaver", "initech"}
+
+    # The quarantined batch: what it would add, and accepting it.
+    kept = QuarantinedBatch.objects.get()
+    assert "20" in text(finance.get(url(QuarantinedBatch, "change", kept.pk)))
+    done = finance.post(url(QuarantinedBatch), {"action": "accept", "_selected_action": [kept.pk]}, follow=True)
+    assert "accepted by finance" in text(done)
+    worker()
+    assert "None." in text(finance.get(url(Report, "open")))
+    assert billed(finance, final="1")["acme"] == [70, 30]
+
+    # A late batch: the report has a further version, which the list can be narrowed to.
+    spend(Account.objects.get(identifier="initech"), "2025-10-31T23:59", 5)
+    worker()
+    assert listed(finance, month="2025-10", corrected="1") == ["initech 2025-10-01 v2"]
+    assert billed(finance)["initech"] == [65, 25]
+
+    # An adjustment with a slip of the hand: ten times what was meant. It is on a report already.
+    start = {"period_start_0": "2025-10-01", "period_start_1": "00:00:00"}
+    wrong = {"account": "acme", **start, "meter": "requests", "reason": "goodwill", "quantity": "-200"}
+    asked = finance.post(ADD, wrong)
+    assert "-200 units are 286 % of the 70 that were used." in text(asked)
+    assert finance.post(ADD, sent_again(asked, _large_meant="1")).status_code == 302
+    action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
+    assert "acme 2025-10-01 v2 was finalised." in text(finance.post(url(Adjustment), action, follow=True))
+    assert billed(finance)["acme"][0] == -130
+    right = finance.post(ADD, {**wrong, "quantity": "180", "reason": "-20 was meant, not -200"})
+    assert right.context["effect"].after.billed == 50
+    assert finance.post(ADD, sent_again(right, _large_meant="1")).status_code == 302
+    worker()
+    assert billed(finance)["acme"] == [50, 10]
+
+    # What may be missing is declared after all was closed: the list can be narrowed to it.
+    assert listed(finance, month="2025-10", gaps__isempty="0") == []
+    day = at("2025-10-12")
+    gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=day, until=day + 1)
+    worker()
+    assert listed(finance, month="2025-10", gaps__isempty="0") == ["acme 2025-10-01 v4"]
+    assert billed(finance)["acme"] == [50, 10]
