@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.db import connection
 from django.db.models import QuerySet
+from django.test.utils import CaptureQueriesContext
 
-from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine
+from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
 from ratelimits.reports import signing
+from ratelimits.reports.close import close_together, home_shard
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.lineage import terms_edits
 from ratelimits.reports.periods import iso
 from tests.pricing.test_prices import modelled
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
-from tests.usage.traffic import flow
+from tests.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -227,6 +230,27 @@ def test_files_of_the_first_schema_have_the_same_bytes_with_prices_and_without()
     Plan.objects.update(currency="")
     report.refresh_from_db()
     assert {name: written(report, name) for name in FIRST_SCHEMA} == with_prices
+
+
+def test_prices_take_no_query_for_each_account() -> None:
+    names = [f"shop-{number}" for number in range(2000) if home_shard(f"shop-{number}") == 7][:10]
+    plan = priced(names[0]).plan
+    for name in names[1:]:
+        Account.objects.create(identifier=name, plan=plan)
+    QuerySet(Account).update(since=0)
+    Account.history.update(since=0)
+    for name in names:
+        spend(name, "2026-10-15", 7)
+    flow()
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    taken = []
+    for chunk in (names[:2], names[2:]):
+        with CaptureQueriesContext(connection) as queries:
+            reports = close_together("default", chunk, at("2026-11-02"))
+        assert [report.amounts["total"] for report in reports] == [{"EUR": "0.20"}] * len(chunk)
+        taken.append(len(queries))
+    few, more = taken
+    assert more - few == 3 * 6, "its ledger lines, its report, the report's lines"
 
 
 def test_the_units_of_a_meter_without_a_price_have_no_amount() -> None:
