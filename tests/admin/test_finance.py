@@ -7,7 +7,6 @@ import io
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
@@ -19,6 +18,7 @@ from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.admin.test_adjustments import ADD, sent_again
 from tests.admin.test_usage import text, url
+from tests.raw import RawRedis
 from tests.reports.invoices import account, spend
 from tests.usage.traffic import at, flow
 
@@ -60,7 +60,7 @@ def listed(client: Client, **filters: str) -> list[str]:
 
 
 def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wrong_adjustment(
-    finance: Client, redis_client: redis.Redis
+    finance: Client, redis_client: RawRedis
 ) -> None:
     acme, leaver, initech = (account(name, included=40) for name in ("acme", "leaver", "initech"))
     assert len({home_shard(name) for name in ("acme", "leaver", "initech")}) == 3
