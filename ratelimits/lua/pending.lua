@@ -1,7 +1,7 @@
 -- What waits to be drained in one shard, at one moment.
 -- KEYS[1] the shard's `meta` key   ARGV[1] how many ids at most
 -- Returns {run, up since µs at the latest, time µs, incarnation or '', seq or '', sealed_at µs or '',
---          number of batches that wait, their ids, oldest first}
+--          number of batches that wait, their ids, oldest first, clock of who sealed (µs) or ''}
 -- Usage counted before sealed_at is in these batches or was drained before.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
@@ -11,6 +11,6 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
 local since = now - up * 1000000
 local sealed = string.sub(KEYS[1], 1, -5) .. 'sealed'
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at')
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock')
 return {run, string.format('%.0f', since), string.format('%.0f', now), known[1] or '', known[2] or '',
-  known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1)}
+  known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or ''}

@@ -1,6 +1,7 @@
 -- Seals the open batch of one shard, if it has one. Put behind batch.lua.
 -- KEYS[1] the shard's `meta` key; the others (open, b:…, sealed; see batch.lua) share its prefix.
 -- ARGV[1] nonce, unique: the name of a new incarnation, should one begin   ARGV[2] now (µs) for tests, '' = the server's TIME
+-- ARGV[3] the caller's clock (µs) as it called, '' or none = not told
 -- Returns {time µs, run, id of the batch sealed now or '', number of batches that wait in `sealed`}; the time as a string.
 -- INFO is asked inside the call, so that time, run and seal belong to one server at one moment.
 local time = redis.call('TIME')
@@ -9,5 +10,5 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -5)
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
-redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now))
+redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
 return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. 'sealed')}

@@ -20,7 +20,8 @@ class Waiting:
     """What waited in one shard at one moment (times in µs).
 
     The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed;
-    how many batches wait, and the oldest of them; and what this machine's clock said when the server had answered.
+    how many batches wait, and the oldest of them; what this machine's clock said when the server had answered, and the
+    clock of the machine that sealed when it did.
     """
 
     shard: int
@@ -33,6 +34,12 @@ class Waiting:
     count: int
     batches: tuple[str, ...]
     clock: int
+    sealed_clock: int
+
+    @property
+    def lead(self) -> int:
+        """By how much (µs) the seal is ahead: of the clock of who sealed, or of this machine's."""
+        return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 
 
 def waiting(
@@ -55,6 +62,7 @@ def waiting(
             *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
             tuple(map(bytes.decode, names)),
             clock,
+            int(sealed_clock or 0),
         )
-        for shard, (run, up, now, incarnation, seq, at, count, names) in answered.items()
+        for shard, (run, up, now, incarnation, seq, at, count, names, sealed_clock) in answered.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from time import time_ns
 from typing import Any
 
 import redis
@@ -40,10 +41,10 @@ def seal() -> list[Sealing]:
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
         for first in range(0, len(shards), _AT_ONCE):
-            some = shards[first : first + _AT_ONCE]
+            some, clock = shards[first : first + _AT_ONCE], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
                 for shard in some:
-                    pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "")
+                    pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "", clock)
                 replies.update(zip(some, pipeline.execute(raise_on_error=False), strict=True))
 
     on_each(here, range(here.keyspace.shards), one_server)

@@ -41,8 +41,7 @@ def watch(using: str, found: Iterable[Waiting], states: Mapping[int, ShardState]
 
 
 def _is_odd(state: ShardState, each: Waiting) -> bool:
-    jumped = is_ahead(each.sealed_at, each.clock)
-    return jumped != bool(state.ahead) or is_ahead(state.watermark, each.clock)
+    return (each.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, each.clock)
 
 
 def _put_right(using: str, state: ShardState, each: Waiting) -> None:
@@ -51,21 +50,20 @@ def _put_right(using: str, state: ShardState, each: Waiting) -> None:
         lead, since = state.watermark - each.clock, _sealed_before(using, state.shard, each.clock)
         state.watermark = min(each.sealed_at, each.clock)
         _declare(using, state.shard, since, each.clock, lead)
-    lead = each.sealed_at - each.clock
-    if lead <= TOLERANCE:
+    if each.lead <= TOLERANCE:
         if state.ahead:
             _declare(using, state.shard, state.watermark, each.clock, state.ahead)
             logger.warning("The clocks of shard %02d's server and of this machine agree again", state.shard)
         state.ahead = 0
     elif not state.ahead:
-        state.ahead = lead
-        _declare(using, state.shard, state.watermark, each.clock, lead)
+        state.ahead = each.lead
+        _declare(using, state.shard, state.watermark, each.clock, each.lead)
         logger.error(
-            "Shard %02d was sealed at %s by its server's clock, and it is %s by this machine's: no billing period is"
+            "Shard %02d was sealed at %s by its server's clock, %s seconds ahead of the workers': no billing period is"
             " closed until they agree",
             state.shard,
             moment(each.sealed_at),
-            moment(each.clock),
+            f"{each.lead // 1_000_000:,}",
         )
 
 
@@ -92,7 +90,7 @@ def move(using: str, each: Waiting) -> None:
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, each.shard)
         crash.reached("drain:watermark-locked")
-        known = state is not None and state.run == each.run and not is_ahead(each.sealed_at, each.clock)
+        known = state is not None and state.run == each.run and each.lead <= TOLERANCE
         if state is not None and known and not state.frozen and each.sealed_at > state.watermark:
             state.watermark = each.sealed_at
             state.save(using=using, update_fields=["watermark"])
@@ -101,7 +99,7 @@ def move(using: str, each: Waiting) -> None:
 
 def move_idle(using: str, idle: Iterable[Waiting]) -> None:
     """Move those of shards in which nothing waited: all that was counted before their last seal is in the ledger."""
-    idle = [each for each in idle if each.sealed_at and not is_ahead(each.sealed_at, each.clock)]
+    idle = [each for each in idle if each.sealed_at and each.lead <= TOLERANCE]
     if idle:
         mark = min(each.sealed_at for each in idle)
         rows = ShardState.objects.using(using).filter(shard__in=[each.shard for each in idle])

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 JUNE = at("2027-06-01")
 
 
-def seal_at(moment: int) -> None:
-    """Seal every shard as a server would whose clock says that it is that moment."""
+def seal_at(moment: int, clock: int | str = "") -> None:
+    """Seal every shard as a server would whose clock says that it is that moment, for a caller with another clock."""
     here, text = server(), scripts.read("run", "batch", "seal").text.decode()
     for shard in range(here.keyspace.shards):
         client = here.wire.client_of(here.keyspace, shard)
-        client.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), str(moment))
+        client.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), str(moment), str(clock))
 
 
 def drain_at(moment: str) -> None:
@@ -71,6 +71,18 @@ def test_a_seal_that_is_ahead_moves_no_watermark_and_is_declared_until_both_cloc
     drain_at("2026-11-28T14:00")
     assert state().watermark == at("2026-11-28T14:00")
     assert len(declared()) == 2
+
+
+def test_a_clock_that_was_ahead_is_noticed_by_a_drain_that_comes_after_the_time_it_showed() -> None:
+    seal_at(at("2026-11-28T11:00"), at("2026-11-28T11:00"))
+    drain_at("2026-11-28T11:00")
+    seal_at(at("2026-11-28T14:00"), at("2026-11-28T12:00"))
+    drain_at("2026-11-28T15:00")
+    assert (state().watermark, state().ahead) == (at("2026-11-28T11:00"), 2 * 3600 * 10**6)
+    assert declared()[0] == (at("2026-11-28T11:00"), at("2026-11-28T15:00"))
+    seal_at(at("2026-11-28T15:30"), at("2026-11-28T15:30"))
+    drain_at("2026-11-28T15:30")
+    assert (state().watermark, state().ahead) == (at("2026-11-28T15:30"), 0)
 
 
 def test_the_first_drain_of_all_meets_a_clock_that_is_ahead() -> None:
