@@ -22,6 +22,8 @@ _SERVERS = TestServers(
     database=os.environ.get("RATELIMITS_TEST_DATABASE", "sqlite"),
 )
 os.environ.update(_SERVERS.environment)
+# A worker of pytest-xdist has servers of its own here, so the app need not tell the keys of one from another's.
+os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
 
 #: Fixtures that several directories take; modules, since they need models.
@@ -32,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long suites in full")
     parser.addoption("--crashes", type=int, help="how many crashes, or power cuts, a test of them makes")
     parser.addoption("--crash-seed", type=int, help="what the crashes are drawn from; default: the same ones again")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Have each worker process of pytest-xdist start servers of its own, as this process did."""
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
 
 
 def pytest_unconfigure() -> None:

@@ -184,7 +184,7 @@ def test_each_of_the_two_set_up_commands_stands_alone() -> None:
         assert command.count("\n") == 1
         assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt && ")
     assert demo.endswith(".venv/bin/python manage.py demo\n")
-    assert tests.endswith(".venv/bin/python -m pytest\n")
+    assert tests.endswith(".venv/bin/python -m pytest -n auto\n")
 
 
 def test_every_link_leads_to_a_file() -> None:
