@@ -158,9 +158,10 @@ CLIENT = Client()
 def client_with(model: type[models.Model], held: Permissions, *, staff: bool = True) -> Client:
     """Somebody who has these permissions of one table, and all of the others."""
     user = User.objects.create(username=f"user{next(_numbers)}", is_staff=staff)
-    names = [f"{name}_{model._meta.model_name}" for name in held]
-    user.user_permissions.set(Permission.objects.exclude(pk__in=permissions_of(model)))
-    user.user_permissions.add(*permissions_of(model).filter(codename__in=names))
+    own = {pk: codename.rpartition("_")[0] for pk, codename in permissions_of(model).values_list("pk", "codename")}
+    given = [pk for pk in Permission.objects.values_list("pk", flat=True) if pk not in own or own[pk] in held]
+    through: Any = User.user_permissions.through
+    through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in given)
     CLIENT.cookies.clear()  # messages that nobody has seen are kept there
     CLIENT.force_login(user)
     return CLIENT

@@ -26,7 +26,7 @@ from tests.usage.test_crashes import check_ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SECONDS_PER_CRASH = 10
+SECONDS_PER_CRASH = 30
 
 
 def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[bytes]:
