@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "COMPACT_INTERVAL": 3_600,  # seconds between two looks for batches in the ledger that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two looks for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
+    "PRORATION": "none",  # of what a plan includes: "none", or by the "time" that an account was on it
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
     "ADJUSTMENT_APPROVAL": False,  # whether an adjustment counts only when another person has approved it
     "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
@@ -107,6 +108,7 @@ class Conf:
     COMPACT_INTERVAL: float
     FINALISE_INTERVAL: float
     GRACE_SECONDS: int
+    PRORATION: str
     LATE_USAGE: str
     ADJUSTMENT_APPROVAL: bool
     WITNESS_INTERVAL: float

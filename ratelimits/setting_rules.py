@@ -138,6 +138,7 @@ RULES: dict[str, Rule] = {
     "COMPACT_INTERVAL": _seconds(),
     "FINALISE_INTERVAL": _seconds(),
     "GRACE_SECONDS": Rule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
+    "PRORATION": _one_of("none", "time"),
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
     "WITNESS_INTERVAL": _seconds(zero=True),

@@ -53,6 +53,7 @@ WRONG: dict[str, list[Any]] = {
     "FINALISE_INTERVAL": [0, *NUMBERS],
     "GRACE_SECONDS": [0.5, *NUMBERS],
     "ADJUSTMENT_APPROVAL": ["yes", 1, 0, None],
+    "PRORATION": ["x", "", None, ["none"]],
     "LATE_USAGE": ["x", "", None, ["version"]],
     "WITNESS_INTERVAL": [-0.1, *NUMBERS],
     "SIGNING_KEY": [None, 7, b"key", "\ud800", "a\0"],

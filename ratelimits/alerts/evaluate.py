@@ -30,7 +30,7 @@ from ratelimits.models import (
     PeriodUsage,
     ShardState,
 )
-from ratelimits.reports.periods import SECOND, period_from
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms import Terms, TermsBook
 from ratelimits.usage import crash
 
@@ -137,7 +137,7 @@ def _evaluate(this: _Pass, accounts: list[str]) -> list[Alert]:
     raised: list[Alert] = []
     for (account, start, meter), found in sorted(by_meter.items()):
         held = terms[account]
-        period = period_from(held.timezone, held.anchor, start * SECOND)
+        period = held.period_from(start * SECOND)
         if period.end > this.since:
             usages = [Usage(account, meter, rule, period, used) for rule, used in sorted(found)]
             raised += _raise_for(this, usages, held, said)

@@ -28,7 +28,7 @@ from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
 from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports.download import Download
-from ratelimits.reports.periods import SECOND, period_at
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements import statements
 from ratelimits.reports.terms import Terms, TermsBook
 
@@ -123,7 +123,7 @@ def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int
     elif account is None and window == "period":
         start = now - 31 * DAY * SECOND  # since then the current period of every account has begun
     else:
-        start = period_at(terms.timezone, terms.anchor, now).start
+        start = terms.period(now).start
     end = _instant("to", asked["to"], timezone) if "to" in asked else now
     if end <= start:
         raise ValidationError({"to": _("This is not after `from`.")})
@@ -167,7 +167,7 @@ def _complete_until(account: str) -> datetime | None:
 
 
 def _quota(who: Identity, terms: Terms, now: int) -> dict[str, Any]:
-    period = period_at(terms.timezone, terms.anchor, now)
+    period = terms.period(now)
     rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=who.owner, period=period.start // SECOND)
     sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Case, F, IntegerField, Q, Sum, Value, When
+from django.db.models import Case, F, IntegerField, Max, Q, Sum, Value, When
 
 from ratelimits.engine import calendar
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Line, PeriodUsage
-from ratelimits.reports.periods import SECOND, Period, moment, period_at, period_from
+from ratelimits.reports.periods import SECOND, moment
 from ratelimits.reports.terms import Terms, TermsBook
 
 HOUR, DAY = 3600, 86_400
@@ -56,7 +56,7 @@ def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
         start = at - at % (BIN_SECONDS * SECOND)
         return start, start + BIN_SECONDS * SECOND
     if window == "period":
-        period = period_at(terms.timezone, terms.anchor, at)
+        period = terms.period(at)
         return period.start, period.end
     _previous, start, end, _next = calendar.boundaries(window, timezone, None, at)
     return start, end
@@ -100,10 +100,10 @@ def _condition(using: str, question: Question) -> Q:
 def _periods(using: str, account: str, question: Question) -> set[int]:
     """The billing periods (s) that an account's usage in a span can belong to: by its terms now, and as counted."""
     terms, oldest = question.terms, question.start - 32 * DAY * SECOND
-    period = period_at(terms.timezone, terms.anchor, oldest)
+    period = terms.period(oldest)
     found = {0, period.start // SECOND}
     while period.end < question.end:
-        period = period_at(terms.timezone, terms.anchor, period.end)
+        period = terms.period(period.end)
         found.add(period.start // SECOND)
     counted = PeriodUsage.objects.using(using).filter(account=account, period__lt=question.end // SECOND)
     found.update(counted.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct())
@@ -150,18 +150,30 @@ def _offsets(question: Question) -> Iterator[tuple[int, int]]:
 
 def _with_spans(using: str, question: Question, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows with the start and end of their windows."""
-    terms: dict[str, Terms] = {}
-    if question.window == "period":
-        terms = TermsBook(using).of({row["account"] for row in found})
+    ends = _ends(using, found) if question.window == "period" else {}
     for row in found:
-        start, end = _span(question, row.pop("window"), terms.get(row["account"], question.terms))
-        yield {"start": moment(start), "end": moment(end), **row}
+        window = row.pop("window")
+        end = ends.get((row["account"], window))
+        span = _span(question, window) if end is None else (window * SECOND, end)
+        yield {"start": moment(span[0]), "end": moment(span[1]), **row}
 
 
-def _span(question: Question, window: int, terms: Terms) -> tuple[int, int]:
-    if question.window == "period":
-        period: Period = period_from(terms.timezone, terms.anchor, window * SECOND)
-        return period.start, period.end
+def _ends(using: str, found: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
+    """When billing periods end (µs since 1970 UTC), by account and start (s)."""
+    names, windows = {row["account"] for row in found}, {row["window"] for row in found}
+    rows = PeriodUsage.objects.using(using).filter(account__in=names, period__in=windows).order_by()
+    known = {
+        (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
+    }
+    ends = {place: end * SECOND for place, end in known.items() if end is not None}
+    rest = {(row["account"], row["window"]) for row in found} - ends.keys()
+    terms = TermsBook(using).of({name for name, _start in rest}) if rest else {}
+    for name, start in rest:
+        ends[name, start] = terms[name].period_from(start * SECOND).end
+    return ends
+
+
+def _span(question: Question, window: int) -> tuple[int, int]:
     if question.window == "day":
         # Noon is of that day, whatever the clocks do at midnight.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(question.timezone))

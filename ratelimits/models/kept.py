@@ -6,7 +6,7 @@ the last period that has usage as it is. The periods under the new terms follow 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.db import models
@@ -116,27 +116,29 @@ def _next(months: _Months, start: int) -> int:
     return _around(months, None, start)[1]
 
 
-def ends_of(using: str, periods: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def ends_of(using: str, periods: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
     """Return when billing periods end, by account and start, all in seconds since 1970 UTC.
 
-    They are those of the account's terms now, or of former ones that had a period that started then. Where none had,
-    the period ends where the next one starts.
+    `periods` say when each was last used. They are those of the account's terms now, or of former ones, that start then
+    and had not ended when they were used. Where there is none, the period ends where the next one starts.
     """
-    wanted = sorted({(name, start) for name, start in periods if start})
+    wanted = sorted((name, start) for name, start in periods if start)
     names = sorted({name for name, _start in wanted})
     kept, months = kept_of(using, names), dict(_months_of(using, names))
     found: dict[tuple[str, int], int] = {}
     unknown: list[tuple[str, int]] = []
     for name, start in wanted:
+        used = periods[name, start]
         span = _around(months.get(name, _DEFAULT), kept.get(name), start * _SECOND)
-        found[name, start] = span[1] // _SECOND
-        if span[0] != start * _SECOND:
+        if span[0] != start * _SECOND or span[1] <= used * _SECOND:
             unknown.append((name, start))
+            span = _around(months.get(name, _DEFAULT), kept.get(name), used * _SECOND)
+        found[name, start] = span[1] // _SECOND
     former = _former(using, sorted({name for name, _start in unknown}))
     for name, start in unknown:
         for each in (*former.get(name, ()), _DEFAULT):
             begun, end = _around(each, None, start * _SECOND)
-            if begun == start * _SECOND:
+            if begun == start * _SECOND and end > periods[name, start] * _SECOND:
                 found[name, start] = end // _SECOND
                 break
     return found

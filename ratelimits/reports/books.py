@@ -11,6 +11,7 @@ from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardSta
 from ratelimits.reports import signing, witness
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.included import Included, included_in
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.price_book import PriceBook
 from ratelimits.reports.terms import RuleBook, Terms, TermsBook
@@ -37,6 +38,7 @@ class Books:
         # Accounts whose periods lie alike share what was read for the first of them.
         self._names = cache(self._read_names)
         self._terms = cache(self._read_terms)
+        self._included = cache(lambda start, end: included_in(using, accounts, start, end))
         self._gaps = cache(lambda start, end: Gaps.between(using, start, end))
         self._unknown = cache(lambda start, end: Unknown(using, start, end, accounts))
         self._compared = cache(lambda start, end: witness.compare_all(using, accounts, start, end))
@@ -68,6 +70,10 @@ class Books:
 
     def _read_terms(self, at: int | None) -> dict[str, Terms]:
         return TermsBook(self.using, at).of(self._accounts)
+
+    def included(self, account: str, start: int, end: int) -> Included:
+        """Return what the billing period between these moments (µs since 1970 UTC) includes for an account."""
+        return self._included(start, end)[account]
 
     def unknown(self, account: str, start: int, end: int) -> Any:
         """Return the lost replies of an account in a billing period, by key and meter."""

@@ -92,11 +92,12 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """What of the included quantities is used up, by meter."""
+    """What of the included quantities is used up, by meter. `plan` includes them; None: the report's."""
 
     included: Mapping[str, int]
     used: dict[str, int] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)
+    plan: str | None = None
 
     def split(self, meter: str, billable: int) -> tuple[int, int]:
         """How much of further units is included and how much overage; units that come off, come off overage first."""
@@ -115,18 +116,39 @@ def unit_of(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
+def remaining(
+    using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
+) -> Allowance:
+    """Return what is left of a billing period's allowance after the lines of all reports, or of those before a report.
+
+    `periods` are the starts (µs since 1970 UTC) of the periods that its usage was counted under, `before` the primary
+    key of that report.
+    """
+    lines = ReportLine.objects.using(using).filter(report__account=account)
+    lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
+    if before is not None:
+        lines = lines.filter(report__lt=before)
+    sums = list(lines.values_list("meter").order_by().annotate(Sum("included_quantity"), Sum("overage_quantity")))
+    return Allowance(included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums})
+
+
+def at_home(groups: Iterable[Group], homes: Mapping[int, int]) -> Iterator[Group]:
+    """Add to each group its `home`: the start (µs) of the billing period that its usage belongs to."""
+    return ({**group, "home": homes[group["period"] * SECOND]} for group in groups)
+
+
 def usage_lines(
     report: Report,
     groups: Iterable[Group],
     rules: RuleBook,
-    allowance: Allowance,
+    allowances: Mapping[int, Allowance],
     unknown: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
     """A line for each group with its limit, and for each key and meter of which nothing but lost replies is known."""
     unknown = Counter() if unknown is None else unknown
     number = 0
     for number, group in enumerate(groups, 1):
-        line = usage_line(report, number, group, rules, allowance)
+        line = usage_line(report, number, group, rules, allowances)
         line.unknown_count = unknown.pop((group["key"], group["meter"]), 0)
         yield line
     for (key, meter), count in sorted(unknown.items()):
@@ -192,26 +214,32 @@ def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance
     return line
 
 
-def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allowance: Allowance) -> ReportLine:
-    """The line of a group with its limit; a correction, if the group is late for the period it was counted in."""
+def usage_line(
+    report: Report, number: int, group: Group, rules: RuleBook, allowances: Mapping[int, Allowance]
+) -> ReportLine:
+    """The line of a group with its limit and home; a correction, if the group is late for the period it belongs to.
+
+    `allowances` are those of the billing periods that groups belong to, by their starts in µs.
+    """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
-    included, overage = allowance.split(group["meter"], billable)
+    start, home = group["period"] * SECOND, group["home"]
+    included, overage = allowances[home].split(group["meter"], billable)
     about = (group["meter"], group["key"], group["rule"], group["version"])
-    start = group["period"] * SECOND
-    late = report.version > 1 or start != report.period_start
+    late = report.version > 1 or home != report.period_start
     name = report_id(report.account, report.period_start)
+    own = about if start == home else (*about, start)
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
     return ReportLine(
         report=report,
         number=number,
-        line_id=line_id(name, report.version, CORRECTION, start, *about) if late else line_id(name, USAGE, *about),
+        line_id=line_id(name, report.version, CORRECTION, start, *about) if late else line_id(name, USAGE, *own),
         key=group["key"],
         meter=group["meter"],
         unit=unit_of(group["meter"]),
         charge_category=USAGE,
         charge_class=CORRECTION if late else "",
-        corrects_line_id=line_id(report_id(report.account, start), USAGE, *about) if late else "",
+        corrects_line_id=line_id(report_id(report.account, home), USAGE, *own) if late else "",
         charge_period_start=max(group["first_bin"] * SECOND, start),
         charge_period_end=min(end, report.period_end),
         consumed_quantity=group["admitted_units"],
@@ -223,7 +251,7 @@ def usage_line(report: Report, number: int, group: Group, rules: RuleBook, allow
         limit=group["limit"],
         rule=rule.name,
         rule_version=group["version"],
-        plan=report.plan,
+        plan=report.plan if (plan := allowances[home].plan) is None else plan,
         batch_range=batch_range(group),
         durability_gap=report.gaps,
         usage_period=group["period"],

@@ -11,17 +11,18 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from time import time_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import InterfaceError, OperationalError, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import shard_of
-from ratelimits.models import ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardState
+from ratelimits.reports.account_periods import SHORTEST
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.books import Books
-from ratelimits.reports.closing import SHORTEST, Closing
+from ratelimits.reports.closing import Closing
 from ratelimits.reports.late_gaps import LateGaps, Starts
 from ratelimits.reports.periods import SECOND
 from ratelimits.usage import crash
@@ -59,7 +60,7 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     usage = PeriodUsage.objects.using(using)
-    due = usage.filter(covered=None, period__lte=(now - SHORTEST) // SECOND)
+    due = usage.filter(ended(now), covered=None)
     late = usage.filter(position__gt=F("covered"))
     adjusted = unreported(using)
     names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
@@ -72,6 +73,11 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
         done += len(chunk)
         yield Closed(reports, done, len(wanted))
     gaps.forget(wanted - failed)
+
+
+def ended(now: int) -> Q:
+    """Match usage of periods that ended before a moment (µs since 1970 UTC), or may have: not all say their ends."""
+    return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST) // SECOND)
 
 
 def home_shard(account: str) -> int:
@@ -113,11 +119,10 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
     """
     # Before the transaction, whose first statement is to lock: SQLite does not let a reader become a writer.
     shards = shards_of(using, names)
+    beside = locked_with(using, shards)
     written: list[Report] = []
     with transaction.atomic(using=using, durable=True):
-        locked = (
-            ShardState.lock(using, shard) for shard in sorted({each for those in shards.values() for each in those})
-        )
+        locked = [ShardState.lock(using, shard) for shard in beside]
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
         for name in names:
@@ -137,6 +142,19 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
     for name, shard in rows.values_list("account", "shard").distinct():
         found[name].add(shard)
     return {name: sorted(shards) for name, shards in found.items()}
+
+
+def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
+    """Return the shards to lock for closing these accounts, in order: theirs, and those of their accounts' other names.
+
+    Names of one account share an allowance, so no two of them are closed at once.
+    """
+    found = {shard for those in shards.values() for shard in those}
+    history: Any = Account.history
+    named = history.using(using).filter(identifier__in=list(shards)).values("id")
+    others = history.using(using).filter(id__in=named).exclude(identifier__in=list(shards)).order_by()
+    names = others.values_list("identifier", flat=True).distinct()
+    return sorted(found.union(map(home_shard, names)))
 
 
 def mark(using: str, reports: list[Report]) -> None:

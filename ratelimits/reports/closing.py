@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain as chained
 from itertools import islice
 from typing import Any
@@ -14,29 +14,29 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
 from ratelimits.reports import amounts, signing
-from ratelimits.reports.adjusting import start_of
+from ratelimits.reports.account_periods import AccountPeriods
 from ratelimits.reports.books import Books
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
     Group,
     adjustment_line,
+    at_home,
     between,
     gap_line,
     grouped,
+    remaining,
     row,
     usage_lines,
 )
+from ratelimits.reports.included import Included
 from ratelimits.reports.late_gaps import says_more
-from ratelimits.reports.periods import SECOND, Period, iso, period_at, period_from
+from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE
-from ratelimits.reports.terms import Terms
+from ratelimits.reports.tiles import Tile
 from ratelimits.reports.unknown import KeyAndMeter
 from ratelimits.usage import crash
 from ratelimits.usage.watermark import is_ahead
-
-#: No billing month is shorter, so a period that began later cannot have ended.
-SHORTEST = 27 * 86_400 * SECOND
 
 Positions = Mapping[str, int]
 
@@ -54,35 +54,43 @@ class Closing:
         self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
         self._usage = books.usage(account)
         self._reports = list(books.reports(account))
-        self._closed = {report.period_start for report in self._reports}
-        self._adjustments = books.adjustments(account)
-        self._gapped = self._closed & set(gapped)
+        self._gapped = gapped
         self._headless = False
+        self.periods = AccountPeriods(books, account)
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
         """Write the reports that can be written."""
-        starts = self._gapped | {row.period * SECOND for row in self._usage} | {start_of(a) for a in self._adjustments}
-        late = {start for start in starts & self._closed if self._is_late(start)}
+        late = {tile.start: tile for tile in self.periods.tiles if tile.closed and self._is_late(tile)}
         written = []
-        for start in sorted(starts):
-            mine = [adjustment for adjustment in self._adjustments if start_of(adjustment) == start]
-            if start in self._closed:
-                versioned = {start} & late if conf.LATE_USAGE == "version" else set()
-                if versioned or mine or (start in self._gapped and self._lacks(start)):
-                    written.append(self._next_version(start, mine, versioned))
-            elif start <= self._now - SHORTEST:
-                period, terms = self.period(start)
+        for tile in self.periods.tiles:
+            mine = self.periods.adjustments(tile)
+            if tile.closed:
+                versioned = tile.start in late and self._is_versioned(tile)
+                if versioned or mine or (tile.start in self._gapped and self._lacks(tile.start)):
+                    written.append(self._next_version(tile, mine, versioned=versioned))
+                if versioned:
+                    del late[tile.start]
+            elif tile.end <= self._now:
+                period = self.periods.period(tile)
                 if not self.open_because(period):
-                    carried = late if conf.LATE_USAGE == "period" else set()
-                    written.append(self._first_version(period, terms, mine, carried))
-                    late = late - carried
+                    carried = [each for start, each in late.items() if start < tile.start]
+                    carried = [each for each in carried if not self._is_versioned(each)]
+                    written.append(self._first_version(period, tile, mine, carried))
+                    late = {start: each for start, each in late.items() if each not in carried}
         return written
 
-    def open_starts(self) -> list[int]:
-        """Return when the periods start (µs since 1970 UTC) that have usage or adjustments and no report yet."""
-        starts = {row.period * SECOND for row in self._usage} | {start_of(a) for a in self._adjustments}
-        return sorted(starts - self._closed)
+    def _is_versioned(self, tile: Tile) -> bool:
+        """Return whether late usage of a closed period becomes a further version of its report.
+
+        With LATE_USAGE "period" it does where the allowance is shared with another name of the account, and where no
+        later period will have a report: the account's next one is over, and without usage.
+        """
+        if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).shared:
+            return True
+        if any(each.start > tile.start for each in self.periods.open()):
+            return False
+        return not self.open_because(self.periods.next())
 
     def open_because(self, period: Period) -> str:
         """Return why a period cannot be closed yet, as a sentence; "" if it can."""
@@ -112,24 +120,25 @@ class Closing:
                 return ""  # verifying the report names the batch for as long as it is missing
             raise
 
-    def close_one(self, start: int) -> Report:
+    def close_one(self, tile: Tile) -> Report:
         """Write the first report of a period, complete or not; without a chain's head where a batch is missing."""
-        period, terms = self.period(start)
         self._headless = True
-        mine = [adjustment for adjustment in self._adjustments if start_of(adjustment) == start]
-        return self._first_version(period, terms, mine, set())
+        return self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
 
-    def period(self, start: int) -> tuple[Period, Terms]:
-        """Return the period that starts then by the terms that held, and the terms at its end."""
-        held = [self._books.terms(self.account, at) for at in (start, start + SHORTEST, None)]
-        known = (terms for terms in held if period_at(terms.timezone, terms.anchor, start).start == start)
-        then = next(known, held[-1])
-        ends = [row.period_end for row in self._usage if row.period * SECOND == start and row.period_end is not None]
-        if ends:
-            period = Period(start, max(ends) * SECOND, then.timezone)
-        else:
-            period = period_from(then.timezone, then.anchor, start)
-        return period, self._books.terms(self.account, period.end - 1)
+    def _included(self, start: int, end: int) -> Included:
+        return self._books.included(self.account, start, end)
+
+    def _taken(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
+        """Return what other names of the account have of an allowance that they share, on reports after a row."""
+        lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
+        lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
+        return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
+
+    def _less(self, included: Mapping[str, int], tile: Tile, since: int = 0) -> dict[str, int]:
+        """Return what is left of these quantities for this name of the account."""
+        shared = self._included(tile.start, tile.end).shared
+        taken = self._taken(shared, tile.start, tile.end, since) if shared else Counter()
+        return {meter: quantity - taken[meter] for meter, quantity in included.items()}
 
     def _versions(self, start: int) -> list[Report]:
         """The versions of a period's report, oldest first."""
@@ -157,44 +166,59 @@ class Closing:
         covered: Positions = having[-1].chain if having else {}
         return covered
 
-    def _is_late(self, start: int) -> bool:
-        covered = self._covered(start)
-        rows = (usage for usage in self._usage if usage.period * SECOND == start)
-        return any(usage.position > covered.get(str(usage.shard), 0) for usage in rows)
+    def _is_late(self, tile: Tile) -> bool:
+        covered = {start // SECOND: self._covered(start) for start in tile.members}
+        rows = (usage for usage in self._usage if usage.period in covered)
+        return any(usage.position > covered[usage.period].get(str(usage.shard), 0) for usage in rows)
 
-    def _first_version(self, period: Period, terms: Terms, adjustments: list[Adjustment], late: set[int]) -> Report:
-        report = self._report(period, 1, {period.start} | late)
-        report.plan, report.included = terms.plan, dict(terms.included)
-        groups = chained.from_iterable(self._groups(start, report.since) for start in sorted({period.start} | late))
+    def _allowance(self, tile: Tile, included: Mapping[str, int], plan: str | None = None) -> Allowance:
+        left = remaining(self._using, self.account, {*tile.members, tile.start}, included)
+        left.plan = plan
+        return left
+
+    def _first_version(self, period: Period, tile: Tile, adjustments: list[Adjustment], carried: list[Tile]) -> Report:
+        report = self._report(period, 1, [tile, *carried])
+        includes = self._included(tile.start, tile.end)
+        report.plan, report.included = includes.plan, self._less(includes.included, tile)
+        allowances = {tile.start: Allowance(report.included)}
+        for late in carried:
+            before = self._versions(late.start)[-1]
+            allowances[late.start] = self._allowance(late, before.included, before.plan)
         lost = self._books.unknown(self.account, period.start, period.end)
-        allowance = Allowance(report.included)
-        lines = usage_lines(report, self._books.limits.of(groups), self._books.rules, allowance, lost)
-        return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
+        groups = self._books.limits.of(self._groups([tile, *carried], report.since))
+        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        return self._write(report, chained(lines, adjusted), adjustments)
 
-    def _next_version(self, start: int, adjustments: list[Adjustment], late: set[int]) -> Report:
-        versions = self._versions(start)
+    def _next_version(self, tile: Tile, adjustments: list[Adjustment], *, versioned: bool) -> Report:
+        versions = self._versions(tile.start)
         before = versions[-1]
-        period = Period(start, before.period_end, before.timezone)
-        report = self._report(period, before.version + 1, late)
-        report.plan, report.included, report.previous_digest = before.plan, before.included, before.digest
-        rows = ReportLine.objects.using(self._using).filter(report__in=versions).values_list("meter").order_by()
-        sums = list(rows.annotate(Sum("included_quantity"), Sum("overage_quantity")))
-        allowance = Allowance(
-            report.included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums}
-        )
-        groups = chained.from_iterable(self._groups(start, report.since) for start in sorted(late))
+        taken = [tile] if versioned else []
+        report = self._report(Period(tile.start, before.period_end, before.timezone), before.version + 1, taken)
+        assert before.pk is not None
+        report.plan, report.previous_digest = before.plan, before.digest
+        report.included = self._less(before.included, tile, before.pk)
+        allowances = {tile.start: self._allowance(tile, report.included)}
         lost = self._late_unknown(versions)
-        lines = usage_lines(report, self._books.limits.of(groups), self._books.rules, allowance, lost)
-        if not (late or lost or adjustments):
+        groups = self._books.limits.of(self._groups(taken, report.since))
+        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        if not (versioned or lost or adjustments):
             lines = iter([gap_line(report)])
-        return self._write(report, chained(lines, self._adjusted(report, adjustments, allowance)), adjustments)
+        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        return self._write(report, chained(lines, adjusted), adjustments)
 
-    def _groups(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:
+    def _groups(self, taken: list[Tile], since: Mapping[str, Positions]) -> Iterator[Group]:
+        """Return the sums of what was counted under the periods of these tiles and is on no report, by their starts."""
+        home = {start: tile.start for tile in taken for start in tile.members}
+        every = (self._grouped(start, since) for start in sorted(home))
+        return at_home(chained.from_iterable(every), home)
+
+    def _grouped(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:
         period = start // SECOND
         own = Q(account=self.account, period=period) & between(since[str(period)], self.chain)
         return grouped(own, self._using)
 
-    def _report(self, period: Period, version: int, taken: set[int]) -> Report:
+    def _report(self, period: Period, version: int, taken: list[Tile]) -> Report:
         shards = [state.shard for state in self._states]
         return Report(
             account=self.account,
@@ -202,7 +226,10 @@ class Closing:
             period_end=period.end,
             timezone=period.timezone,
             version=version,
-            since={str(start // SECOND): self._covered(start) for start in sorted(taken)},
+            since={
+                str(start // SECOND): self._covered(start)
+                for start in sorted(start for tile in taken for start in tile.members)
+            },
             chain=self.chain,
             chain_head=self._head(),
             gaps=self._books.gaps(self.account, shards, period.start, period.end),

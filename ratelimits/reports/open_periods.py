@@ -9,15 +9,18 @@ from hashlib import sha256
 from time import time_ns
 
 from django.db import transaction
+from django.db.models import Q
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
-from ratelimits.reports.adjusting import start_of, unreported
+from ratelimits.reports.account_periods import SHORTEST
+from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.books import Books
-from ratelimits.reports.close import in_chunks, mark, shards_of
-from ratelimits.reports.closing import SHORTEST, Closing
+from ratelimits.reports.close import ended, in_chunks, locked_with, mark, shards_of
+from ratelimits.reports.closing import Closing
 from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.tiles import Tile
 
 
 class NotForcedError(ValueError):
@@ -49,7 +52,8 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
-    usage = PeriodUsage.objects.using(using).filter(covered=None, period__lte=(now - SHORTEST) // SECOND)
+    over = ended(now) | Q(period__lte=(now - SHORTEST) // SECOND)
+    usage = PeriodUsage.objects.using(using).filter(over, covered=None)
     names = {name for rows in (usage, unreported(using)) for name in rows.order_by().values_list("account", flat=True)}
     for chunk in in_chunks(names if account is None else names & {account}):
         shards = shards_of(using, chunk)
@@ -57,29 +61,37 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
         books = Books(using, chunk, states)
         for name in chunk:
             closing = Closing(books, name, shards[name], now)
-            for start in closing.open_starts():
-                if start <= now - SHORTEST:
-                    yield _described(closing, start, now, _units(books, name, start))
+            yield from _of_account(books, closing, now)
 
 
-def _units(books: Books, account: str, start: int) -> dict[str, int]:
+def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod]:
+    periods = closing.periods
+    try:
+        found = [tile for tile in periods.open() if tile.end <= now or tile.start <= now - SHORTEST]
+    except ValueError as error:
+        yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
+        return
+    for tile in found:
+        yield _described(closing, tile, now, _units(books, closing, tile))
+
+
+def _units(books: Books, closing: Closing, tile: Tile) -> dict[str, int]:
     units: Counter[str] = Counter()
-    for row in books.usage(account):
-        if row.period * SECOND == start:
+    for row in books.usage(closing.account):
+        if row.period * SECOND in tile.members:
             units[row.meter] += row.admitted_units - row.refunded_units
-    for adjustment in books.adjustments(account):
-        if start_of(adjustment) == start:
-            units[adjustment.meter] += adjustment.quantity
+    for adjustment in closing.periods.adjustments(tile):
+        units[adjustment.meter] += adjustment.quantity
     return dict(sorted(units.items()))
 
 
-def _described(closing: Closing, start: int, now: int, units: dict[str, int]) -> OpenPeriod:
+def _described(closing: Closing, tile: Tile, now: int, units: dict[str, int]) -> OpenPeriod:
     try:
-        period, _terms = closing.period(start)
+        period = closing.periods.period(tile)
     except ValueError as error:
-        return OpenPeriod(closing.account, start, None, True, f"{error}: correct the account", units)
+        return OpenPeriod(closing.account, tile.start, None, True, f"{error}: correct the account", units)
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
-    return OpenPeriod(closing.account, start, period, over, closing.why(period), units)
+    return OpenPeriod(closing.account, tile.start, period, over, closing.why(period), units)
 
 
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
@@ -93,13 +105,12 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     if not reason.strip():
         raise NotForcedError("say why: the reason stands in the declared gap")
     shards = shards_of(using, [account])
+    beside = locked_with(using, shards)
     with transaction.atomic(using=using, durable=True):
-        locked = [ShardState.lock(using, shard) for shard in shards[account]]
+        locked = [ShardState.lock(using, shard) for shard in beside]
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(Books(using, [account], states), account, shards[account], now)
-        if start not in closing.open_starts():
-            raise NotForcedError(f"{account or 'anonymous'} has no open period that starts at {iso(start)}")
-        period = _forcible(closing, start, now)
+        tile, period = _forcible(closing, start, now)
         why = closing.why(period)
         DurabilityGap.objects.using(using).create(
             event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
@@ -111,16 +122,19 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         )
         # The gap is on the report: the books are read once more, with it.
         closing = Closing(Books(using, [account], states), account, shards[account], now)
-        report = closing.close_one(start)
+        report = closing.close_one(tile)
         mark(using, [report])
     return report
 
 
-def _forcible(closing: Closing, start: int, now: int) -> Period:
+def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
     try:
-        period, _terms = closing.period(start)
+        tile = next((tile for tile in closing.periods.open() if tile.start == start), None)
+        period = None if tile is None else closing.periods.period(tile)
     except ValueError as error:
         raise NotForcedError(f"{error}: correct the account first") from error
+    if tile is None or period is None:
+        raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:
         raise NotForcedError(f"the period ends at {iso(period.end)}: nobody can bill it before")
-    return period
+    return tile, period

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from ratelimits.engine import calendar
+from ratelimits.engine.billing import Span, periods_around
 
 SECOND = 1_000_000
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
@@ -53,18 +54,18 @@ def starts_in(month: str, start: int, timezone: str) -> bool:
     return f"{moment(start).astimezone(calendar.zone(timezone)):%Y-%m}" == month
 
 
-def period_at(timezone: str, anchor: str | None, at: int) -> Period:
-    """The billing period around a moment."""
-    _previous, start, end, _next = calendar.boundaries("month", timezone, anchor or None, at)
+def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
+    """The billing period around a moment; `kept` is the one that the account's last change of terms left as it was."""
+    _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
 
 
-def period_from(timezone: str, anchor: str | None, start: int) -> Period:
+def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
     """The period that usage was counted under as starting then.
 
     It ends where the account's next one starts, also when the account's terms were others when the usage was counted.
     """
-    return Period(start, period_at(timezone, anchor, start).end, timezone)
+    return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 
 
 def moment(microseconds: int) -> datetime:

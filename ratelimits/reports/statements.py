@@ -6,12 +6,15 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
+from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.conf import conf
-from ratelimits.models import Report, ReportLine
+from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.reports.account_periods import AccountPeriods
 from ratelimits.reports.adjusting import of_open_periods
+from ratelimits.reports.books import Books
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
@@ -25,10 +28,11 @@ from ratelimits.reports.build import (
 )
 from ratelimits.reports.close import home_shard
 from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
-from ratelimits.reports.periods import SECOND, month_window, period_from, starts_in
+from ratelimits.reports.periods import SECOND, Period, month_window, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
-from ratelimits.reports.terms import RuleBook, Terms, TermsBook
+from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import Unknown
 from ratelimits.reports.unused import candidates
 
@@ -122,30 +126,55 @@ def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
 
 
 def _provisional(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
-    closed = Report.objects.filter(account=OuterRef("account"), period_start=OuterRef("period") * SECOND)
-    condition = Q(~Exists(closed), period__gte=start // SECOND, period__lt=end // SECOND)
+    condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    last = end + 32 * 86400 * SECOND
+    last = end + 62 * 86400 * SECOND
     accounts = None if account is None else [account]
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period may have adjustments and no usage: each has a group that stands for it, without usage.
     marks = (_mark(name, period) for name, period in adjusted)
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
-    with_terms = _with_terms(groups, TermsBook(using))
-    for place, chunk in groupby(with_terms, key=lambda found: _place(found[0])):
-        group, terms = next(chunk)
-        if starts_in(month, group["period"] * SECOND, terms.timezone):
-            report, allowance = draft(group, terms, gaps), Allowance(terms.included)
+    for _key, chunk in groupby(_open(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
+        group, of = next(chunk)
+        if starts_in(month, of.period.start, of.period.timezone):
+            report, allowance = draft(group, of.period, of.included, gaps), Allowance(of.included.included)
             used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
             lost = unknown.of(report.account, report.period_start, report.period_end)
             lines = chain(
-                usage_lines(report, used, rules, allowance, lost),
-                (adjustment_line(report, each, allowance) for each in adjusted.get(place, ())),
+                usage_lines(report, used, rules, {of.period.start: allowance}, lost),
+                (adjustment_line(report, each, allowance) for each in of.adjustments),
             )
             yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines))
+
+
+class _Open(NamedTuple):
+    """A billing period without a report, what it includes as things stand, and its adjustments."""
+
+    period: Period
+    included: Included
+    adjustments: list[Adjustment]
+
+
+def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
+    """Yield the groups that are on no report, each with its billing period."""
+    while chunk := list(islice(groups, CHUNK)):
+        counted: dict[str, set[int]] = {}
+        for group in chunk:
+            starts = counted.setdefault(group["account"], set())
+            if "meter" in group:  # maybe of lines that no drain has added up yet
+                starts.add(group["period"] * SECOND)
+        books = Books(using, list(counted), {})
+        periods = {name: AccountPeriods(books, name, starts) for name, starts in counted.items()}
+        found = {name: each.open_by_member() for name, each in periods.items()}
+        for group in chunk:
+            name = group["account"]
+            if (group["period"] * SECOND) in found[name]:
+                tile, period = found[name][group["period"] * SECOND]
+                included = books.included(name, period.start, period.end)
+                yield {**group, "home": period.start}, _Open(period, included, periods[name].adjustments(tile))
 
 
 def _mark(account: str, period: int) -> Group:
@@ -159,8 +188,8 @@ def _place(group: Group) -> tuple[str, int]:
 def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
     """A statement of nothing for every account."""
     gaps = Gaps.between(using, start, end + 32 * 86400 * SECOND)
-    for group, terms in candidates(using, month, account):
-        report = draft(group, terms, gaps)
+    for group, period, terms in candidates(using, month, account):
+        report = draft(group, period, Included(terms.plan, terms.included), gaps)
         yield Statement(report, PROVISIONAL, (row(report, unused_line(report), PROVISIONAL),))
 
 
@@ -175,23 +204,15 @@ def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iter
         seen = found.report.account
 
 
-def draft(group: Group, terms: Terms, gaps: Gaps) -> Report:
+def draft(group: Group, period: Period, included: Included, gaps: Gaps) -> Report:
     """The report, not to be saved, that a group of ledger lines belongs to."""
-    period = period_from(terms.timezone, terms.anchor, group["period"] * SECOND)
     return Report(
         account=group["account"],
         period_start=period.start,
         period_end=period.end,
         timezone=period.timezone,
         version=0,
-        plan=terms.plan,
-        included=dict(terms.included),
+        plan=included.plan,
+        included=dict(included.included),
         gaps=gaps.text(group["first_shard"], group["account"], period.start, period.end),
     )
-
-
-def _with_terms(groups: Iterator[Group], book: TermsBook) -> Iterator[tuple[Group, Terms]]:
-    while chunk := list(islice(groups, CHUNK)):
-        terms = book.of({group["account"] for group in chunk})
-        for group in chunk:
-            yield group, terms[group["account"]]

@@ -7,19 +7,36 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from ratelimits.engine.billing import Span
 from ratelimits.models import Account, Plan, PlanInclusion, Rule
+from ratelimits.models.kept import kept_of
+from ratelimits.reports.periods import Period, period_at, period_from
 
 _NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How an account is billed: its time zone and anchor, its plan's slug and what that includes, by meter."""
+    """How an account is billed: its time zone and anchor, its plan's slug and what that includes, by meter.
+
+    `kept` is the billing period that its last change of zone, anchor or name left as it was, `row` the account's
+    primary key, 0 where there is none.
+    """
 
     timezone: str = "UTC"
     anchor: str = ""
     plan: str = ""
     included: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    kept: Span | None = None
+    row: int = 0
+
+    def period(self, at: int) -> Period:
+        """Return the billing period around a moment."""
+        return period_at(self.timezone, self.anchor, at, self.kept)
+
+    def period_from(self, start: int) -> Period:
+        """Return the period that usage was counted under as starting then."""
+        return period_from(self.timezone, self.anchor, start, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +70,34 @@ class TermsBook:
         then, recorded = self._past(past - {""})
         # A row without any history was written past the models: nothing better is known of it than what it says.
         held = rows | {name: then.get(name, rows.get(name) if name not in recorded else None) for name in past}
-        return {name: Terms() if row is None else self._of(row) for name, row in held.items()}
+        kept = kept_of(self._using, wanted)
+        return {name: self._of(row, kept.get(name)) for name, row in held.items()}
 
     def _past(self, names: set[str]) -> tuple[dict[str, Any], set[str]]:
-        """The accounts' states at the moment by name (None: deleted by then), and those that have a history at all."""
+        """Return the accounts' states at the moment by name, and those that have a history at all.
+
+        The state is None where the account was deleted by then, or had another name.
+        """
         if not names:
             return {}, set()
         history: Any = Account.history
-        records = history.using(self._using).filter(identifier__in=names)
-        recorded = set(records.order_by().values_list("identifier", flat=True).distinct())
+        named = history.using(self._using).filter(identifier__in=names)
+        recorded = set(named.order_by().values_list("identifier", flat=True).distinct())
+        records = history.using(self._using).filter(id__in=named.values("id"))
         if self._at is not None:
             records = records.filter(since__lte=self._at)
-        newest = {record.identifier: record for record in records.order_by("version", "history_id")}
-        return {name: None if row.history_type == "-" else row for name, row in newest.items()}, recorded
+        newest = {record.id: record for record in records.order_by("version", "history_id")}
+        held = {row.identifier: row for row in newest.values() if row.history_type != "-"}
+        return {name: held.get(name) for name in recorded}, recorded
 
-    def _of(self, row: Any) -> Terms:
-        plan, included = self._plan(row.plan_id) if row.plan_id else ("", _NOTHING)
-        return Terms(row.timezone, row.billing_anchor or "", plan, included)
+    def _of(self, row: Any, kept: Span | None) -> Terms:
+        if row is None:
+            return Terms(kept=kept)
+        plan, included = self.plan(row.plan_id) if row.plan_id else ("", _NOTHING)
+        return Terms(row.timezone, row.billing_anchor or "", plan, included, kept, row.id)
 
-    def _plan(self, pk: int) -> tuple[str, Mapping[str, int]]:
+    def plan(self, pk: int) -> tuple[str, Mapping[str, int]]:
+        """Return the slug of a plan, and what it includes by meter."""
         if pk not in self._plans:
             self._plans[pk] = self._plan_now(pk) if self._at is None else self._plan_then(pk, self._at)
         return self._plans[pk]

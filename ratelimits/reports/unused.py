@@ -10,11 +10,11 @@ from django.db.models import F, Min
 from ratelimits.models import Account
 from ratelimits.reports.build import CHUNK, Group, in_order
 from ratelimits.reports.close import home_shard
-from ratelimits.reports.periods import SECOND, month_in, period_at, starts_in
+from ratelimits.reports.periods import SECOND, Period, month_in, starts_in
 from ratelimits.reports.terms import Terms, TermsBook
 
 
-def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Terms]]:
+def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
     """Give each account that there is with its period that starts in the month, in order, as a group without usage.
 
     Left out are accounts that were made after that period's end. Terms are those of today.
@@ -30,10 +30,10 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
         for name in chunk:
             held = terms[name]
             _start, following = month_in(month, held.timezone)
-            period = period_at(held.timezone, held.anchor, following - 1)
+            period = held.period(following - 1)
             if starts_in(month, period.start, held.timezone) and made.get(name, 0) < period.end:
                 group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
-                yield group, held
+                yield group, period, held
 
 
 def _made(using: str, names: list[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, Report
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
 
 #: What an adjustment's line has of it. How much of it is included depends on the lines before.
@@ -45,9 +46,18 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
             yield f"report {report}: line {line.line_id} ({text}) has no adjustment"
 
 
+def _is_of_period(report: Report, start: int) -> bool:
+    """Return whether a period that starts then (µs since 1970 UTC) is the report's, or is billed with it."""
+    if start == report.period_start:
+        return True
+    reports = Report.objects.using(report._state.db).filter(account=report.account)
+    versions = reports.filter(period_start=report.period_start).values_list("since", flat=True)
+    return any(str(start // SECOND) in since for since in versions)
+
+
 def _verify_adjustment(report: Report, adjustment: Adjustment, left: list[ReportLine]) -> Iterator[str]:
     """Compare an adjustment with its line, and take that from what is left of the lines."""
-    if (adjustment.account, start_of(adjustment)) != (report.account, report.period_start):
+    if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
         yield f"adjustment {adjustment.reference} ({adjustment}) is of another account or period than {report}"
     again = adjustment_line(report, adjustment, Allowance({}))
     line = next((line for line in left if line.line_id == again.line_id), None)

@@ -101,8 +101,8 @@ class _Account:
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: Billing period (s) and shard to the position up to which the newest report has the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: Billing period (s) to its end (s), as its own report has it.
-        self._ends: dict[int, int] = {}
+        #: Billing period (s) to its end (s), as its own report has it, and the periods that are billed there.
+        self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
         key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
@@ -118,7 +118,9 @@ class _Account:
         for period in report.since:
             for shard, position in report.chain.items():
                 self._covered[int(period), int(shard)] = position
-        self._ends[report.period_start // SECOND] = report.period_end // SECOND
+        if report.version == 1:
+            start, end = report.period_start // SECOND, report.period_end // SECOND
+            self._ends[start] = end, {start, *map(int, report.since)}
 
     def periods(self) -> set[int]:
         """Return when the billing periods start of which it has lines or totals (s since 1970 UTC)."""
@@ -134,9 +136,10 @@ class _Account:
         said: dict[int, set[int | None]] = {}
         for row in self.usage.values():
             said.setdefault(row.period, set()).add(row.period_end)
-        for period, ends in said.items():
-            end = self._ends.get(period)
-            if end is not None and not ends & {end, None}:
+        for period, (end, billed) in self._ends.items():
+            # Usage under several periods that overlap is billed as one, which ends when one of them does.
+            ends = {each for start in billed for each in said.get(start, ())}
+            if ends and not ends & {end, None}:
                 said_ends = ", ".join(_when(each) for each in ends if each is not None)
                 yield (
                     f"the totals of {self.name or 'anonymous'} from {_when(period)} say that the period ends at"

@@ -41,8 +41,9 @@ def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
 def compare_all(using: str, accounts: Collection[str], start: int, end: int) -> dict[str, list[Comparison]]:
     """Compare for many accounts whose billing periods start and end alike."""
     start, end = start // SECOND, end // SECOND
-    # Not `period=start` alone: a change of the account's time zone or anchor may begin another one meanwhile.
-    usage = PeriodUsage.objects.using(using).filter(account__in=accounts, period__gte=start, period__lt=end)
+    # Not `period=start` alone: usage of before and after a change of terms may be billed as one period.
+    begun = Q(period__gte=start) | Q(period_end__gt=start)
+    usage = PeriodUsage.objects.using(using).filter(begun, account__in=accounts, period__lt=end)
     ledger: dict[str, dict[str, int]] = {account: {} for account in accounts}
     for account, meter, requests in usage.values_list("account", "meter").order_by().annotate(Sum("admitted_requests")):
         ledger[account][meter] = requests

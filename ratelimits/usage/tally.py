@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 
 from django.db import connections, transaction
-from django.db.models import F, Q, Sum
+from django.db.models import F, Max, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
@@ -55,7 +55,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         .filter(ranges)
         .values_list("account", "period", "meter", "rule")
         .order_by()
-        .annotate(*(Sum(name) for name in _SUMS))
+        .annotate(*(Sum(name) for name in _SUMS), Max("bin"))
     )
     columns = ("account", "period", "meter", "rule", *_SUMS, "shard", "position", "period_end")
     connection = connections[using]
@@ -70,7 +70,10 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     position = batches[-1].position
     # Sorted, so that two shards' transactions touch shared index pages in one order.
     totals = sorted(rows)
-    ends = ends_of(using, (row[:2] for row in totals))
-    values = [(*row, shard, position, ends.get(row[:2])) for row in totals]
+    used: dict[tuple[str, int], int] = {}
+    for row in totals:
+        used[row[:2]] = max(row[-1], used.get(row[:2], 0))
+    ends = ends_of(using, used)
+    values = [(*row[:-1], shard, position, ends.get(row[:2])) for row in totals]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

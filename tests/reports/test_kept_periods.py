@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,36 +10,12 @@ from ratelimits.engine.billing import SHORTEST, periods_around
 from ratelimits.models import Account, KeptPeriod, PeriodUsage, Report, versions
 from ratelimits.reports.periods import iso
 from ratelimits.rules.loader import Loader
+from tests.reports.edits import edit_at, spend
 from tests.reports.invoices import account, close
 from tests.usage.traffic import at, flow, use
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata")
 ANCHORS = (None, "2026-01-31T06:00", "2026-01-02T00:00", "2026-01-15T12:30", "2024-02-29T23:59")
-
-
-@contextmanager
-def edit_at(moment: str) -> Iterator[None]:
-    """Edits as if they were made then."""
-    with versions.editing("default") as edit:
-        token = versions._under_way.set(replace(edit, since=at(moment)))
-        try:
-            yield
-        finally:
-            versions._under_way.reset(token)
-
-
-def spend(name: str, moment: str, cost: int = 1) -> None:
-    """One request, counted in the billing period that the rules in force say."""
-    terms = Loader(lambda: at(moment)).current().billing(f"account:{name}")
-    use(
-        name,
-        cost=cost,
-        now=at(moment),
-        timezone=terms.timezone,
-        anchor=terms.anchor,
-        periods=terms.boundaries,
-        configuration=versions.ConfigVersion.read("default")[0],
-    )
 
 
 def test_periods_follow_on_a_kept_one_without_gap_or_overlap() -> None:

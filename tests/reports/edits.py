@@ -1,0 +1,53 @@
+"""Edits of terms at chosen moments, and requests that go by the terms in force then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ratelimits import engine
+from ratelimits.models import Account, Plan, PlanInclusion, versions
+from ratelimits.rules.loader import Loader
+from tests.usage.traffic import at, use
+
+
+@contextmanager
+def edit_at(moment: str | int) -> Iterator[None]:
+    """Edits as if they were made then (µs since 1970 UTC, or a text)."""
+    with versions.editing("default") as edit:
+        token = versions._under_way.set(replace(edit, since=at(moment) if isinstance(moment, str) else moment))
+        try:
+            yield
+        finally:
+            versions._under_way.reset(token)
+
+
+def change(moment: str, name: str = "acme", **fields: Any) -> None:
+    """Give an account other terms."""
+    with edit_at(moment):
+        Account.objects.filter(identifier=name).update(**fields)
+
+
+def plan(slug: str, requests: int) -> Plan:
+    """A plan, of old, that includes so many requests."""
+    with edit_at(0):
+        made = Plan.objects.create(name=slug.title(), slug=slug)
+        PlanInclusion.objects.create(plan=made, meter="requests", quantity=requests)
+    return made
+
+
+def spend(name: str, moment: str, cost: int = 1, key: str = "api_key:1") -> engine.Decision:
+    """One request, counted in the billing period that the rules in force say."""
+    terms = Loader(lambda: at(moment)).current().billing(f"account:{name}")
+    return use(
+        name,
+        key,
+        cost=cost,
+        now=at(moment),
+        timezone=terms.timezone,
+        anchor=terms.anchor,
+        periods=terms.boundaries,
+        configuration=versions.ConfigVersion.read("default")[0],
+    )
