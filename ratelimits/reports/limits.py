@@ -160,7 +160,8 @@ def _read(using: str, keys: set[str]) -> _Overrides:
     graves = Tombstone.objects.using(using).filter(
         kind="keyoverride", shard__in={key_shard(key) for key in keys}, key__in=keys
     )
-    return _of_history(using, {*rows.values_list("pk", flat=True), *graves.values_list("row", flat=True)})
+    buried = graves.order_by().values_list("row", flat=True)
+    return _of_history(using, set(rows.order_by().values_list("pk", flat=True).union(buried)))
 
 
 def _of_history(using: str, ids: set[int]) -> _Overrides:
