@@ -1,0 +1,137 @@
+"""How long a month's reports take to verify, and its manifest to write and to compare; and what memory that takes.
+
+    python -m benchmarks.verifying [--accounts 5000 20000] [--keys 2] [--out DIR]
+
+Each number of accounts has a database and processes of its own, so that the time of a report can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import closing, report, servers
+
+#: How much longer one report may take where there are four times as many.
+SLOWER = 1.5
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verifying", description=__doc__.splitlines()[0])
+    parser.add_argument("--accounts", type=int, nargs="+", default=[5_000, 20_000], help="accounts, a run for each")
+    parser.add_argument("--keys", type=int, default=2, help="keys of each account")
+    parser.add_argument("--database", choices=closing.DATABASES, action="append", help="default: both")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--process", choices=("fill", "manifest", "verify"), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    if options.process:
+        servers.start_django({})
+        print(json.dumps({"fill": fill, "manifest": manifest, "verify": verify}[options.process](options)))
+        return 0
+    with servers.redis_server(None) as redis_server:
+        about = report.machine(redis_server.url, ("psycopg",))
+    results: list[dict[str, Any]] = []
+    for kind in options.database or closing.DATABASES:
+        for accounts in options.accounts:
+            with servers.redis_server(None) as redis_server, servers.database(kind) as url:
+                environment = {**os.environ, **servers.environment(redis_server, url)}
+                print(f"{kind}: {accounts:,} accounts", file=sys.stderr, flush=True)
+                found = [_process(what, accounts, options, environment) for what in ("fill", "manifest", "verify")]
+            results += [{"database": kind, "what": one.pop("what"), "reports": accounts, **one} for one in found[1:]]
+    claims = [
+        report.Claim(f"{one['what']} on {one['database']}: time of one report, times that of fewer", SLOWER, ratio)
+        for one, ratio in _ratios(results)
+    ]
+    run = report.run_json("verifying", {**about, "load_behind": report.load()}, vars(options), claims, results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _ratios(results: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
+    first: dict[tuple[str, str], float] = {}
+    for one in results:
+        before = first.setdefault((one["database"], one["what"]), one["ms_per_report"])
+        if before != one["ms_per_report"]:
+            yield one, round(one["ms_per_report"] / before, 2)
+
+
+def _process(what: str, accounts: int, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.verifying", "--process", what]
+    command += [f"--accounts={accounts}", f"--keys={options.keys}"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def fill(options: argparse.Namespace) -> dict[str, Any]:
+    """Bring last month's usage into the ledger, and close the month."""
+    options.accounts, options.gaps = options.accounts[0], 0
+    closing.fill(options)
+    return closing.close(options)
+
+
+def manifest(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the month's manifest."""
+    from benchmarks.usage import month
+    from ratelimits.reports.manifest import build
+
+    return _timed("manifest", options.accounts[0], lambda: json.dumps(build("default", month())))
+
+
+def verify(options: argparse.Namespace) -> dict[str, Any]:
+    """Verify everything, with the month's manifest at hand."""
+    from benchmarks.usage import month
+    from ratelimits.reports.manifest import build
+    from ratelimits.reports.verification import Verification
+
+    verification = Verification(manifests=[build("default", month())])
+
+    def run() -> None:
+        found = list(verification.findings())
+        assert not found, found[:3]
+
+    done = _timed("verify", options.accounts[0], run)
+    assert verification.checked["reports"] == options.accounts[0], verification.summary()
+    print(verification.summary(), file=sys.stderr)
+    return done
+
+
+def _timed(what: str, reports: int, run: Callable[[], Any]) -> dict[str, Any]:
+    start, resident = time.perf_counter(), closing._resident_mb()
+    run()
+    seconds = time.perf_counter() - start
+    return {
+        "what": what,
+        "seconds": round(seconds, 1),
+        "ms_per_report": round(seconds / reports * 1000, 2),
+        "grows_mb": round(_peak_mb() - resident, 1),
+    }
+
+
+def _peak_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as tables."""
+    heads = ("database", "what", "reports", "seconds", "ms per report", "grows by, MB")
+    names = ("database", "what", "reports", "seconds", "ms_per_report", "grows_mb")
+    rows = [tuple(one[name] for name in names) for one in run["results"]]
+    return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
