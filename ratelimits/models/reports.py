@@ -21,6 +21,14 @@ from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
 
 
+def _day(microseconds: int) -> str:
+    """Return the date of a moment in µs since 1970 UTC; a row that was tampered with may have one of no calendar."""
+    try:
+        return f"{moment(microseconds):%Y-%m-%d}"
+    except OverflowError:
+        return f"{microseconds} µs"
+
+
 class PeriodUsage(models.Model):
     """Running totals of an account's usage under one rule in one billing period, as far as a shard was tallied.
 
@@ -53,7 +61,7 @@ class PeriodUsage(models.Model):
         indexes = [models.Index(fields=["period"], name="ratelimits_period_usage_open")]
 
     def __str__(self) -> str:
-        return f"{self.account} {self.meter} {moment(self.period * 1_000_000):%Y-%m-%d}"
+        return f"{self.account} {self.meter} {_day(self.period * 1_000_000)}"
 
 
 class Report(models.Model):
@@ -92,7 +100,7 @@ class Report(models.Model):
         indexes = [models.Index(fields=["-period_start", "account", "-version"], name="ratelimits_report_list")]
 
     def __str__(self) -> str:
-        return f"{self.account or 'anonymous'} {moment(self.period_start):%Y-%m-%d} v{self.version}"
+        return f"{self.account or 'anonymous'} {_day(self.period_start)} v{self.version}"
 
 
 class ReportLine(models.Model):

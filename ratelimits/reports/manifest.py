@@ -35,6 +35,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
 from ratelimits.reports.rows import report_id
+from ratelimits.reports.terms import TermsBook
 from ratelimits.usage.archive import day_of
 from ratelimits.usage.packet import chained
 
@@ -81,7 +82,6 @@ _LISTED = {
 
 def build(using: str, month: str) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10". Raises ValueError for what is not a month."""
-    start, end = month_window(month)
     columns = {section: _columns(table) for section, table in _TABLES.items()}
     for _try in range(_TIMES):
         before = _newest(using)
@@ -95,7 +95,7 @@ def build(using: str, month: str) -> dict[str, Any]:
         "written_at": datetime.now(UTC).isoformat(),
         "key_id": signatures.key_id(conf.SIGNING_KEY),
         "shards": {str(state.shard): [state.position, state.head] for state in states},
-        "open": _open(using, start, end),
+        "open": _open(using, month),
         "columns": columns,
         "totals": _month_totals(listed["reports"]),
         **listed,
@@ -142,7 +142,7 @@ def _reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str
     for report, meter, *counts in sums.annotate(*(Sum(name) for name in _TOTALS)).iterator(CHUNK):
         totals.setdefault(report, {})[meter] = counts
     for each in found:
-        if _starts_in(month, each):
+        if starts_in(month, each.period_start, each.timezone):
             yield (
                 f"{report_id(each.account, each.period_start)} v{each.version}",
                 {
@@ -156,13 +156,6 @@ def _reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str
             )
 
 
-def _starts_in(month: str, report: Report) -> bool:
-    try:
-        return starts_in(month, report.period_start, report.timezone)
-    except ValueError:
-        return starts_in(month, report.period_start, "UTC")  # a time zone that was tampered with, or is no more
-
-
 def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]:
     """Return the sums of all reports, by meter."""
     totals: dict[str, list[int]] = {}
@@ -173,14 +166,21 @@ def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]
     return totals
 
 
-def _open(using: str, start: int, end: int) -> list[str]:
-    """Name the periods that may be of the month and whose usage, or whose adjustments, no report has yet."""
+def _open(using: str, month: str) -> list[str]:
+    """Name the periods of the month whose usage, or whose adjustments, no report has yet."""
+    start, end = month_window(month)
     usage = PeriodUsage.objects.using(using).filter(covered=None)
     usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
     waiting = _TABLES["adjustments"].rows(using, start, end).filter(report=None)
+    waiting = waiting.exclude(approval=Adjustment.Approval.REFUSED)
     found = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
     found |= {(account, int(at.timestamp()) * SECOND) for account, at in waiting.values_list("account", "period_start")}
-    return [f"{account or 'anonymous'} {iso(period)}" for account, period in sorted(found)]
+    terms = TermsBook(using).of({account for account, _period in found})
+    return [
+        f"{account or 'anonymous'} {iso(period)}"
+        for account, period in sorted(found)
+        if starts_in(month, period, terms[account].timezone)
+    ]
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:

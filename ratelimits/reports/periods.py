@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 
 from ratelimits.engine import calendar
 from ratelimits.engine.billing import Span, periods_around
 
 SECOND = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
 
@@ -50,8 +51,12 @@ def month_in(month: str, timezone: str) -> tuple[int, int]:
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Whether a moment lies in a month like "2026-11" by the clocks of a time zone."""
-    return f"{moment(start).astimezone(calendar.zone(timezone)):%Y-%m}" == month
+    """Whether a moment lies in a month like "2026-11" by the clocks of a time zone; of one that is no more, by UTC."""
+    try:
+        zone: tzinfo = calendar.zone(timezone)
+    except ValueError:
+        zone = UTC
+    return f"{moment(start).astimezone(zone):%Y-%m}" == month
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
@@ -69,8 +74,8 @@ def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None
 
 
 def moment(microseconds: int) -> datetime:
-    """The aware UTC datetime of µs since 1970."""
-    return datetime.fromtimestamp(microseconds // SECOND, UTC).replace(microsecond=microseconds % SECOND)
+    """The aware UTC datetime of µs since 1970. Raises OverflowError for a moment of no calendar."""
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 # Few moments come again and again in a report: bins, starts and ends of periods.

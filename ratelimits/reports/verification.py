@@ -85,7 +85,7 @@ class Verification:
         if self._window is not None:
             reports = reports.filter(period_start__gte=self._window[0], period_start__lt=self._window[1])
         for report in reports.iterator():
-            if self._month is None or _starts_in(self._month, report):
+            if self._month is None or starts_in(self._month, report.period_start, report.timezone):
                 yield report
 
     def summary(self) -> str:
@@ -130,10 +130,3 @@ class Verification:
                     f"The manifest of {manifest['month']} was written while {len(manifest['open'])} periods were open"
                     f" ({first}{', …' if manifest['open'][3:] else ''}): write a further one once they are closed."
                 )
-
-
-def _starts_in(month: str, report: Report) -> bool:
-    try:
-        return starts_in(month, report.period_start, report.timezone)
-    except ValueError:
-        return True  # a time zone that is no more: better verified than left out

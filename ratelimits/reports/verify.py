@@ -66,12 +66,11 @@ class ReportVerifier:
         Cursors are open between findings: whoever stops before the end closes it.
         """
         self._checked["reports"] += 1
-        name = _name(report)
         try:
             for wrong in chained(self._digest(report), verify_amounts(self._using, report), self._usage(report)):
-                yield f"report {name}: {wrong}"
+                yield f"report {report}: {wrong}"
         except (ValueError, OverflowError, TypeError) as error:
-            yield f"report {name}: it has something that closing never writes, so it cannot be made again: {error!r}"
+            yield f"report {report}: it has something that closing never writes, so it cannot be made again: {error!r}"
 
     def _digest(self, report: Report) -> Iterator[str]:
         digest, count = signing.Digest(report), 0
@@ -152,13 +151,6 @@ class ReportVerifier:
     def _groups(self, report: Report, period: str, since: Mapping[str, int]) -> Iterator[Group]:
         mine = Q(account=report.account, period=int(period)) & between(since, report.chain)
         return grouped(mine, *self._sources)
-
-
-def _name(report: Report) -> str:
-    try:
-        return str(report)
-    except (ValueError, OverflowError):  # no moment of a calendar
-        return f"{report.account or 'anonymous'} with the row {report.pk}"
 
 
 def readable(report: Report) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import Count, Max, Sum
 
 from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
+from ratelimits.models.kept import ends_of
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.verify import readable
@@ -71,7 +72,7 @@ def _accounts(using: str, sources: tuple[str, ...], about: dict[str, Any]) -> It
         key=lambda found: found[:2],
     )
     for name, rows in groupby(streams, key=lambda found: found[0]):
-        account = _Account(name, states, archived if len(sources) == 1 else set())
+        account = _Account(using, name, states, archived if len(sources) == 1 else set())
         for _name, kind, row in rows:
             (account.add_lines, account.add_usage, account.add_report)[kind](row)
         yield account
@@ -94,8 +95,8 @@ class _Account:
     at hand.
     """
 
-    def __init__(self, name: str, tallied: dict[str, int], archived: set[int]) -> None:
-        self.name = name
+    def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
+        self._using, self.name = using, name
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
@@ -132,19 +133,20 @@ class _Account:
         return [*(finding for key in keys for finding in self._compared(*key)), *self._other_ends()]
 
     def _other_ends(self) -> Iterator[str]:
-        """Name the periods whose report ends when none of their totals does; older totals do not say when."""
-        said: dict[int, set[int | None]] = {}
-        for row in self.usage.values():
-            said.setdefault(row.period, set()).add(row.period_end)
+        """Name the reports that end when their totals do not; older totals do not say when they end."""
         for period, (end, billed) in self._ends.items():
+            rows = [row for row in self.usage.values() if row.period in billed and row.period_end is not None]
+            others = [row for row in rows if row.period_end != end]
             # Usage under several periods that overlap is billed as one, which ends when one of them does.
-            ends = {each for start in billed for each in said.get(start, ())}
-            if ends and not ends & {end, None}:
-                said_ends = ", ".join(_when(each) for each in ends if each is not None)
-                yield (
-                    f"the totals of {self.name or 'anonymous'} from {_when(period)} say that the period ends at"
-                    f" {said_ends}, its report {_when(end)}"
-                )
+            if len(billed) > 1 and len(others) < len(rows):
+                continue
+            for row in others:
+                # Of usage that came after the report, the terms of then may say another end.
+                if row.period_end != ends_of(self._using, [(self.name, row.period)]).get((self.name, row.period)):
+                    yield (
+                        f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
+                        f" period ends at {_when(row.period_end)}, its report {_when(end)}"
+                    )
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
         sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))
@@ -172,7 +174,7 @@ def _when(seconds: int) -> str:
     """Return a moment in s since 1970 UTC as a text, also one that is none of a calendar."""
     try:
         return iso(seconds * SECOND)
-    except (ValueError, OverflowError):
+    except OverflowError:
         return f"{seconds} s"
 
 

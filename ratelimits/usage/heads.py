@@ -3,56 +3,71 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import groupby
+from typing import Any
 
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
 from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKind, QuarantinedBatch, ShardState
 
 
-def verify_head(using: str, shard: int) -> Iterator[str]:
-    """Say what does not hold of a shard's state, one sentence for each finding; nothing if all holds."""
-    yield from _verify_archived(using, shard)
-    name = f"shard {shard:02d}"
+def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
+    """Say what does not hold of the shards' states, one sentence for each finding; nothing if all holds."""
     newest = Batch.objects.filter(shard=OuterRef("shard")).order_by("-position")
     archived = ArchivedRange.objects.filter(shard=OuterRef("shard")).order_by("-last_position")
     # One statement, so that a drain that goes on meanwhile changes both or neither.
-    state = (
+    states = (
         ShardState.objects.using(using)
-        .filter(shard=shard)
+        .filter(shard__in=shards)
         .annotate(
             batch_position=Subquery(newest.values("position")[:1]),
             batch_digest=Subquery(newest.values("digest")[:1]),
             archive_position=Subquery(archived.values("last_position")[:1]),
             archive_digest=Subquery(archived.values("digest")[:1]),
         )
-        .first()
+        .in_bulk()
     )
-    if state is None:
-        yield f"{name} has batches, and no state that says where it stands"
-        return
+    yield from _verify_archived(using, shards)
+    frozen = _frozen(using)
+    for shard in sorted(shards):
+        name, state = f"shard {shard:02d}", states.get(shard)
+        if state is None:
+            yield f"{name} has batches, and no state that says where it stands"
+            continue
+        yield from _verify_position(name, state)
+        # Looked at again: it may have come to quarantine, or have been resolved, since the state was read.
+        if state.frozen != (shard in frozen) and _still_differs(using, state):
+            yield (
+                f"{name} is frozen, and no quarantined batch waits"
+                if state.frozen
+                else f"{name} has a quarantined batch that waits, and is not frozen"
+            )
+        yield from _verify_newest(using, state)
+
+
+def _verify_position(name: str, state: Any) -> Iterator[str]:
+    """Compare a state with the newest batch or archived range of its shard."""
     position = state.batch_position or state.archive_position or 0
-    digest = state.batch_digest or state.archive_digest or ""
     if state.position > position:
         yield f"{name} stands at position {state.position}: batches {position + 1} to {state.position} are gone"
     elif state.position < position:
         yield f"{name} stands at position {state.position}, and has a batch at position {position}"
-    elif state.head != digest:
+    elif state.head != (state.batch_digest or state.archive_digest or ""):
         yield f"the head of {name} is not the digest of its newest batch"
     if state.tallied > state.position:
         yield f"{name} was added up to position {state.tallied}, and stands at {state.position}"
-    waiting = QuarantinedBatch.objects.using(using).filter(shard=shard, resolved_at=None)
-    if state.frozen != waiting.exists() and state.frozen == _again(using, state).frozen:
-        yield (
-            f"{name} is frozen, and no quarantined batch waits"
-            if state.frozen
-            else f"{name} has a quarantined batch that waits, and is not frozen"
-        )
-    yield from _verify_newest(using, state)
 
 
-def _again(using: str, state: ShardState) -> ShardState:
-    return ShardState.objects.using(using).filter(pk=state.pk).first() or state
+def _frozen(using: str, **about: int) -> set[int]:
+    """Return the shards that have a quarantined batch that waits."""
+    waiting = QuarantinedBatch.objects.using(using).filter(resolved_at=None, **about)
+    return set(waiting.order_by().values_list("shard", flat=True))
+
+
+def _still_differs(using: str, state: ShardState) -> bool:
+    again = ShardState.objects.using(using).filter(pk=state.pk).first()
+    return again is not None and again.frozen == state.frozen != bool(_frozen(using, shard=state.shard))
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
@@ -80,15 +95,17 @@ def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
         yield f"{name} has the running sum {state.cum} after batch {known}, which ends with {held.cum}"
 
 
-def _verify_archived(using: str, shard: int) -> Iterator[str]:
-    """What was archived of a shard is one piece of its chain, from its beginning."""
-    position, digest = 0, ""
-    for part in ArchivedRange.objects.using(using).filter(shard=shard).order_by("first_position"):
-        if part.first_position != position + 1 or part.last_position < part.first_position:
-            yield f"archived range {part} does not follow on position {position}"
-        if part.previous_digest != digest:
-            yield f"archived range {part} does not follow on the digest of what was archived before"
-        position, digest = part.last_position, part.digest
+def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
+    """Say where what was archived of a shard is not one piece of its chain, from its beginning."""
+    parts = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
+    for _shard, those in groupby(parts, key=lambda part: part.shard):
+        position, digest = 0, ""
+        for part in those:
+            if part.first_position != position + 1 or part.last_position < part.first_position:
+                yield f"archived range {part} does not follow on position {position}"
+            if part.previous_digest != digest:
+                yield f"archived range {part} does not follow on the digest of what was archived before"
+            position, digest = part.last_position, part.digest
 
 
 def verify_archives(using: str, archive: str, checked: Counter[str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from ratelimits.models.ledger import (
     ShardState,
 )
 from ratelimits.usage.compact import signed_text
-from ratelimits.usage.heads import verify_head
+from ratelimits.usage.heads import verify_heads
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 
 _CHUNK = 2000
@@ -43,11 +43,12 @@ def verify_ledger(
         for model in models
         for shard in model.objects.using(using).order_by().values_list("shard", flat=True).distinct()
     }
-    for shard in sorted(known if shards is None else known & set(shards)):
+    wanted = sorted(known if shards is None else known & set(shards))
+    for shard in wanted:
         yield from _verify_shard(using, shard, archive, checked)
-        if not archive:
-            checked["shards"] += 1
-            yield from verify_head(using, shard)
+    if not archive:
+        checked["shards"] += len(wanted)
+        yield from verify_heads(using, wanted)
     yield from _verify_strays(using)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits.models import QuarantinedBatch
+from ratelimits.models import ConfigVersion, QuarantinedBatch
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
@@ -22,7 +22,7 @@ Fork = Callable[[int], QuarantinedBatch]
 def fork(redis_client: redis.Redis) -> Fork:
     """Three requests in the ledger; their batch comes again with so many, and is in quarantine."""
     for _ in range(3):
-        use()
+        use(configuration=ConfigVersion.read("default")[0])
     seal()
     (key,) = keys(redis_client, "b:*")
     fields: Any = redis_client.hgetall(key)

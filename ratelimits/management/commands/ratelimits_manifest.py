@@ -27,6 +27,12 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if not manifest["signature"]:
             self.stderr.write("It is not signed: without SIGNING_KEY whoever can change it can change it unseen.")
+        if left := manifest["open"]:
+            named = f"{', '.join(left[:3])}{', …' if left[3:] else ''}"
+            self.stderr.write(
+                f"{len(left)} periods of {options['month']} are open ({named}): write a further manifest once they are"
+                " closed (ratelimits_finalise --open says what each waits for)."
+            )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]
         if path is None:

@@ -1,0 +1,354 @@
+"""Kinds of tampering with the tables of the ledger and the reports, each a function that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+from django.db import models
+
+from ratelimits.models import (
+    Adjustment,
+    ArchivedRange,
+    Batch,
+    ChainMark,
+    DurabilityGap,
+    Line,
+    PeriodUsage,
+    ProcessTotal,
+    QuarantinedBatch,
+    Report,
+    ReportLine,
+    ShardState,
+)
+from ratelimits.models.ledger import COUNTERS, SUBJECT, moment
+from ratelimits.reports import signing
+from ratelimits.reports.statements import version_rows
+from ratelimits.usage.packet import canonical, chained, checksum, content_digest, header_of
+from tests.usage.traffic import at
+
+Model = type[models.Model]
+Damage = Callable[[], object]
+
+
+class NotApplicableError(Exception):
+    """No two rows differ in a column, so there is nothing to exchange."""
+
+
+#: The tables, and their columns that say nothing of usage: when a row was written, where, and until when it waits.
+TABLES: dict[Model, frozenset[str]] = {
+    Batch: frozenset({"id", "fence", "applied_at"}),
+    Line: frozenset({"id"}),
+    ShardState: frozenset({"shard", "run", "watermark", "ahead"}),
+    PeriodUsage: frozenset({"id"}),
+    Report: frozenset({"id"}),
+    ReportLine: frozenset({"id"}),
+    Adjustment: frozenset({"id"}),
+    DurabilityGap: frozenset({"id"}),
+    ProcessTotal: frozenset({"id", "process"}),
+    ChainMark: frozenset({"id"}),
+    QuarantinedBatch: frozenset({"id"}),
+    ArchivedRange: frozenset({"id", "archived_at"}),
+}
+_OCTOBER = at("2026-10-01") // 10**6
+#: Which row is changed: the newest that is of a closed period, where a table has such.
+_TOUCHED: dict[Model, dict[str, Any]] = {
+    Batch: {"position__gt": 1, "parts": b""},
+    Line: {"period": _OCTOBER},
+    ShardState: {"position__gt": 1},
+    PeriodUsage: {"period": _OCTOBER},
+    ReportLine: {"charge_category": "usage"},
+    Adjustment: {"report__isnull": False},
+}
+
+
+def other(value: Any) -> Any:
+    """Return a value of the same type that is another one."""
+    if value is None:
+        return 1
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return ("1" if value[:1] == "0" else "0") + value[1:] if len(value) in (32, 64) else f"{value}x"
+    if isinstance(value, list):
+        return [*value, "x"]
+    if isinstance(value, dict):
+        return {**value, "7": 7}
+    if isinstance(value, bytes | memoryview):
+        return bytes(value) + b"\1" * 32
+    return value + timedelta(days=1) if hasattr(value, "tzinfo") else type(value)(int=value.int ^ 1)
+
+
+def rows(model: Model) -> Any:
+    return model._default_manager.order_by("pk")
+
+
+def touched(model: Model) -> Any:
+    found = rows(model).filter(**_TOUCHED.get(model, {})).last()
+    assert found is not None, model
+    return found
+
+
+def change(model: Model, column: str) -> Damage:
+    def damage() -> None:
+        row = touched(model)
+        value = getattr(row, column)
+        if value is None and isinstance(model._meta.get_field(column), models.DateTimeField):
+            value = moment(at("2026-11-07"))
+        wanted = other(value)
+        if (model, column) == (PeriodUsage, "position"):
+            wanted = row.covered + 1  # there is late usage, it says; up to there it says nothing
+        if column == "report_id":
+            wanted = Report.objects.exclude(pk=value).values_list("pk", flat=True)[0]
+        rows(model).filter(pk=row.pk).update(**{column: wanted})
+
+    return damage
+
+
+def swap(model: Model, column: str) -> Damage:
+    def damage() -> None:
+        one = touched(model)
+        first = getattr(one, column)
+        others = [name for name in _columns(model) if name != column]
+        # Where the rest is the same, rows that exchange a value are the same rows.
+        two = next(
+            (
+                row
+                for row in rows(model).exclude(pk=one.pk)
+                if getattr(row, column) != first and any(getattr(row, name) != getattr(one, name) for name in others)
+            ),
+            None,
+        )
+        if two is None:
+            raise NotApplicableError
+        second, free = getattr(two, column), other(other(first))
+        # By way of a value that no row has, for columns that are unique.
+        for pk, value in (
+            (two.pk, free if isinstance(first, int | str) else second),
+            (one.pk, second),
+            (two.pk, first),
+        ):
+            rows(model).filter(pk=pk).update(**{column: value})
+
+    return damage
+
+
+def insert(model: Model) -> Damage:
+    def damage() -> None:
+        row = touched(model)
+        row.pk = 999 if model is ShardState else row.pk + 1000 if model is Line else None
+        if model not in (ShardState, PeriodUsage, Line):
+            for column in ("seq", "number", "version", "position"):
+                if hasattr(row, column):
+                    setattr(row, column, getattr(row, column) + 1)
+        for column in ("event", "reference", "process", "name", "archive"):
+            if hasattr(row, column):
+                setattr(row, column, other(getattr(row, column)))
+        if model is PeriodUsage:
+            row.meter = "tokens"
+        row._state.adding = True
+        row.save(force_insert=True)
+
+    return damage
+
+
+def delete(model: Model, **which: Any) -> Damage:
+    def damage() -> None:
+        found = rows(model).filter(**(which or {"pk": touched(model).pk}))
+        assert found.exists()
+        found._raw_delete(found.db)
+
+    return damage
+
+
+def line_under_an_open_batch() -> None:
+    """A line among a closed batch's, that its own column counts to the newest batch of its shard."""
+    line: Any = Line.objects.filter(account="acme", period=_OCTOBER).earliest("pk")
+    newest = Batch.objects.filter(shard=line.batch.shard).order_by("position").last()
+    line.pk, line.batch = line.pk + 1000, newest
+    line.save(force_insert=True)
+
+
+def line_of_no_batch() -> None:
+    Line.objects.filter(pk=touched(Line).pk).update(batch_id=999_999)
+
+
+def line_outside_all_batches() -> None:
+    line = touched(Line)
+    line.pk = 999_999 << 22
+    line.save(force_insert=True)
+
+
+def _batches() -> Any:
+    return Batch.objects.filter(shard=touched(ShardState).pk)
+
+
+def _without(batches: Any) -> None:
+    for batch in batches:
+        batch.lines()._raw_delete("default")
+    batches._raw_delete("default")
+
+
+def newest_batch_is_gone() -> None:
+    _without(_batches().filter(pk=_batches().latest("position").pk))
+
+
+def newest_batch_never_was() -> None:
+    """The shard's state is set back to the batch before."""
+    newest_batch_is_gone()
+    before = _batches().latest("position")
+    ShardState.objects.filter(pk=before.shard).update(
+        position=before.position, head=before.digest, seq=before.seq, cum=before.cum, incarnation=before.incarnation
+    )
+
+
+def all_batches_are_gone() -> None:
+    _without(_batches())
+
+
+def report_is_gone(**which: Any) -> None:
+    report = Report.objects.filter(**which).latest("version")
+    Adjustment.objects.filter(report=report)._raw_delete("default")
+    report.lines.all()._raw_delete("default")
+    Report.objects.filter(pk=report.pk)._raw_delete("default")
+
+
+def _rebuild(line: Any, *, chain: bool = True, totals: bool = True) -> None:
+    """Add a unit to a line, and digest anew whatever is made of it: checksum, batch, chain, state and totals."""
+    line.admitted_units += 1
+    line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
+    line.save()
+    batch, digest = line.batch, ""
+    if totals:
+        about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
+        PeriodUsage.objects.filter(**about, shard=batch.shard).update(admitted_units=models.F("admitted_units") + 1)
+    for each in Batch.objects.filter(shard=batch.shard).order_by("position"):
+        if not chain and each.pk != batch.pk:
+            continue
+        more = each.position >= batch.position
+        each.previous_cum += each.position > batch.position and each.incarnation == batch.incarnation
+        each.cum += more and each.incarnation == batch.incarnation
+        lines = [canonical(row) for row in each.lines().values_list(*SUBJECT, *COUNTERS)]
+        each.content = content_digest(header_of(each), lines)
+        each.previous_digest = digest if chain else each.previous_digest
+        each.digest = digest = reduce(chained, each.contents(), each.previous_digest)
+        each.save()
+    if chain:
+        newest = Batch.objects.filter(shard=batch.shard).latest("position")
+        ShardState.objects.filter(pk=batch.shard).update(head=newest.digest, cum=newest.cum)
+
+
+def _open_line(*, joined: bool) -> Any:
+    lines = Line.objects.filter(period__gt=_OCTOBER)
+    return (lines.exclude(batch__parts=b"") if joined else lines.filter(batch__parts=b"")).latest("pk")
+
+
+def joined_batch_is_rebuilt() -> None:
+    """A unit more in a batch that was joined of several, whose lines no link of the chain covers."""
+    line = _open_line(joined=True)
+    _rebuild(line, chain=False)
+
+
+def parts_are_exchanged() -> None:
+    batch = Batch.objects.exclude(parts=b"").latest("pk")
+    parts = bytes(batch.parts)
+    Batch.objects.filter(pk=batch.pk).update(parts=parts[32:] + parts[:32])
+
+
+def signature_of_a_joined_batch() -> None:
+    batch = Batch.objects.exclude(parts=b"").latest("pk")
+    Batch.objects.filter(pk=batch.pk).update(signature="")
+
+
+def _redigest(report: Report) -> None:
+    """Digest a report anew, and all of its later versions, without the key: their signatures stay."""
+    later = Report.objects.filter(account=report.account, period_start=report.period_start, version__gte=report.version)
+    before = report.previous_digest
+    for each in later.order_by("version"):
+        each.previous_digest = before
+        each.chain_head = signing.chain_head(each.chain, "default")
+        digest = signing.Digest(each)
+        for row in version_rows(each):
+            digest.add(row)
+        before = digest.hexdigest()
+        Report.objects.filter(pk=each.pk).update(
+            digest=before, previous_digest=each.previous_digest, chain_head=each.chain_head
+        )
+
+
+def everything_is_rebuilt() -> None:
+    """A unit more in the ledger and on the report, with everything made anew that needs no key."""
+    line: Any = Line.objects.filter(account="acme", period=_OCTOBER, key="api_key:1").earliest("pk")
+    _rebuild(line)
+    sums = {"consumed_quantity": models.F("consumed_quantity") + 1}
+    mine = ReportLine.objects.filter(report__account=line.account, usage_period=line.period, key=line.key)
+    first = mine.filter(charge_category="usage", report__version=1).get()
+    allowed = "overage_quantity" if first.overage_quantity else "included_quantity"
+    ReportLine.objects.filter(pk=first.pk).update(**sums, **{allowed: models.F(allowed) + 1})
+    for report in Report.objects.filter(version=1):
+        _redigest(report)
+
+
+def name_on_a_report_is_rebuilt() -> None:
+    line = touched(ReportLine)
+    ReportLine.objects.filter(pk=line.pk).update(rule="another")
+    _redigest(Report.objects.get(pk=line.report_id))
+
+
+def gap_on_a_report_is_rebuilt() -> None:
+    report = Report.objects.get(account="acme", version=1, period_start=_OCTOBER * 10**6)
+    Report.objects.filter(pk=report.pk).update(gaps="")
+    report.lines.update(durability_gap="")
+    report.refresh_from_db()
+    _redigest(report)
+
+
+def _columns(model: Model) -> Iterator[str]:
+    for field in model._meta.concrete_fields:
+        if field.attname not in TABLES[model]:
+            yield field.attname
+
+
+def _kinds(model: Model) -> dict[str, Damage]:
+    name = model.__name__
+    return {
+        **{f"{name}.{column} changed": change(model, column) for column in _columns(model)},
+        **{f"{name}.{column} exchanged": swap(model, column) for column in _columns(model)},
+        f"{name} inserted": insert(model),
+        f"{name} deleted": delete(model),
+        f"{name} emptied": delete(model, pk__gte=0),
+    }
+
+
+TAMPERINGS: dict[str, Damage] = {
+    **{name: damage for model in TABLES if model is not ArchivedRange for name, damage in _kinds(model).items()},
+    "a line under an open batch": line_under_an_open_batch,
+    "a line of no batch": line_of_no_batch,
+    "a line outside all batches": line_outside_all_batches,
+    "the newest batch is gone": newest_batch_is_gone,
+    "the newest batch never was": newest_batch_never_was,
+    "all batches of a shard are gone": all_batches_are_gone,
+    "an account's only report is gone": lambda: report_is_gone(account="initech"),
+    "the newest version is gone with its adjustment": lambda: report_is_gone(account="acme", version=3),
+    "a month is hidden": lambda: PeriodUsage.objects.filter(account="hidden").update(covered=10**6),
+    "a line's checksum is rebuilt": lambda: _rebuild(touched(Line), chain=False, totals=False),
+    "a line's checksum, batch and total are rebuilt": lambda: _rebuild(touched(Line), chain=False),
+    "reported usage and its chain are rebuilt": lambda: _rebuild(touched(Line)),
+    "open usage and its chain are rebuilt": lambda: _rebuild(_open_line(joined=False)),
+    "open usage in a batch of joined ones is rebuilt": joined_batch_is_rebuilt,
+    "the parts of a batch of joined ones are exchanged": parts_are_exchanged,
+    "the signature of a batch of joined ones is taken away": signature_of_a_joined_batch,
+    "a report's usage, chain and digests are rebuilt": everything_is_rebuilt,
+    "a report's digests are rebuilt": name_on_a_report_is_rebuilt,
+    "a report's gaps are taken away": gap_on_a_report_is_rebuilt,
+    "a moment of no calendar": lambda: Report.objects.filter(pk=touched(Report).pk).update(period_start=2**62),
+    "a period of no calendar": lambda: PeriodUsage.objects.filter(pk=touched(PeriodUsage).pk).update(period=2**62),
+    "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
+    "a signature of no digits": lambda: Report.objects.filter(pk=touched(Report).pk).update(signature="é"),
+}
+#: Those of the ranges that were archived; the archive is at hand.
+OF_ARCHIVES = _kinds(ArchivedRange)
