@@ -81,7 +81,7 @@ class Command(BaseCommand):
 
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
         raw = getattr(self.stdout, "buffer", None)
-        if form.name == "xlsx" and (raw is None or self.stdout.isatty()):
+        if form.module == "xlsxwriter" and (raw is None or self.stdout.isatty()):
             raise CommandError("A workbook is nothing for a terminal: name a file with --output.")
         for chunk in chunks:
             if raw is None:

@@ -90,6 +90,16 @@ FORMATS = {
         Format(
             "json-amounts", "JSON with amounts", ".amounts.json", "application/json", amounts.json_stream, priced=True
         ),
+        Format(
+            "xlsx-amounts",
+            "XLSX with amounts",
+            ".amounts.xlsx",
+            "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+            xlsx.stream_with_amounts,
+            module="xlsxwriter",
+            extra="xlsx",
+            priced=True,
+        ),
         Format("focus", "FOCUS", ".focus.csv", "text/csv; charset=utf-8", focus.stream, priced=True),
         Format(
             "stripe",

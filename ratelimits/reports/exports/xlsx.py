@@ -10,15 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
+from ratelimits.pricing.money import ZERO, plus, written
+from ratelimits.reports.exports.amounts import COLUMNS as PRICED_COLUMNS
+from ratelimits.reports.exports.amounts import money
 from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.periods import SECOND, iso
-from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
+from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Charge, Row
 
 #: Rows of a sheet, the header among them.
 SHEET_ROWS = 1_048_576
@@ -40,6 +44,7 @@ _WIDTHS = {
     "report_id": 34,
     "line_id": 35,
     "account": 24,
+    "account_name": 24,
     "key": 24,
     "corrects_line_id": 35,
     "timezone": 18,
@@ -56,6 +61,8 @@ _ON_EVERY_PAGE = COLUMNS.index("key")
 #: What the lines of a total have in common, and what is added up.
 _SUBJECT = ("account", "status", "meter", "unit")
 _ADDED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
+#: Of the second schema, what the charges of a total have in common.
+_OWED = ("account", "account_name", "status", "meter", "currency")
 #: What XML has no way to say.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -65,22 +72,31 @@ def stream(rows: Iterable[Row]) -> Iterator[bytes]:
 
     Raises ModuleNotFoundError where XlsxWriter is not installed.
     """
+    return _streamed(rows, _fill)
+
+
+def stream_with_amounts(charges: Iterable[Charge]) -> Iterator[bytes]:
+    """The charges as a workbook likewise; its second sheet has what each account owes."""
+    return _streamed(charges, _fill_with_amounts)
+
+
+def _streamed(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None]) -> Iterator[bytes]:
     with TemporaryDirectory(prefix="ratelimits-") as directory:
         path = Path(directory, "report.xlsx")
-        _write(rows, path)
+        _write(items, fill, path)
         with path.open("rb") as file:
             while chunk := file.read(SIZE):
                 yield chunk
 
 
-def _write(rows: Iterable[Row], path: Path) -> None:
+def _write(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None], path: Path) -> None:
     import xlsxwriter
 
     options = {"constant_memory": True, "tmpdir": str(path.parent), "use_zip64": True}
     book = xlsxwriter.Workbook(str(path), options)
     book.set_properties({"title": "Usage report", "created": _CREATED})
     try:
-        _fill(book, rows)
+        fill(book, items)
     except BaseException:
         for sheet in book.worksheets():
             sheet.row_data_fh.close()
@@ -95,6 +111,35 @@ def _fill(book: Any, rows: Iterable[Row]) -> None:
         totals.add(total)
     report.finish()
     totals.finish()
+
+
+def _fill_with_amounts(book: Any, charges: Iterable[Charge]) -> None:
+    report = _Table(book, "Report", PRICED_COLUMNS, _PAGES_ACROSS)
+    totals = _Table(book, "Totals", (*_OWED, "amount"))
+    for total in _owed(charges, report):
+        totals.add(total)
+    report.finish()
+    totals.finish()
+
+
+def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
+    """Add the charges to the report, and give what each account owes once its last one has passed.
+
+    A line for each meter, one for rounding (without a meter), and no more held than those of one account.
+    """
+    account, sums = "", dict[tuple[str, ...], Decimal]()
+    for charge in charges:
+        row = charge.row
+        if row.account != account:
+            yield from ([*subject, written(amount)] for subject, amount in sorted(sums.items()))
+            account, sums = row.account, {}
+        if charge.currency:
+            subject = (account, charge.account_name, row.status, row.meter, charge.currency)
+            sums[subject] = plus(sums.get(subject, ZERO), charge.amount or ZERO)
+        report.add(
+            [*row, *money(charge)], _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None
+        )
+    yield from ([*subject, written(amount)] for subject, amount in sorted(sums.items()))
 
 
 def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
@@ -199,7 +244,7 @@ def _number(sheet: Any, row: int, column: int, number: int) -> None:
 
 def _decimal(sheet: Any, row: int, column: int, text: str) -> None:
     """A number that the other formats write as text; "" where it is not known."""
-    digits = text.replace(".", "", 1)
+    digits = text.removeprefix("-").replace(".", "", 1)
     if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS:
         sheet.write_number(row, column, float(text))
     else:
@@ -229,9 +274,9 @@ def _column(name: str) -> _Column:
     width = _WIDTHS.get(name, max(len(name) + 4, 11))
     if name in MOMENTS:
         return _Column(_moment, max(width, 22), shown='yyyy-mm-dd"T"hh:mm:ss"Z"')
-    if name == "limit":
+    if name in ("limit", "unit_price", "amount", "report_total"):
         return _Column(_decimal, width, "right", "General")
     if name in QUANTITIES:
         return _Column(_number, width, "right", "#,##0" if name.endswith(("_quantity", "_count")) else "0")
-    # The last column: its text would run on into pages of its own.
-    return _Column(_text, width, wraps=name == COLUMNS[-1])
+    # A long text would run on into pages of its own.
+    return _Column(_text, width, wraps=name == "durability_gap")

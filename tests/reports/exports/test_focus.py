@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 from django.core.management import call_command
 from jsonschema import Draft202012Validator
@@ -24,6 +25,7 @@ from tests.reports.exports.samples import ROW, awkward, priced
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import TIERS, charge, table
 from tests.reports.priced import priced as payer
+from tests.reports.priced import written as in_format
 from tests.usage.traffic import flow
 
 PAGE = (Path(__file__).parents[3] / "docs" / "exports.md").read_text()
@@ -61,6 +63,20 @@ def test_no_text_of_a_csv_is_a_formula_and_amounts_below_zero_stay_numbers(name:
     (row,) = csv.DictReader(io.StringIO(written(name, [charge._replace(row=ROW._replace(charge_category="rounding"))])))
     column = {"csv-amounts": ("account_name", "amount"), "focus": ("BillingAccountName", "BilledCost")}[name]
     assert [row[each] for each in column] == ["'=1+1", "-0.5"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_workbook_says_what_each_account_owes_in_numbers() -> None:
+    report = _used()
+    book = openpyxl.load_workbook(io.BytesIO(in_format(report, "xlsx-amounts")))
+    lines = list(book["Report"].iter_rows(values_only=True))
+    assert lines[0] == with_amounts.COLUMNS
+    amounts = [row[-2] for row in lines[1:] if row[-2] is not None]
+    assert sum(map(Decimal, map(str, amounts))) == Decimal(report.amounts["total"]["EUR"])
+    header, *totals = book["Totals"].iter_rows(values_only=True)
+    assert header == ("account", "account_name", "status", "meter", "currency", "amount")
+    assert {row[:3] for row in totals} == {("acme", "Acme Ltd.", "final")}
+    assert sum(Decimal(str(row[-1])) for row in totals) == Decimal(report.amounts["total"]["EUR"])
 
 
 def _used() -> Report:

@@ -54,7 +54,7 @@ def test_no_more_than_a_few_rows_are_held_however_many_there_are(form: Format) -
     assert counting.most <= 3
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"xlsx"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"xlsx", "xlsx-amounts"}))
 def test_a_first_chunk_comes_before_the_rows_are_all_read(name: str) -> None:
     counting = Counting(3_000)
     next(FORMATS[name].stream(fed(FORMATS[name], counting)))
