@@ -7,7 +7,7 @@ is rounded once, half to even, to the minor unit of its currency.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -26,13 +26,22 @@ def prices_of(record: Record) -> dict[str, Price]:
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
-def recorded(report: Report, earlier: Sequence[Report], own: Record) -> dict[str, Record]:
-    """Return, by the period of the usage in a report (s, as text), the prices that hold for it.
+def home(report: Report, period: str) -> str:
+    """Return the billing period that usage counted under a period (s, as text) is priced in.
+
+    Usage under periods that overlap is of one billing period.
+    """
+    found: str = report.prices.get("members", {}).get(period, period)
+    return found
+
+
+def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], own: Record) -> dict[str, Record]:
+    """Return, by billing period (s, as text), the prices that hold for what a report has of it.
 
     `own` are those of the report's period at its end, for its first version; what was billed once keeps its prices.
     """
     found: dict[str, Record] = {}
-    for period in sorted({*report.since, _own(report)}, key=int):
+    for period in sorted({*periods, _own(report)}, key=int):
         before = _newest(earlier, "prices", period)
         record = own if report.version == 1 and period == _own(report) else before
         if record:
@@ -53,7 +62,8 @@ class Totals:
 
     def count(self, period: str, meter: str, quantity: int) -> None:
         """Count units beyond what is included, of usage in a period (s, as text)."""
-        self._added[period, meter] = self._added.get((period, meter), 0) + quantity
+        about = home(self._report, period), meter
+        self._added[about] = self._added.get(about, 0) + quantity
 
     def amounts(self) -> dict[str, Any]:
         """Return the spans and the amount of each priced period, and the report's total; {} where nothing is priced."""

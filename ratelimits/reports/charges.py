@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
-from ratelimits.reports.amounts import Span, Totals, prices_of, worth
+from ratelimits.reports.amounts import Span, Totals, home, prices_of, worth
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook, Record
 from ratelimits.reports.rows import (
@@ -105,7 +105,8 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
     done = {(each, meter): spans[each][meter][0] or 0 for each, meter in prices}
     name = report.prices["account_name"]
     owed: dict[str, str] = report.amounts["total"]
-    for row, period in lines:
+    for row, counted in lines:
+        period = home(report, counted)
         record = records.get(period)
         if record is None:
             yield Charge(row, name)

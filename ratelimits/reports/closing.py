@@ -180,6 +180,7 @@ class Closing:
         report = self._report(period, 1, [tile, *carried])
         includes = self._included(tile.start, tile.end)
         report.plan, report.included = includes.plan, self._less(includes.included, tile)
+        report.prices = self._prices(report, [tile, *carried])
         allowances = {tile.start: Allowance(report.included)}
         for late in carried:
             before = self._versions(late.start)[-1]
@@ -198,6 +199,7 @@ class Closing:
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
         report.included = self._less(before.included, tile, before.pk)
+        report.prices = self._prices(report, [tile])
         allowances = {tile.start: self._allowance(tile, report.included)}
         lost = self._late_unknown(versions)
         groups = self._books.limits.of(self._groups(taken, report.since))
@@ -245,14 +247,17 @@ class Closing:
         found = ReportLine.objects.using(self._using).filter(line_id__in=names)
         return set(found.values_list("line_id", flat=True))
 
-    def _prices(self, report: Report) -> dict[str, Any]:
-        """What the report's lines cost; {} where no plan has prices."""
+    def _prices(self, report: Report, taken: list[Tile]) -> dict[str, Any]:
+        """What the report's lines cost, which are of these periods; {} where no plan has prices."""
         own = self._books.prices.of(report.plan, report.period_end - 1) if report.version == 1 else {}
-        periods = amounts.recorded(report, self._reports, own)
-        return {"account_name": self._books.account_name(self.account), "periods": periods} if periods else {}
+        periods = amounts.recorded(report, self._reports, {str(tile.start // SECOND) for tile in taken}, own)
+        if not periods:
+            return {}
+        homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
+        members = {member: home for member, home in homes.items() if member != home}
+        return {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
 
     def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
-        report.prices = self._prices(report)
         totals = amounts.Totals(report, self._reports)
         digest, number = signing.Digest(report), 0
         chunk = list(islice(lines, CHUNK))

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, PlanPrice, ReportLine, Rule
+from ratelimits.reports.amounts import home
 from ratelimits.reports.build import between
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import then
@@ -64,7 +65,8 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
 
 def _price_edits(line: ReportLine, using: str) -> Iterator[Edit]:
     """The edit that made the price what the report recorded."""
-    prices = line.report.prices.get("periods", {}).get(str(line.usage_period), {}).get("meters", {})
+    period = home(line.report, str(line.usage_period))
+    prices = line.report.prices.get("periods", {}).get(period, {}).get("meters", {})
     if line.meter in prices:
         price, history = prices[line.meter], PlanPrice.history
         for record in history.using(using).filter(id=price["id"], version=price["version"]):
