@@ -135,18 +135,27 @@ class _Account:
     def _other_ends(self) -> Iterator[str]:
         """Name the reports that end when their totals do not; older totals do not say when they end."""
         for period, (end, billed) in self._ends.items():
-            rows = [row for row in self.usage.values() if row.period in billed and row.period_end is not None]
-            others = [row for row in rows if row.period_end != end]
+            said = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
+            ends = {each for _row, each in said if each is not None}
             # Usage under several periods that overlap is billed as one, which ends when one of them does.
-            if len(billed) > 1 and len(others) < len(rows):
+            if len(billed) > 1 and end in ends:
                 continue
-            for row in others:
+            for row, other in said:
+                if other is None or other == end:
+                    continue
                 # Of usage that came after the report, the terms of then may say another end.
-                if row.period_end != ends_of(self._using, [(self.name, row.period)]).get((self.name, row.period)):
+                if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
-                        f" period ends at {_when(row.period_end)}, its report {_when(end)}"
+                        f" period ends at {_when(other)}, its report {_when(end)}"
                     )
+
+    def _ends_by_terms(self, period: int) -> set[int | None]:
+        """Return when a period ends (s since 1970 UTC) by the terms of its first and of its last usage."""
+        place = self.name, period
+        lines = Line.objects.using(self._using).filter(account=self.name, period=period)
+        last = lines.aggregate(last=Max("bin"))["last"] or period
+        return {ends_of(self._using, {place: used}).get(place) for used in (period, last)}
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
         sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))
