@@ -93,6 +93,7 @@ def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
     while chunk := list(islice(found, CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)
         count += len(chunk)
+        crash.reached("push:lines-planned")
     PushedReport.objects.using(conf.DATABASE).create(receiver_id=receiver.name, report=report, lines=count)
     return count
 

@@ -41,6 +41,7 @@ CLOSE_POINTS = (
 )
 PUSH_POINTS = (
     "push:locked",
+    "push:lines-planned",
     "push:planned",
     "push:plan-committed",
     "push:claimed",
