@@ -32,7 +32,7 @@ SECOND = 1_000_000
 LIFE = 86_400
 #: Longest time in ms that one call may take.
 BOUND = 2.0
-#: Charges of each kind: enough to fill a block and to move it.
+#: Charges of each kind, of no more than there are entries: enough to fill a block and to move it.
 CHARGES = 300
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
@@ -116,12 +116,12 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"refusal, 1/{share} must end first", partial(asked, Op.TRY, wanted, last)
     for number in (0, state.entries // 3, state.entries // 2, state.entries - 1):
         yield "release" if leases else "refund, late", partial(given_back, number)
-    for number in range(CHARGES):
+    for number in range(min(CHARGES, state.entries)):
         yield "charge", partial(asked, Op.TRY, 1, last + number, number)
     half = state.at(state.entries // 2) + LIFE * SECOND
     yield "peek, half have ended", lambda: asked(Op.PEEK, 1, half)
     yield "refusal, half have ended", lambda: asked(Op.TRY, whole + free, half)
-    for number in range(CHARGES):
+    for number in range(min(CHARGES, state.entries)):
         yield "charge, half have ended", partial(asked, Op.TRY, 1, half + number, number)
     end = half + LIFE * SECOND // 2
     yield "peek, all but a few have ended", lambda: asked(Op.PEEK, 1, end)

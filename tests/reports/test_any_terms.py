@@ -364,7 +364,7 @@ def test_whatever_becomes_of_the_terms(
     """Have 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; a few of them as a sample."""
     chosen = {"LATE_USAGE": late_usage, "PRORATION": proration, "SHARDS": 4, "RELOAD_INTERVAL": 300_000_000}
     with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", **chosen}):
-        world = World(Random(f"{late_usage} {proration}"), *((500, 24) if long_run else (5, 4)))
+        world = World(Random(f"{late_usage} {proration}"), *((500, 24) if long_run else (3, 4)))
         world.run()
         findings = Findings(world, by_time=proration == "time")
         found = findings.all()

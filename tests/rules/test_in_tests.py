@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -168,11 +169,15 @@ def rule(db):
 """
 
 
-@pytest.fixture(params=["memory", "file"])
+#: In-memory SQLite and a file of it, where the tests run on SQLite.
+DATABASES = ["postgres"] if os.environ.get("RATELIMITS_TEST_DATABASE") == "postgres" else ["memory", "file"]
+
+
+@pytest.fixture(params=DATABASES)
 def project(request: pytest.FixtureRequest, tmp_path: Path, servers: TestServers) -> Project:
     made = Project(tmp_path, servers)
     default: dict[str, Any] = made.settings["DATABASES"]["default"]
-    if servers.database_kind == "sqlite" and request.param == "file":
+    if request.param == "file":
         default["TEST"] = {"NAME": str(tmp_path / "test.sqlite3")}
     made.write("shop/tests.py", _TESTS)
     return made
