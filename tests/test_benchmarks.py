@@ -30,7 +30,7 @@ COMMANDS = {
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "exports": ("--rows 1500", "cloudevents-ndjson"),
     "simulate": ("--lines 30", "three rules"),
-    "bounded": ("--entries 40", "charge, all but a few have ended"),
+    "bounded": ("--entries 40 --rounds 1", "charge, all but a few have ended"),
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
     "identities": ("--identities 300", "300 invented identities"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),
