@@ -63,6 +63,13 @@ do
       error('the leases of a limit are fewer than its count: reset the key')
     end
     if l.extra == 0 then first = last end
+    -- Where leases of all sizes are spread evenly it is close to this one: two looks save ten halvings among many.
+    local guess = math.floor(need / l.total * redis.call('ZCARD', l.own))
+    for _, rank in ipairs({guess - 64, guess + 64}) do
+      if rank >= first and rank < last then
+        if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
+      end
+    end
     while first < last do
       local middle = math.floor((first + last) / 2)
       if ending_by(l, expiry(middle)) < need then first = middle + 1 else last = middle end
