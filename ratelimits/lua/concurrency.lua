@@ -55,7 +55,8 @@ do
     if need <= 0 then l.ok = true return end
     -- The first lease in the set by whose end so many permits have ended; each has one permit at least.
     need = need + l.gone
-    local first, last = 0, math.min(need, redis.call('ZCARD', l.own)) - 1
+    local size = redis.call('ZCARD', l.own)
+    local first, last = 0, math.min(need, size) - 1
     local function expiry(rank)
       return tonumber(redis.call('ZRANGE', l.own, int(rank), int(rank), 'WITHSCORES')[2])
     end
@@ -63,17 +64,15 @@ do
       error('the leases of a limit are fewer than its count: reset the key')
     end
     if l.extra == 0 then first = last end
-    -- Where leases of all sizes are spread evenly it is close to this one: two looks save ten halvings among many.
-    local guess = math.floor(need / l.total * redis.call('ZCARD', l.own))
-    for _, rank in ipairs({guess - 64, guess + 64}) do
-      if rank >= first and rank < last then
-        if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
-      end
+    local function look(rank)
+      if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
-    while first < last do
-      local middle = math.floor((first + last) / 2)
-      if ending_by(l, expiry(middle)) < need then first = middle + 1 else last = middle end
+    -- Where leases of all sizes are spread evenly it is close to `likely`: among many, two looks save ten halvings.
+    local likely = math.floor(need / l.total * size)
+    for _, rank in ipairs({likely - 64, likely + 64}) do
+      if first <= rank and rank < last then look(rank) end
     end
+    while first < last do look(math.floor((first + last) / 2)) end
     l.retry = expiry(last) + l.base - l.now
   end
 

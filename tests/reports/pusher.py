@@ -8,9 +8,7 @@ seconds since 1970 UTC, it was NOW.
 from __future__ import annotations
 
 import logging
-import os
 import random
-import signal
 import sys
 import time
 from datetime import datetime, timedelta
@@ -19,7 +17,7 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from tests.usage.background import forked
+from tests.usage.dying import die_at, keep_children
 
 #: A child that meets no crash within these seconds makes room for one with another point.
 LONGEST = 20.0
@@ -54,36 +52,11 @@ def work(now: datetime, rng: random.Random) -> None:
         send(each, now)
 
 
-def _cut() -> None:
-    """Lose the database in the middle of what is being done."""
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-    else:
-        connection.connection.close()
-
-
 def _child(number: int, rng: random.Random) -> None:
     from ratelimits.usage import crash
 
     points = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
-    target, passes = points[number % len(points)], rng.randrange(2)
-
-    def reached(point: str) -> None:
-        nonlocal passes
-        if point != target:
-            return
-        passes -= 1
-        if passes >= 0:
-            return
-        if connection.in_atomic_block and rng.random() < 0.4:
-            os.write(1, f"cut {point}\n".encode())
-            _cut()
-        else:
-            os.write(1, f"kill {point}\n".encode())
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    crash.reached = reached
+    die_at(points[number % len(points)], rng.randrange(2), rng)
     impatient()
     logging.disable()  # accounts and reports that could not be done, since the database was cut off
     end, start = time.monotonic() + LONGEST, float(sys.argv[3])
@@ -97,11 +70,7 @@ def _child(number: int, rng: random.Random) -> None:
 
 def main(seed: str, children: int) -> None:
     django.setup()
-    running: set[int] = set()
-    for number in range(10**9):
-        while len(running) >= children:
-            running.discard(os.wait()[0])
-        running.add(forked(_child, number, seed))
+    keep_children(_child, seed, children)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import time
 
@@ -17,19 +16,10 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from tests.usage.background import forked
+from tests.usage.dying import die_at, keep_children
 
 #: So much usage is joined by compaction, in µs: little, so that it happens while the test runs.
 SPAN = 300_000
-
-
-def _cut() -> None:
-    """Lose the database in the middle of what is being done."""
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-    else:
-        connection.connection.close()
 
 
 def _child(number: int, rng: random.Random) -> None:
@@ -42,23 +32,7 @@ def _child(number: int, rng: random.Random) -> None:
     from ratelimits.usage.seal import seal
     from ratelimits.usage.tally import tally
 
-    target, passes = crash.POINTS[number % len(crash.POINTS)], rng.randrange(4)
-
-    def reached(point: str) -> None:
-        nonlocal passes
-        if point != target:
-            return
-        passes -= 1
-        if passes >= 0:
-            return
-        if connection.in_atomic_block and rng.random() < 0.4:
-            os.write(1, f"cut {point}\n".encode())
-            _cut()
-        else:
-            os.write(1, f"kill {point}\n".encode())
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    crash.reached = reached
+    die_at(crash.POINTS[number % len(crash.POINTS)], rng.randrange(4), rng)
     compact.SPAN = SPAN
     while True:
         try:
@@ -76,11 +50,7 @@ def _child(number: int, rng: random.Random) -> None:
 
 def main(seed: str, children: int) -> None:
     django.setup()
-    running: set[int] = set()
-    for number in range(10**9):
-        while len(running) >= children:
-            running.discard(os.wait()[0])
-        running.add(forked(_child, number, seed))
+    keep_children(_child, seed, children)
 
 
 if __name__ == "__main__":
