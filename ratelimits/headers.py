@@ -48,7 +48,9 @@ def policies(all_policies: Sequence[Policy]) -> str:
 
 def standing(name: str, remaining: int, reset: float | None) -> str:
     """The RateLimit field: the policy that binds, `quoted`, the permits left, and seconds until more (None: never)."""
-    return f"{name};r={remaining}" + (f";t={ceil(reset)}" if reset is not None else "")
+    if reset is None:
+        return f"{name};r={remaining}"
+    return f"{name};r={remaining};t={ceil(reset)}"
 
 
 def retry_after(seconds: float) -> str:
@@ -59,7 +61,9 @@ def retry_after(seconds: float) -> str:
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
     """The X-RateLimit fields that many clients know; the reset is in seconds from now, left out if there is none."""
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
-    return fields if reset is None else fields | {"X-RateLimit-Reset": str(ceil(reset))}
+    if reset is not None:
+        fields["X-RateLimit-Reset"] = str(ceil(reset))
+    return fields
 
 
 def unavailable() -> dict[str, Any]:

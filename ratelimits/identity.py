@@ -88,7 +88,9 @@ def address_of(request: HttpRequest) -> str:
     if trusted and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
         chain = forwarded.rsplit(",", trusted)  # clients choose its length
         address = network(chain[-min(trusted, len(chain))].strip())
-    return address or (network(remote) if remote else None) or _unknown(remote)
+    if address is None and remote:
+        address = network(remote)
+    return address or _unknown(remote)
 
 
 def _unknown(remote: str | None) -> str:
@@ -145,13 +147,22 @@ def identify(request: Any) -> Identity:
     """Who a request is; works for Django's requests and DRF's."""
     user = getattr(request, "user", None)
     number = user.pk if user is not None and user.is_authenticated else None
-    account = number if conf.ACCOUNT is None else conf.ACCOUNT(request)
-    # Of a row: its text is for people, and may change. AnonymousUser has None.
-    account = getattr(account, "pk", account)
+    # The usual number of a row is a name as it stands.
+    plain = type(number) is int and 0 <= number < 2**63
+    user_name = account_name = None
+    if number is not None:
+        user_name = f"user:{number}" if plain else ledger_name(f"user:{number}")
+    if conf.ACCOUNT is not None:
+        account = conf.ACCOUNT(request)
+        # Of a row: its text is for people, and may change. AnonymousUser has None.
+        account = getattr(account, "pk", account)
+        account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
+    elif number not in (None, ""):
+        account_name = f"account:{number if plain else ledger_name(str(number))}"
     return Identity(
-        user=ledger_name(f"user:{number}") if number is not None else None,
+        user=user_name,
         api_key=api_key_of(getattr(request, "auth", None)),
-        account=f"account:{ledger_name(str(account))}" if account not in (None, "") else None,
+        account=account_name,
         # DRF's request hands on to this one by a slow way.
         address=address_of(getattr(request, "_request", request)),
     )

@@ -82,13 +82,14 @@ class Answer(NamedTuple):
         fields: dict[str, str] = {}
         place = decision.binding if decision is not None else None
         if place is not None and decision is not None and prepared is not None:
-            reset: float | None = decision.reset_after if allowed or retry_after is None else retry_after
-            if not decision.remaining and decision.limit == 0:
-                reset = None
+            remaining, reset = decision.remaining, retry_after
+            if allowed or reset is None:
+                # A limit of 0 is never whole again.
+                reset = decision.reset_after if remaining or decision.limit != 0 else None
             fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(prepared.quoted[place], decision.remaining, reset)
+            fields["RateLimit"] = headers.standing(prepared.quoted[place], remaining, reset)
             if conf.X_RATELIMIT_HEADERS:
-                fields |= headers.legacy(decision.limit or 0, decision.remaining, reset)
+                fields |= headers.legacy(decision.limit or 0, remaining, reset)
         if not allowed and retry_after is not None:
             fields["Retry-After"] = headers.retry_after(retry_after)
         return fields

@@ -55,7 +55,7 @@ def check_and_wait(
     entered = crowded and waiters.enter()
     try:
         answer = quota.check(identity, scope, method, costs, at_once=crowded and not entered)
-        if answer.wait or finishing.is_abandoned(request):
+        if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _hold_back(answer.wait, request)
             except BaseException:
