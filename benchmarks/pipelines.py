@@ -13,6 +13,7 @@ import hiredis
 import redis
 
 from ratelimits.engine.call import Call, Command, nonce
+from ratelimits.engine.connection import run_named
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
@@ -24,9 +25,8 @@ FIRST_ID = 1_000_000
 
 
 def run_of(client: redis.Redis) -> str:
-    """The run of the server, as connections learn it."""
-    info = client.info()
-    return f"{info['run_id']}:{info['master_replid']}"
+    """Return the run of the server, as connections learn it: with another, each command would ask for it anew."""
+    return run_named(client.info())
 
 
 def wait_for_bin(seconds: float) -> None:
