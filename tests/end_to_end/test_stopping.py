@@ -29,13 +29,14 @@ GUNICORN = ("gunicorn", "--workers", "1", "--bind", "fd://{fd}", "--no-control-s
 SERVERS = {
     "gunicorn, sync": (*GUNICORN, "project.wsgi"),
     "gunicorn, gthread": (*GUNICORN, "--threads", "4", "project.wsgi"),
+    "gunicorn, gevent": (*GUNICORN, "-k", "gevent", "project.wsgi"),
     "gunicorn, preload": (*GUNICORN, "--threads", "4", "--preload", "project.wsgi"),
     "gunicorn, recycled": (*GUNICORN, "--max-requests", "10", "project.wsgi"),
     "gunicorn, asgi": (*GUNICORN, "-k", "asgi", "project.asgi"),
     "gunicorn, uvicorn": (*GUNICORN, "-k", "uvicorn.workers.UvicornWorker", "project.asgi:application"),
     "uvicorn": ("uvicorn", "--fd", "{fd}", "project.asgi:application"),
 }
-POOLS = ("prefork", "threads", "solo")
+POOLS = ("prefork", "threads", "solo", "gevent")
 Key = tuple[ApiKey, str]
 
 
@@ -111,7 +112,7 @@ def test_a_server_that_stops_has_counted_every_refusal(
     assert (denied(redis_client), said("admitted")) == (35, 1), log.read_text()
 
 
-@pytest.mark.parametrize("server", ["gunicorn, gthread", "gunicorn, uvicorn", "uvicorn"])
+@pytest.mark.parametrize("server", ["gunicorn, gthread", "gunicorn, gevent", "gunicorn, uvicorn", "uvicorn"])
 def test_a_server_that_stops_has_declared_what_it_let_through_unmetered(
     server: str, settings_of_others: dict[str, str], issue_key: Callable[[str], Key], nowhere: str, tmp_path: Path
 ) -> None:
