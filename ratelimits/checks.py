@@ -114,9 +114,15 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 @checks.register("ratelimits")
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Where other settings tell of a proxy, its number is said: else all clients have the proxy's address, or none."""
-    told = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
-    if not told or _wrong("NUM_PROXIES") or proxies() is not None:
+    if _wrong("NUM_PROXIES"):
         return []
+    told = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
+    try:
+        if proxies() is not None or not told:
+            return []
+    except ImproperlyConfigured as error:
+        what, _stop, hint = str(error).partition(". ")
+        return [checks.Error(f"{what}.", hint=hint, id="ratelimits.E007")]
     return [
         checks.Warning(
             f"{' and '.join(told)} tell of a proxy, but nothing says how many there are: every client is counted under"

@@ -9,13 +9,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Model
 from django.http import HttpRequest
 from rest_framework.settings import api_settings
 
-from ratelimits.conf import conf
+from ratelimits.conf import conf, shown
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models.keys import UNKNOWN_ADDRESS
+from ratelimits.setting_rules import complaint
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +69,15 @@ def api_key_of(auth: Any) -> str | None:
 
 
 def proxies() -> int | None:
-    """Return how many proxies are believed: by our setting, else by Django REST framework's; None: neither is set."""
+    """Return how many proxies are believed: by our setting, else by Django REST framework's; None: neither is set.
+
+    Raise ImproperlyConfigured if that is no such number.
+    """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
         configured = api_settings.NUM_PROXIES
+        if configured is not None and (hint := complaint("NUM_PROXIES", configured)):
+            raise ImproperlyConfigured(f"REST_FRAMEWORK['NUM_PROXIES'] is {shown(configured)}. {hint}")
     return configured
 
 

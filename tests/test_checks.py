@@ -105,6 +105,18 @@ def test_a_proxy_that_other_settings_tell_of_is_to_be_counted(told: dict[str, An
     assert messages(RATELIMITS=unsaid, REST_FRAMEWORK={**drfs, "NUM_PROXIES": 1}, **told) == []
 
 
+@pytest.mark.parametrize("wrong", ["1", -1, 1.0, True, 101, [1]])
+def test_so_many_proxies_as_no_number_says_are_an_error_in_either_setting(wrong: Any) -> None:
+    drfs = {**settings.REST_FRAMEWORK, "NUM_PROXIES": wrong}
+    (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": None}, REST_FRAMEWORK=drfs)
+    assert (error.id, error.msg) == ("ratelimits.E007", f"REST_FRAMEWORK['NUM_PROXIES'] is {wrong!r}.")
+    assert "Write a whole number from 0 to 100" in str(error.hint)
+    # Ours takes its place.
+    assert messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": 1}, REST_FRAMEWORK=drfs) == []
+    (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": wrong}, REST_FRAMEWORK=drfs)
+    assert error.id == "ratelimits.E002"
+
+
 def without_the_middleware() -> list[str]:
     return [name for name in settings.MIDDLEWARE if "ratelimits" not in name]
 

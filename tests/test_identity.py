@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.http import HttpRequest
 from django.test import AsyncRequestFactory, RequestFactory
@@ -146,6 +147,12 @@ class TestAddresses:
     ) -> None:
         settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": configured}
         assert address_of(request(forwarded="192.0.2.1")) == address
+
+    @pytest.mark.parametrize("wrong", ["1", -1, True])
+    def test_a_number_of_proxies_that_is_none_says_what_to_write(self, settings: Any, wrong: Any) -> None:
+        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": wrong}
+        with pytest.raises(ImproperlyConfigured, match=r"^REST_FRAMEWORK\['NUM_PROXIES'\] is .*Write a whole number"):
+            address_of(request(forwarded="192.0.2.1, 192.0.2.2"))
 
     @pytest.mark.parametrize(
         "remote", [None, "", "unix:", "unknown", "203.0.113.999", "ip:unknown", "\ud800", "٣.٣.٣.٣"]
