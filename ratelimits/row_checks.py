@@ -20,6 +20,7 @@ from ratelimits.engine import calendar
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.models.crowding import too_many
+from ratelimits.models.overrides import readable_rules
 
 
 @checks.register("ratelimits", checks.Tags.database)
@@ -54,24 +55,18 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
     """One error for each way in which numbers do not fit a rule, by the first override that has them."""
-    rules: dict[str, list[Rule]] = {}
-    for rule in Rule.objects.using(using):
-        if not rule.unreadable():
-            rules.setdefault(rule.name, []).append(rule)
+    rules = readable_rules(using)
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:
-        numbers = {name: row[name] for name in KeyOverride.NUMBERS if row[name] is not None}
-        for rule in rules.get(row["rule"], []) if numbers else []:
-            try:
-                rule.with_numbers(numbers)
-            except ValueError as error:
-                yield checks.Error(
-                    f"Override {row['first']} of rule {rule} is not in force: {error}.",
-                    hint="Correct or delete it, and others with these numbers. Until then the rule's failure policy"
-                    " decides on requests of their keys.",
-                    id="ratelimits.E021",
-                )
-                break
+        first, name = row.pop("first"), row["rule"]
+        reason = KeyOverride(**row).misfit(rules.get(name, ()))
+        if reason:
+            yield checks.Error(
+                f"Override {first} of rule {name} is not in force: {reason}.",
+                hint="Correct or delete it, and others with these numbers. Until then the rule's failure policy"
+                " decides on requests of their keys.",
+                id="ratelimits.E021",
+            )
 
 
 def _accounts(using: str) -> Iterator[checks.CheckMessage]:

@@ -57,6 +57,15 @@ def test_the_admin_shows_that_it_is_not_in_force_and_why(admin_client: Client) -
         assert "not in force: unknown time zone &#x27;Mars/Olympus&#x27;" in page
 
 
+def test_so_it_does_of_an_override_whose_numbers_do_not_fit(admin_client: Client) -> None:
+    rule()
+    row = KeyOverride.objects.create(key="user:1", rule="burst", rate=0)
+    other = KeyOverride.objects.create(key="user:2", rule="burst", capacity=0)
+    for url, times in (("", 1), (f"{row.pk}/change/", 1), (f"{other.pk}/change/", 0)):
+        page = admin_client.get(f"/admin/ratelimits/keyoverride/{url}").content.decode()
+        assert page.lower().count("not in force: rate must be above 0, not 0") == times, url
+
+
 class TestTooMany:
     def test_a_rule_too_many_is_refused_with_the_number_and_what_to_do(self) -> None:
         Rule.objects.bulk_create(unsaved(f"r{n}") for n in range(MAX_LIMITS))

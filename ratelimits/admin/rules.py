@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from django import forms
@@ -19,10 +20,14 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.conf import conf
 from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models import KeyOverride, Rule
+from ratelimits.models.overrides import readable_rules
 from ratelimits.models.rules import LENDS, PARAMETERS
 from ratelimits.models.sentences import number
+
+_NOT_IN_FORCE = _("not in force: %(error)s")
 
 
 def _fields_by_algorithm() -> dict[str, list[str]]:
@@ -172,7 +177,6 @@ class KeyOverrideAdmin(AuditedAdmin):
     """Exceptions for one key or account."""
 
     form = KeyOverrideForm
-    list_display = ["key", "rule", "numbers", "mode", "valid_from", "valid_until", "reason"]
     list_filter = [InForceFilter, "rule", "mode"]
     search_fields = ["key", "rule", "reason"]
     fieldsets = [
@@ -181,7 +185,23 @@ class KeyOverrideAdmin(AuditedAdmin):
         (_("When"), {"fields": ["valid_from", "valid_until"]}),
     ]
 
-    @admin.display(description=_("what differs"))
-    def numbers(self, override: KeyOverride) -> str:
-        """The numbers that the override changes."""
-        return ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """The columns; the rules are read once for all rows."""
+        rules = cache(lambda: readable_rules(conf.DATABASE))
+
+        @admin.display(description=_("what differs"))
+        def numbers(override: KeyOverride) -> str:
+            reason = override.misfit(rules().get(override.rule, ()))
+            changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
+            return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
+
+        return ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Say above the form of an override that it is not in force, and why."""
+        override = kwargs.get("obj")
+        if override is not None:
+            reason = override.misfit(readable_rules(conf.DATABASE).get(override.rule, ()))
+            if reason:
+                self.message_user(request, _NOT_IN_FORCE % {"error": reason}, messages.WARNING)
+        return super().render_change_form(request, context, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import models
@@ -77,6 +77,16 @@ class KeyOverride(Versioned):
         """The numbers that it changes."""
         return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
 
+    def misfit(self, rules: Iterable[Rule]) -> str:
+        """Return why the numbers make no sense under one of these rules of its name, "" if they do under each."""
+        changes = self.changes()
+        for rule in rules if changes else ():
+            try:
+                rule.with_numbers(changes)
+            except ValueError as error:
+                return str(error)
+        return ""
+
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         return derived_shard(values, "key")
@@ -92,3 +102,12 @@ class KeyOverride(Versioned):
 
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self)
+
+
+def readable_rules(using: str) -> dict[str, list[Rule]]:
+    """Return by name the rules that an override can change; one that cannot be read has no numbers."""
+    found: dict[str, list[Rule]] = {}
+    for rule in Rule.objects.using(using).select_related("plan"):
+        if not rule.unreadable():
+            found.setdefault(rule.name, []).append(rule)
+    return found
