@@ -9,11 +9,14 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.utils.translation import gettext as _
+from django.views import View
 
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule, as_code
-from ratelimits.models.rules import split_scope
+from ratelimits.models.scopes import split_scope
 from ratelimits.urlconf import named_by_views
+
+_METHODS = frozenset(map(str.upper, View.http_method_names))
 
 
 def in_row(row: Model) -> Iterator[str]:
@@ -39,11 +42,14 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
 
 
 def in_rule(scope: str, meter: str) -> Iterator[str]:
-    """Yield a sentence for a scope, and for a meter, that no view of the URLconf names."""
-    named, scope = named_by_views(), split_scope(scope)[0]
+    """Yield a sentence for a scope, and for a meter, that no view of the URLconf names, and for unknown methods."""
+    named, (scope, methods) = named_by_views(), split_scope(scope)
     if scope != "*" and named.scopes is not None and scope not in named.scopes:
         text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
         yield text % {"scope": scope, "known": ", ".join(sorted(named.scopes - {"*"})) or "–"}
+    for method in sorted(methods - _METHODS):
+        text = _("No request of HTTP has the method “%(method)s”. Methods: %(known)s.")
+        yield text % {"method": method, "known": ", ".join(sorted(_METHODS))}
     if named.meters is not None and meter not in named.meters | conf.UNITS.keys():
         text = _("No view costs any “%(meter)s”, so nothing is counted under it yet. Meters of views: %(known)s.")
         yield text % {"meter": meter, "known": ", ".join(sorted(named.meters))}

@@ -170,6 +170,18 @@ class TestUnreadable:
         Rule.objects.update(**broken)
         assert check(WHO).unavailable
 
+    @pytest.mark.parametrize(
+        ("written", "elsewhere"),
+        [("search:post", True), ("search:POST;PUT", True), ("search, text", False), ("", False)],
+    )
+    def test_a_scope_that_no_form_would_take(self, check: Check, written: str, elsewhere: bool) -> None:
+        rule(on_failure="deny", scope="search")
+        Rule.objects.update(scope=written)
+        assert [check(WHO, "search", method).unavailable for method in ("POST", "PUT", "GET")] == [True] * 3
+        # Where it says nothing of the scope, nobody can say that it is not meant for this request.
+        assert check(WHO, "other").allowed == elsewhere
+        assert "not in force: scope" in Rule.objects.get().sentence()
+
     def test_what_no_constraint_would_let_in(self, check: Check) -> None:
         for name in ("algorithm", "capacity", "kind"):
             rule(name, on_failure="deny", scope=name)

@@ -94,6 +94,18 @@ class TestTooMany:
         assert too_many("default") == (130, "b")
         assert ids() == ["ratelimits.E023"]
 
+    def test_head_meets_the_rules_of_get_but_for_those_that_one_of_its_own_takes_the_place_of(self) -> None:
+        Rule.objects.bulk_create(unsaved(f"g{n}", scope="a:GET") for n in range(70))
+        Rule.objects.bulk_create(unsaved(f"h{n}", scope="a:HEAD", meter="tokens") for n in range(50))
+        with pytest.raises(ValidationError, match="could meet 121 rules"):
+            unsaved("more", scope="a:HEAD", meter="tokens").full_clean()
+        Rule.objects.bulk_create(unsaved(f"m{n}", scope="a:HEAD", meter="tokens") for n in range(10))
+        assert too_many("default") == (130, "a")
+        Rule.objects.filter(name="h0").update(meter="requests", mode="shadow")
+        assert too_many("default") == (130, "a")
+        Rule.objects.filter(name="h0").update(mode="enforce")
+        assert too_many("default") is None
+
     def test_a_key_plan_and_an_account_plan_come_together_but_not_rules_of_one_name(self) -> None:
         plans = [Plan.objects.create(name=name, slug=name) for name in ("a", "b", "c")]
         for plan in plans:

@@ -121,6 +121,13 @@ def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings
     assert list(in_rule("*", "requests")) == list(in_rule("*", "storage")) == []
 
 
+def test_a_method_that_no_request_has_is_named_with_those_that_there_are(settings: Any) -> None:
+    named(settings)
+    (method,) = in_rule("search:GET,GTE", "requests")
+    assert "No request of HTTP has the method “GTE”. Methods: DELETE, GET, HEAD, OPTIONS," in method
+    assert list(in_rule("*:PATCH,TRACE", "requests")) == []
+
+
 def test_nothing_is_said_of_what_cannot_be_known(settings: Any) -> None:
     named(settings, path("counted/", Counted.as_view()), path("various/", Various.as_view()))
     assert list(in_rule("serach", "tokenz")) == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models.rules import Rule, split_scope
+from ratelimits.models.rules import Rule
+from ratelimits.models.scopes import split_scope
 
 
 class Crowd(NamedTuple):
@@ -20,6 +21,8 @@ class Crowd(NamedTuple):
 class _Row(NamedTuple):
     name: str
     plan: int
+    meter: str
+    enforced: bool
     scope: str
     methods: frozenset[str]
 
@@ -35,20 +38,24 @@ def too_many(using: str, edited: Rule | None = None) -> Crowd | None:
         if edited.mode == Rule.Mode.OFF:
             return None
         rules = rules.exclude(pk=edited.pk)
-    values: list[tuple[str, int | None, str]] = list(rules.order_by().values_list("name", "plan", "scope"))
+    found = rules.order_by().values_list("name", "plan", "meter", "mode", "scope")
+    values: list[tuple[str, int | None, str, str, str]] = list(found)
     if edited is not None:
-        values.append((edited.name, edited.plan_id, edited.scope))
-    rows = [_Row(name, plan or 0, *split_scope(scope)) for name, plan, scope in values]
+        values.append((edited.name, edited.plan_id, edited.meter, edited.mode, edited.scope))
+    rows = [
+        _Row(name, plan or 0, meter, mode == Rule.Mode.ENFORCE, *split_scope(scope))
+        for name, plan, meter, mode, scope in values
+    ]
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     own = rows[-1] if edited is not None else None
-    found = max((_most(rows, scope, method, own) for scope, method in _requests(rows, own)), default=Crowd(0, "*"))
-    return found if found.rules > MAX_LIMITS else None
+    crowds = (_most(rows, scope, method, own) for scope, method in _requests(rows, own))
+    most = max(crowds, default=Crowd(0, "*"))
+    return most if most.rules > MAX_LIMITS else None
 
 
-def _requests(rows: Iterable[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
+def _requests(rows: list[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
     """The scopes and methods by which requests differ, "" for a method that no rule names."""
-    rows = list(rows)
     scopes = {row.scope for row in rows} | {"*"}
     if own is not None and own.scope != "*":
         scopes = {own.scope}
@@ -60,15 +67,29 @@ def _requests(rows: Iterable[_Row], own: _Row | None) -> Iterator[tuple[str, str
 
 
 def _applies(row: _Row, scope: str, method: str) -> bool:
-    return row.scope in ("*", scope) and (not row.methods or method in row.methods)
+    if row.scope not in ("*", scope):
+        return False
+    # A rule that names GET covers HEAD.
+    return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
-def _most(rows: Iterable[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
+def _taken(rows: list[_Row]) -> set[tuple[str, str]]:
+    """Return the scopes and meters in which a rule names HEAD for everyone, so that those of GET leave it out."""
+    replaced = {row.name for row in rows if row.plan}
+    named = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
+    return {(row.scope, row.meter) for row in named if row.name not in replaced}
+
+
+def _most(rows: list[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
     default: set[str] = set()
     plans: dict[int, set[str]] = {}
+    taken = _taken(rows) if method == "HEAD" else ()
     for row in rows:
-        if _applies(row, scope, method):
-            (plans.setdefault(row.plan, set()) if row.plan else default).add(row.name)
+        if not _applies(row, scope, method):
+            continue
+        if row.methods and method not in row.methods and (row.scope, row.meter) in taken:
+            continue
+        (plans.setdefault(row.plan, set()) if row.plan else default).add(row.name)
     further = {plan: names - default for plan, names in plans.items()}
     if own is not None and own.plan:
         first = further.get(own.plan, set())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from decimal import Decimal
@@ -22,6 +21,7 @@ from ratelimits.models.accounts import Plan
 from ratelimits.models.durations import SecondsField
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
+from ratelimits.models.scopes import SCOPE
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 #: The fields that some algorithms take and others do not, and what they hold when theirs does not.
@@ -46,14 +46,6 @@ PARAMETERS: dict[str, Any] = {
 WAITS = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
 #: Algorithms that let a request wait at all.
 LENDS = (*WAITS, "token_bucket", "gcra")
-
-_SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
-
-
-def split_scope(text: str) -> tuple[str, frozenset[str]]:
-    """A rule's scope and the methods it names (none: all): "search:POST" is ("search", {"POST"})."""
-    scope, _colon, methods = text.partition(":")
-    return scope, frozenset(methods.split(",")) if methods else frozenset()
 
 
 def required_fields(algorithm: str) -> tuple[str, ...]:
@@ -145,7 +137,7 @@ class Rule(Versioned):
         default="*",
         validators=[
             RegexValidator(
-                rf"\A(?:{_SCOPE.pattern})\Z",
+                rf"\A(?:{SCOPE.pattern})\Z",
                 _("Write * for every request, a throttle_scope such as search, or search:POST,PUT."),
             )
         ],
@@ -327,6 +319,8 @@ class Rule(Versioned):
         """Return why no decision can follow this row, "" if one can. Raw SQL may have written what makes no sense."""
         if self.key_kind not in KeyKind.values:
             return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
+        if not SCOPE.fullmatch(self.scope):
+            return f"scope {self.scope!r} names no requests: use *, a scope such as search, or search:POST,PUT"
         try:
             self.to_algorithm()
         except (ValueError, TypeError, ArithmeticError) as error:
