@@ -16,11 +16,13 @@ from ratelimits.conf import conf
 from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import ask
+from ratelimits.engine.program import program
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity, identify
 from ratelimits.quota import RELOADS, Answer
 from ratelimits.routes import Prepared, prepare
 from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
+from ratelimits.rules.selection import GLOBAL_KEY
 from ratelimits.throttling import QuotaUnavailable
 
 if TYPE_CHECKING:
@@ -62,21 +64,28 @@ def _ask(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision
         snapshot = rules.current()
         chosen = list(choose(snapshot, identity))
         applied = {(rule.key_kind, rule.name): rule for selection in chosen for rule in selection.rules}
-        versions = [selection.version for selection in chosen]
+        versions = [selection.version for selection in chosen] or [snapshot.version if snapshot.versioned else None]
         version = min((one for one in versions if one is not None), default=None)
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
-        if prepared.undecidable:
-            raise RulesUnavailable(prepared.undecidable)
-        if not applied:
-            return prepared, None
         keys = tuple(getattr(identity, field, field) for field in prepared.fields)
         costs = (1,) * len(meters)
         call = Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=True)
+        if not applied or prepared.undecidable:
+            # There is nothing to decide; what is asked is only whether these rules are still the newest.
+            call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
-            return prepared, ask(server(), call)
+            decision = ask(server(), call)
         except Stale as stale:
             rules.reload(stale.version)
+            continue
+        except (Unavailable, ResponseError):
+            if not applied:
+                return prepared, None
+            raise
+        if prepared.undecidable:
+            raise RulesUnavailable(prepared.undecidable)
+        return prepared, decision if applied else None
     raise RulesUnavailable("the rules changed again and again while they were asked for")
 
 

@@ -8,7 +8,8 @@ import redis
 from django.conf import settings
 from django.test import Client, override_settings
 
-from ratelimits.models import Account, Plan, PlanInclusion
+from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models import Account, Plan, PlanInclusion, Rule
 from tests import rows
 from tests.usage.traffic import flow
 
@@ -126,3 +127,25 @@ def test_a_fresh_server_is_no_error(customer: Callable[..., Client], redis_clien
     client = customer()
     redis_client.flushall()
     assert quota(client)["limits"][0]["remaining"] == 10
+
+
+def test_rules_that_no_decision_can_follow_are_no_error_either(customer: Callable[..., Client]) -> None:
+    rows.rule("closed", "calendar_window", capacity=0, key_kind="account", bills=True)
+    client = customer()
+    (found,) = quota(client)["limits"]
+    assert (found["limit"], found["remaining"]) == (0, 0)
+    Rule.objects.bulk_create(rows.unsaved(f"r{n}", scope="usage") for n in range(MAX_LIMITS + 1))
+    assert client.get("/usage/").status_code == 200
+
+
+def test_its_own_rules_hold_from_the_next_look_on_whatever_held_before(customer: Callable[..., Client]) -> None:
+    client = customer()
+    assert client.get("/usage/").status_code == 200
+    rows.rule("looking", "calendar_window", capacity=1, scope="usage")
+    assert [client.get("/usage/").status_code for _ in range(2)] == [200, 429]
+    Rule.objects.bulk_create(rows.unsaved(f"r{n}", scope="usage") for n in range(MAX_LIMITS))
+    assert client.get("/usage/").status_code == 200  # too many: the failure policy decides
+    Rule.objects.filter(name="r0").delete()
+    assert client.get("/usage/").status_code == 429
+    Rule.objects.filter(name="looking").update(timezone="Mars/Olympus", on_failure="deny")
+    assert client.get("/usage/").status_code == 503
