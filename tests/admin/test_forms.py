@@ -50,6 +50,14 @@ def test_a_length_of_time_is_typed_with_its_unit(admin_client: Client) -> None:
     assert page.context["adminform"].form["period"].value() == "86400"
 
 
+def test_a_capacity_of_zero_is_taken_as_what_lets_nothing_pass(admin_client: Client) -> None:
+    assert admin_client.post(RULES, {**BUCKET, "capacity": "0"}).status_code == 302
+    assert Rule.objects.get().sentence() == "nothing passes, per API key"
+    typed = {"key": "api_key:4", "rule": "burst", "capacity": "0", "mode": ""}
+    assert admin_client.post(OVERRIDES, typed).status_code == 302
+    assert KeyOverride.objects.get().capacity == 0
+
+
 @pytest.mark.parametrize("typed", [{"period": "1 m"}, {"max_wait": "soon"}, {"rate": "5/min"}, {"capacity": "10k"}])
 def test_what_could_be_misread_is_refused(admin_client: Client, typed: dict[str, str]) -> None:
     assert typed.keys() <= errors(admin_client.post(RULES, {**BUCKET, **typed})).keys()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
@@ -19,6 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits import quota
+from ratelimits.decorators import limited
 from ratelimits.engine.idle import IDLE_CONNECTIONS
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
@@ -39,7 +41,12 @@ class View(APIView):
         return Response("passed")
 
 
-urlpatterns = [path("plain/", View.as_view())]
+@limited()
+async def awaited(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("passed")
+
+
+urlpatterns = [path("sync/", View.as_view()), path("async/", awaited)]
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +139,8 @@ def test_four_hundred_threads_at_once(redis_client: redis.Redis) -> None:
     assert connections(redis_client) <= before + IDLE_CONNECTIONS
 
 
-def test_a_thousand_sync_views_at_once_behind_asgi(redis_client: redis.Redis, settings: Any) -> None:
+@pytest.mark.parametrize(("view", "most"), [("sync", IDLE_CONNECTIONS + 1), ("async", 1)])
+def test_a_thousand_views_at_once_behind_asgi(redis_client: redis.Redis, settings: Any, view: str, most: int) -> None:
     """Django gives each request of a sync view a thread of its own there."""
     settings.MIDDLEWARE = []
     before = connections(redis_client)
@@ -142,8 +150,8 @@ def test_a_thousand_sync_views_at_once_behind_asgi(redis_client: redis.Redis, se
         scope: dict[str, Any] = {
             "type": "http",
             "method": "GET",
-            "path": "/plain/",
-            "raw_path": b"/plain/",
+            "path": f"/{view}/",
+            "raw_path": f"/{view}/".encode(),
             "root_path": "",
             "query_string": b"",
             "headers": [(b"host", b"testserver")],
@@ -169,11 +177,12 @@ def test_a_thousand_sync_views_at_once_behind_asgi(redis_client: redis.Redis, se
         return status
 
     async def all_at_once() -> Counter[int]:
-        return Counter(await asyncio.gather(*(ask(number) for number in range(1000))))
+        found = Counter(await asyncio.gather(*(ask(number) for number in range(1000))))
+        assert connections(redis_client) <= before + most
+        return found
 
     assert asyncio.run(all_at_once()) == Counter({429: 1000})
     assert quota.breaker.closed
-    assert connections(redis_client) <= before + IDLE_CONNECTIONS + 1
 
 
 def test_short_threads_one_after_the_other_use_one_connection_and_learn_its_run_once(
