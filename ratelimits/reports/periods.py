@@ -11,6 +11,8 @@ from ratelimits.engine import calendar
 from ratelimits.engine.billing import Span, periods_around
 
 SECOND = 1_000_000
+#: No billing period is longer (µs): a month, and one that overlaps it, which two days may come before.
+LONGEST = 64 * 86_400 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 

@@ -30,7 +30,7 @@ from ratelimits.reports.close import home_shard
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
-from ratelimits.reports.periods import SECOND, Period, month_window, starts_in
+from ratelimits.reports.periods import LONGEST, SECOND, Period, month_window, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import Unknown
@@ -130,7 +130,7 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    last = end + 62 * 86400 * SECOND
+    last = end + LONGEST
     accounts = None if account is None else [account]
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
@@ -187,7 +187,7 @@ def _place(group: Group) -> tuple[str, int]:
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
     """A statement of nothing for every account."""
-    gaps = Gaps.between(using, start, end + 32 * 86400 * SECOND)
+    gaps = Gaps.between(using, start, end + LONGEST)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps)
         yield Statement(report, PROVISIONAL, (row(report, unused_line(report), PROVISIONAL),))

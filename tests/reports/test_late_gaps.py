@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
 from ratelimits.reports.close import home_shard
+from ratelimits.reports.late_gaps import LateGaps
 from ratelimits.reports.verify import verify_report
 from ratelimits.reports.verify_printed import verify_printed
 from ratelimits.reports.verify_totals import verify_totals
@@ -52,6 +53,14 @@ def test_a_gap_that_is_declared_after_closing_is_a_line_of_a_further_version(fir
     assert close("2026-11-04") == []
     assert not GapChange.objects.exists()
     assert [*verify_report(second), *verify_totals("default"), *verify_printed("default")] == []
+
+
+def test_a_gap_at_the_end_of_the_longest_period_is_found(first: Report) -> None:
+    start = first.period_end - 64 * 86_400 * 10**6
+    QuerySet(Report).update(period_start=start)
+    last = first.period_end - 10**6
+    gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=last, until=last)
+    assert LateGaps("default").starts == {"acme": {start}}
 
 
 def test_replies_whose_loss_is_told_after_closing_are_counted_in_a_further_version(first: Report) -> None:
