@@ -31,6 +31,8 @@ _DEFAULTS: dict[str, Any] = {
     "allotment": None,
 }
 _FEES = ("flat_fee", "minimum")
+#: What a plan keeps where its entry does not name it: a file from before there were prices takes none away.
+_KEPT = ("currency", "prices")
 _SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
 Document = dict[str, Any]
@@ -167,8 +169,8 @@ def _rule_problems(entry: Any) -> Iterator[str]:
 def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
     """Make the database say what the document says, in one edit; what it says already is left alone.
 
-    With `delete`, plans and rules that the document does not name go away. Returns a line for each change;
-    RefusedError, with nothing changed, if a rule makes no sense.
+    With `delete`, plans and rules that the document does not name go away; a plan whose entry names no currency or no
+    prices keeps them. Returns a line for each change; RefusedError, with nothing changed, if a rule makes no sense.
     """
     problems: list[str] = []
     with editing(using):
@@ -208,6 +210,7 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
     said = []
     for slug, wanted in document["plans"].items():
         held = before["plans"].get(slug)
+        wanted = {name: held[name] for name in _KEPT if name in (held or ())} | wanted
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
         plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
         includes: dict[str, Any] = wanted.get("includes", {})

@@ -96,9 +96,21 @@ class TestRulesAsCode:
         prices = PlanPrice.objects.filter(plan__slug="a").order_by("meter").values_list("meter", "unit_price")
         assert list(prices) == [("requests", Decimal("0.2")), ("tokens", Decimal(1))]
         assert PlanPrice.objects.get(plan__slug="b").version == version
-        plans["b"] = {}
+        plans["b"] = {"prices": {}}
         assert run("ratelimits_rules", "load", code(tmp_path, plans=plans)).splitlines()[0] == "changed plan b"
         assert not PlanPrice.objects.filter(plan__slug="b").exists()
+
+    def test_a_file_that_names_no_prices_leaves_them_as_they_are(self, tmp_path: Path) -> None:
+        entry = {**PRO["pro"], "currency": "EUR", "prices": {"requests": {"unit_price": "0.1"}}}
+        run("ratelimits_rules", "load", code(tmp_path, plans={"pro": entry}))
+        version, before = ConfigVersion.read("default"), run("ratelimits_rules", "dump")
+        old = code(tmp_path, plans=PRO)
+        assert run("ratelimits_rules", "diff", old, "--delete") == ""
+        assert run("ratelimits_rules", "load", old, "--delete").startswith("Nothing to change.\n")
+        assert (ConfigVersion.read("default"), run("ratelimits_rules", "dump")) == (version, before)
+        run("ratelimits_rules", "load", code(tmp_path, plans={"pro": {**PRO["pro"], "prices": {}, "currency": ""}}))
+        assert not PlanPrice.objects.exists()
+        assert Plan.objects.get().currency == ""
 
     def test_a_load_is_one_edit_and_says_what_it_changed(self, tmp_path: Path) -> None:
         said = run("ratelimits_rules", "load", code(tmp_path, plans=PRO, rules=[BURST, {**BURST, "plan": "pro"}]))
