@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -14,7 +15,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.usage import shown
-from ratelimits.models import Report
+from ratelimits.models import QuarantinedBatch, Report
 from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class OpenPeriods(_Base):
         if not self.has_view_permission(request):
             raise PermissionDenied
         over = (found for found in open_periods() if found.over)
-        rows = [_row(found) for found in islice(over, _MOST + 1)]
+        quarantine = self._quarantine(request)
+        rows = [_row(found, quarantine) for found in islice(over, _MOST + 1)]
         context = {
             **self.admin_site.each_context(request),
             "title": _("Open periods"),
@@ -69,6 +71,13 @@ class OpenPeriods(_Base):
             "may_force": self.has_force_permission(request),
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
+
+    def _quarantine(self, request: HttpRequest) -> str:
+        """Return where the quarantined batches of a shard are listed; "" for those who may not see them."""
+        batches = self.admin_site.get_model_admin(QuarantinedBatch)
+        if not batches.has_view_permission(request):
+            return ""
+        return reverse(f"{self.admin_site.name}:ratelimits_quarantinedbatch_changelist")
 
     def force_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the reason, then close the period."""
@@ -98,7 +107,9 @@ class OpenPeriods(_Base):
         return TemplateResponse(request, "ratelimits/admin/force_period.html", context)
 
 
-def _row(found: OpenPeriod) -> dict[str, Any]:
+def _row(found: OpenPeriod, quarantine: str) -> dict[str, Any]:
+    """Return a row of the page; `quarantine` is where quarantined batches are listed, "" where they are not shown."""
+    shards = found.quarantined if quarantine else ()
     return {
         "account": found.account,
         "start": found.start,
@@ -106,4 +117,8 @@ def _row(found: OpenPeriod) -> dict[str, Any]:
         "ends": shown(found.period.end) if found.period is not None else "–",
         "units": ", ".join(f"{count:,} {meter}" for meter, count in found.units.items()) or "–",
         "why": found.why,
+        "quarantined": [
+            (f"{shard:02d}", f"{quarantine}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
+            for shard in shards
+        ],
     }

@@ -101,6 +101,11 @@ class Closing:
             return "nothing of its shard has reached the ledger yet: is a worker draining?"
         return next(filter(None, (_not_yet(state, end, self._now) for state in self._states)), "")
 
+    @property
+    def quarantined(self) -> list[int]:
+        """Return the account's shards that have a quarantined batch, which nobody has resolved."""
+        return [state.shard for state in self._states if state.frozen]
+
     def why(self, period: Period) -> str:
         """Return what a period without a report waits for, as a sentence."""
         waits = self.open_because(period)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from time import time_ns
@@ -35,6 +35,7 @@ class OpenPeriod:
     over    whether it has ended, and its grace too, by this machine's clock
     why     what it waits for, as a sentence
     units   billable units by meter so far, with what was adjusted
+    quarantined  its account's shards that have a quarantined batch
     """
 
     account: str
@@ -43,6 +44,7 @@ class OpenPeriod:
     over: bool
     why: str
     units: dict[str, int]
+    quarantined: Sequence[int] = ()
 
 
 def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
@@ -91,7 +93,7 @@ def _described(closing: Closing, tile: Tile, now: int, units: dict[str, int]) ->
     except ValueError as error:
         return OpenPeriod(closing.account, tile.start, None, True, f"{error}: correct the account", units)
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
-    return OpenPeriod(closing.account, tile.start, period, over, closing.why(period), units)
+    return OpenPeriod(closing.account, tile.start, period, over, closing.why(period), units, closing.quarantined)
 
 
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:

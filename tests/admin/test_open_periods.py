@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from ratelimits.models import DurabilityGap, Report, ShardState
+from ratelimits.models import DurabilityGap, QuarantinedBatch, Report, ShardState
+from ratelimits.reports.close import home_shard
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, spend
 from tests.usage.traffic import at, flow
@@ -37,3 +41,22 @@ def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Clie
 def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
     assert "None." in text(admin_client.get(url(Report, "open")))
     assert admin_client.get(url(Report, "force"), {"start": "²"}).status_code == 200
+
+
+def test_a_quarantined_batch_is_a_link_for_those_who_may_see_it(admin_client: Client, client: Client) -> None:
+    spend(account(), "2025-10-15", 5)
+    flow()
+    shard = home_shard("acme")
+    ShardState.objects.filter(shard=shard).update(frozen=True)
+    for number in (shard, shard + 1):
+        QuarantinedBatch.objects.create(shard=number, name="1:1", reason="it came again", content="0" * 64)
+    page = admin_client.get(url(Report, "open")).content.decode()
+    (link,) = re.findall(f'<a href="([^"]*)">Quarantined batches of shard {shard:02d}</a>', page)
+    listed = admin_client.get(unescape(link)).context["cl"].result_list
+    assert [str(each) for each in listed] == [f"{shard:02d}:1:1"]
+    user = User.objects.create(username="reader", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_report"))
+    client.force_login(user)
+    page = client.get(url(Report, "open")).content.decode()
+    assert "has a quarantined batch" in page
+    assert "Quarantined batches of shard" not in page
