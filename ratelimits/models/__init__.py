@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
+from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
 from ratelimits.models.kept import KeptPeriod
 from ratelimits.models.keys import KeyKind
@@ -21,7 +22,7 @@ from ratelimits.models.ledger import (
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
-from ratelimits.models.reports import Adjustment, PeriodUsage, Report, ReportLine
+from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import ConfigVersion, Tombstone
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
 
 from ratelimits.engine.billing import SHORTEST, periods_around
-from ratelimits.models import Account, KeptPeriod, PeriodUsage, Report, versions
+from ratelimits.models import Account, Adjustment, KeptPeriod, PeriodUsage, Report, versions
+from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import iso
 from ratelimits.rules.loader import Loader
 from tests.reports.edits import edit_at, spend
@@ -41,6 +44,25 @@ def test_periods_follow_on_a_kept_one_without_gap_or_overlap() -> None:
 
 @pytest.mark.django_db(transaction=True)
 class TestEdits:
+    def test_an_adjustment_is_of_one_of_the_account_s_own_periods(self) -> None:
+        account(included=100)
+        spend("acme", "2026-10-10", 80)
+        flow()
+        with edit_at("2026-10-20"):
+            Account.objects.filter(identifier="acme").update(billing_anchor="2026-01-15T00:00")
+
+        def check(day: str) -> None:
+            Adjustment(account="acme", period_start=moment(at(day)), quantity=1, reason="goodwill").clean()
+
+        for day, around in (("2026-10-15", "2026-10-01"), ("2026-11-10", "2026-11-01"), ("2026-12-01", "2026-11-15")):
+            with pytest.raises(ValidationError, match=f"the one around it starts at {around} 00:00:00 UTC"):
+                check(day)
+        for day in ("2026-10-01", "2026-11-01", "2026-11-15"):
+            check(day)
+        QuerySet(Account).update(timezone="Mars/Olympus")
+        with pytest.raises(ValidationError, match="correct the account first"):
+            check("2026-11-15")
+
     @pytest.mark.parametrize(
         ("fields", "following"),
         [

@@ -1,0 +1,156 @@
+"""Adjustments: what people add to billing periods, or take off them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.conf import conf
+from ratelimits.engine.billing import periods_around
+from ratelimits.models import users
+from ratelimits.models.accounts import Account
+from ratelimits.models.kept import kept_of
+from ratelimits.models.ledger import moment
+from ratelimits.models.reports import PeriodUsage, Report, ReportLine
+
+
+def initial_approval() -> str:
+    """Return whether a new adjustment waits for approval, as RATELIMITS["ADJUSTMENT_APPROVAL"] says now."""
+    return Adjustment.Approval.WAITING if conf.ADJUSTMENT_APPROVAL else Adjustment.Approval.UNASKED
+
+
+class Adjustment(models.Model):
+    """Units that a person adds to an account's billing period, or (below zero) takes off it, and why.
+
+    It counts unless it waits for the approval of another person, or was refused.
+    """
+
+    class Approval(models.TextChoices):
+        """Whether somebody else has to approve it, and did."""
+
+        UNASKED = "unasked", _("not asked for")
+        WAITING = "waiting", _("waiting")
+        APPROVED = "approved", _("approved")
+        REFUSED = "refused", _("refused")
+
+    #: It counts, as far as approval goes.
+    COUNTS = (Approval.UNASKED, Approval.APPROVED)
+
+    reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty: anonymous usage, of no account.")
+    )
+    period_start = models.DateTimeField(
+        _("billing period"), help_text=_("Its start. In a finalised period it becomes a new version of the report.")
+    )
+    meter = models.CharField(_("meter"), max_length=255, default="requests")
+    key = models.CharField(_("key"), max_length=255, blank=True, help_text=_("Empty: of the account as a whole."))
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units; below zero they are taken off."))
+    corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
+    reason = models.CharField(_("reason"), max_length=300)
+    author = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        users.protect,
+        related_name="+",
+        verbose_name=_("author"),
+        editable=False,
+        db_constraint=False,
+    )
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    approval = models.CharField(
+        _("approval"), max_length=10, choices=Approval.choices, default=initial_approval, editable=False
+    )
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        users.protect,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("approved or refused by"),
+        editable=False,
+        db_constraint=False,
+    )
+    decided_at = models.DateTimeField(_("approved or refused at"), null=True, blank=True, editable=False)
+    report = models.ForeignKey(
+        Report,
+        models.PROTECT,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="adjustments",
+        verbose_name=_("report"),
+        help_text=_("The version that has it; empty: not finalised yet."),
+    )
+
+    class Meta:
+        verbose_name = _("adjustment")
+        verbose_name_plural = _("adjustments")
+        ordering = ["-created_at"]
+        constraints = [
+            models.CheckConstraint(
+                condition=~models.Q(quantity=0),
+                name="ratelimits_adjustment_quantity",
+                violation_error_message=_("An adjustment of 0 changes nothing: write how many units."),
+            ),
+            models.CheckConstraint(
+                condition=~models.Q(reason=""),
+                name="ratelimits_adjustment_reason",
+                violation_error_message=_("Say why: whoever reads the report will ask."),
+            ),
+            models.CheckConstraint(
+                condition=models.Q(decided_by=None) | ~models.Q(decided_by=models.F("author")),
+                name="ratelimits_adjustment_four_eyes",
+                violation_error_message=_("An adjustment is approved by another person than its author."),
+            ),
+            models.CheckConstraint(
+                condition=models.Q(report=None) | models.Q(approval__in=("unasked", "approved")),
+                name="ratelimits_adjustment_approved",
+                violation_error_message=_("An adjustment that was not approved is on no report."),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
+
+    def clean(self) -> None:
+        """Refuse what changes nothing, and what no report could have."""
+        errors: dict[str, Any] = {}
+        if self.quantity == 0:
+            errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
+        typed: Any = self.period_start  # None where the form could not read it
+        if typed is not None and (wrong := self._wrong_start()):
+            errors["period_start"] = wrong
+        lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
+        if self.corrects_line_id and not lines.exists():
+            errors["corrects_line_id"] = _("No report of this account has this line.")
+        if errors:
+            raise ValidationError(errors)
+
+    def _wrong_start(self) -> Any:
+        """Why no billing period of the account starts then, as a text; empty if one does."""
+        start = int(self.period_start.timestamp()) * 1_000_000
+        if (
+            Report.objects.filter(account=self.account, period_start=start).exists()
+            or PeriodUsage.objects.filter(account=self.account, period=start // 1_000_000).exists()
+        ):
+            return ""
+        if not self.account:
+            return _("There is no usage without an account in a period that starts then.")
+        payer = Account.objects.filter(identifier=self.account).first()
+        if payer is None:
+            return _("Nothing is known of this account in this period: is its identifier spelt right?")
+        kept = kept_of(conf.DATABASE, [self.account]).get(self.account)
+        try:
+            around = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)[1]
+        except ValueError as error:
+            return _("%(error)s: correct the account first.") % {"error": error}
+        if around == start:
+            return ""
+        return _("No billing period of this account starts then; the one around it starts at %(start)s.") % {
+            "start": f"{moment(around):%Y-%m-%d %H:%M:%S} UTC"
+        }
