@@ -5,11 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin, messages
+from django.db import IntegrityError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
@@ -20,8 +23,9 @@ from ratelimits.models import Adjustment
 from ratelimits.reports import adjusting, close
 from ratelimits.reports.effect import Effect, effect_of
 
-#: What the page that shows the effect sends along: that it was seen, and that more than all usage is meant.
-SEEN, LARGE = "_effect_seen", "_large_meant"
+#: What the page that shows the effect sends along: that it was seen, that more than all usage is meant, and the
+#: reference that the adjustment will have: who posts the page twice means one adjustment.
+SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
@@ -98,10 +102,29 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
                 asked = self._effect_page(request, form.instance)
                 if asked is not None:
                     return asked
-        return super().add_view(request, form_url, extra_context)
+        try:
+            return super().add_view(request, form_url, extra_context)
+        except IntegrityError:
+            # The same page, posted twice at once: the other request was faster.
+            saved = self._saved_before(request)
+            if saved is None:
+                raise
+            return saved
+
+    def _saved_before(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the answer to a page that was posted before; None if it is new."""
+        reference = _reference(request)
+        made = None if reference is None else Adjustment.objects.filter(reference=reference).first()
+        if made is None:
+            return None
+        text = _("It was saved before, once: %(adjustment)s.") % {"adjustment": made}
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_adjustment_changelist"))
 
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
-        """The page that shows the effect; None when it was seen."""
+        """The page that shows the effect, or says that it was saved before; None when the effect was seen."""
+        if (saved := self._saved_before(request)) is not None:
+            return saved
         try:
             effect = effect_of(adjustment)
         except ValueError as error:
@@ -109,7 +132,9 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             return None
         if request.POST.get(SEEN) and (request.POST.get(LARGE) or not effect.is_large):
             return None
-        kept = {name: value for name, value in request.POST.items() if name not in (SEEN, LARGE, "csrfmiddlewaretoken")}
+        left = (SEEN, LARGE, REFERENCE, "csrfmiddlewaretoken")
+        kept = {name: value for name, value in request.POST.items() if name not in left}
+        kept[REFERENCE] = str(_reference(request) or adjustment.reference)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Adjust: %(adjustment)s, %(start)s")
@@ -127,6 +152,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def save_model(self, request: HttpRequest, obj: Adjustment, form: Any, change: bool) -> None:
         obj.author = request.user  # type: ignore[assignment]
+        obj.reference = _reference(request) or obj.reference
         super().save_model(request, obj, form, change)
         if obj.approval == Adjustment.Approval.WAITING:
             self.message_user(request, _("It counts when another person has approved it."), messages.WARNING)
@@ -168,6 +194,14 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
         if not written:
             self.message_user(request, _("No report can be finalised yet: their periods are open."), messages.WARNING)
+
+
+def _reference(request: HttpRequest) -> UUID | None:
+    """Return the reference that the page which shows the effect gave the adjustment; None without that page."""
+    try:
+        return UUID(request.POST.get(REFERENCE, ""))
+    except ValueError:
+        return None
 
 
 def _sentence(effect: Effect) -> str:

@@ -12,6 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import IntegrityError, transaction
 from django.test import Client
 
+from ratelimits.admin.adjustments import AdjustmentAdmin
 from ratelimits.models import Adjustment, Report
 from ratelimits.reports.adjusting import NotDecidedError, approve
 from ratelimits.reports.effect import Effect, Quantities, effect_of
@@ -109,6 +110,37 @@ def test_an_effect_comes_after_the_adjustments_that_count_already(closed: bool) 
     assert (found.used, found.before, found.after) == (50, Quantities(35, 0), Quantities(15, 0))
     written = close("2026-11-03")
     assert sum(line.included_quantity for report in written for line in report.lines.all()) == (-25 if closed else 15)
+
+
+@pytest.mark.usefixtures("used")
+def test_a_page_that_is_sent_twice_saves_one_adjustment(admin_client: Client) -> None:
+    page = admin_client.post(ADD, typed())
+    sent = sent_again(page)
+    for _time in range(2):
+        assert admin_client.post(ADD, sent).status_code == 302
+    made = Adjustment.objects.get()
+    assert str(made.reference) == sent["_reference"]
+    assert "It was saved before, once: -20 requests for acme." in text(admin_client.post(ADD, sent, follow=True))
+    # Asked for anew it is another one.
+    assert admin_client.post(ADD, sent_again(admin_client.post(ADD, typed()))).status_code == 302
+    assert Adjustment.objects.count() == 2
+
+
+@pytest.mark.usefixtures("used")
+def test_a_page_that_is_sent_twice_at_once_saves_one_adjustment(admin_client: Client, monkeypatch: Any) -> None:
+    sent = sent_again(admin_client.post(ADD, typed()))
+    look = AdjustmentAdmin._effect_page
+
+    def overtaken(self: AdjustmentAdmin, request: Any, adjustment: Adjustment) -> Any:
+        """The other request is done between this one's look and its own saving."""
+        found = look(self, request, adjustment)
+        monkeypatch.setattr(AdjustmentAdmin, "_effect_page", look)
+        assert admin_client.post(ADD, sent).status_code == 302
+        return found
+
+    monkeypatch.setattr(AdjustmentAdmin, "_effect_page", overtaken)
+    assert "It was saved before, once" in text(admin_client.post(ADD, sent, follow=True))
+    assert Adjustment.objects.count() == 1
 
 
 @pytest.mark.usefixtures("used", "_approved")
