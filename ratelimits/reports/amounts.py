@@ -1,8 +1,9 @@
 """What a version of a report comes to: its lines' totals, priced as its plan's prices were when it was finalised.
 
 A period's price is a function of its total quantities alone. A version is worth the difference of that price before
-and after it, so the sum over all versions is the price of the final quantities. Amounts are exact; each period's price
-is rounded once, half to even, to the minor unit of its currency.
+and after it, so the sum over all versions is the price of the final quantities. Names that one account had in a period
+have one price together: the report that is closed first has the fees, the others what they add. Amounts are exact; each
+period's price is rounded once, half to even, to the minor unit of its currency.
 """
 
 from __future__ import annotations
@@ -35,22 +36,39 @@ def home(report: Report, period: str) -> str:
     return found
 
 
+def priced_together(using: str, own: Sequence[Report], account: str, names: Sequence[str]) -> list[Report]:
+    """Return the reports that a version's price comes after, in the order of their making.
+
+    Those are `own`, the account's, and those that were priced together with it under `names`, its other names.
+    """
+    if not names:
+        return list(own)
+    others = Report.objects.using(using).filter(account__in=list(names))
+    beside = [report for report in others if account in report.prices.get("names", ())]
+    return sorted([*own, *beside], key=lambda report: report.pk)
+
+
 def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], own: Record) -> dict[str, Record]:
     """Return, by billing period (s, as text), the prices that hold for what a report has of it.
 
-    `own` are those of the report's period at its end, for its first version; what was billed once keeps its prices.
+    `own` are those of the report's period at its end, for its first version. What was billed once, under whichever name
+    of the account, keeps its prices.
     """
     found: dict[str, Record] = {}
     for period in sorted({*periods, _own(report)}, key=int):
-        before = _newest(earlier, "prices", period)
-        record = own if report.version == 1 and period == _own(report) else before
+        record = _newest(earlier, "prices", period)
+        if record is None and report.version < 2 and period == _own(report):
+            record = own
         if record:
             found[period] = record
     return found
 
 
 class Totals:
-    """The totals of a version's lines by the period of their usage and by meter, and what they come to."""
+    """The totals of a version's lines by the period of their usage and by meter, and what they come to.
+
+    `earlier` are the reports that its price comes after (see `priced_together`), in the order of their making.
+    """
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
         self._report, self._earlier = report, earlier
@@ -90,7 +108,8 @@ class Totals:
 
     def _before(self) -> Mapping[str, str]:
         """The total of the version before."""
-        same = [each for each in self._earlier if each.period_start == self._report.period_start and each.amounts]
+        about = self._report.account, self._report.period_start
+        same = [each for each in self._earlier if (each.account, each.period_start) == about and each.amounts]
         found: Mapping[str, str] = same[-1].amounts["total"] if same else {}
         return found
 

@@ -6,6 +6,7 @@ the rounding of a period's price to its currency's minor unit. The amounts of a 
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
-from ratelimits.reports.amounts import Span, Totals, home, prices_of, worth
+from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, recorded, worth
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook, Record
 from ratelimits.reports.rows import (
@@ -35,6 +36,8 @@ from ratelimits.reports.statements import Statement, rows, version_lines, versio
 if TYPE_CHECKING:
     from ratelimits.reports.exports import Format
 
+logger = logging.getLogger(__name__)
+
 #: Bytes of a provisional report's rows that are held in memory; the rest waits in a temporary file.
 _HELD = 1 << 20
 
@@ -47,13 +50,14 @@ def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
 def charges(found: Iterable[Statement]) -> Iterator[Charge]:
     """Yield all rows with what they cost, one report after the other."""
     books: dict[str, PriceBook] = {}
+    together: list[Report] = []
     for statement in found:
         using = statement.report._state.db or conf.DATABASE
         if statement.status == FINAL:
             for version in versions(statement.report):
                 yield from version_charges(version)
         else:
-            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using)
+            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using, together)
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
@@ -61,16 +65,25 @@ def version_charges(report: Report) -> Iterator[Charge]:
     return _priced(report, version_lines(report), FINAL)
 
 
-def _provisional(statement: Statement, book: PriceBook, using: str) -> Iterator[Charge]:
+def _provisional(statement: Statement, book: PriceBook, using: str, together: list[Report]) -> Iterator[Charge]:
+    """The rows of an open period; `together` are the reports of other names of accounts that had several."""
     report = statement.report
-    record = book.of(report.plan, None)
+    try:
+        record = provisional_prices(statement, book)
+    except ValueError as error:
+        logger.warning("The open period of %r has no amounts: %s", report.account, error)
+        record = {}
     if not record:
         yield from map(Charge, statement.rows)
         return
     period = str(report.period_start // SECOND)
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
-    report.prices = {"account_name": name or "", "periods": {period: record}}
-    totals, used = Totals(report, ()), False
+    names = sorted(statement.included.names) if statement.included is not None else []
+    earlier = priced_together(using, (), report.account, names)
+    earlier += [each for each in together if each.account in names]
+    periods = recorded(report, earlier, [period], record)
+    report.prices = {"account_name": name or "", "periods": periods, "names": names}
+    totals, used = Totals(report, earlier), False
     # Read twice: what a unit costs may depend on the total.
     with SpooledTemporaryFile(max_size=_HELD) as held:
         for row in statement.rows:
@@ -79,10 +92,23 @@ def _provisional(statement: Statement, book: PriceBook, using: str) -> Iterator[
             used = used or bool(row.meter)
         if used:
             report.amounts = totals.amounts()
+            if names:
+                together.append(report)
         else:
             report.prices = {}  # an account that used nothing has no report when its period ends
         held.seek(0)
         yield from _priced(report, ((row, period) for row in _loaded(held)), statement.status)
+
+
+def provisional_prices(statement: Statement, book: PriceBook) -> Record:
+    """Return what the plan of an open period charges now, or charged when the account left it; {} for nothing.
+
+    Raises ValueError for a price that makes no sense.
+    """
+    if statement.included is None:
+        return {}
+    slug, at = statement.included.priced
+    return book.of(slug, None if at == statement.report.period_end - 1 else at)
 
 
 def _loaded(held: SpooledTemporaryFile[bytes]) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
 from itertools import islice
 from typing import Any
@@ -32,6 +32,7 @@ from ratelimits.reports.build import (
 from ratelimits.reports.included import Included
 from ratelimits.reports.late_gaps import says_more
 from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.price_book import Record
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.tiles import Tile
 from ratelimits.reports.unknown import KeyAndMeter
@@ -83,10 +84,10 @@ class Closing:
     def _is_versioned(self, tile: Tile) -> bool:
         """Return whether late usage of a closed period becomes a further version of its report.
 
-        With LATE_USAGE "period" it does where the allowance is shared with another name of the account, and where no
-        later period will have a report: the account's next one is over, and without usage.
+        With LATE_USAGE "period" it does where the account had another name in the period, and where no later period
+        will have a report: the account's next one is over, and without usage.
         """
-        if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).shared:
+        if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).names:
             return True
         if any(each.start > tile.start for each in self.periods.open()):
             return False
@@ -115,6 +116,10 @@ class Closing:
             self._head()
         except signing.BrokenChainError as error:
             return f"{error}: restore it from a backup, or close by force"
+        try:
+            self.charged(period.start, period.end)
+        except ValueError as error:
+            return f"{error}: correct it"
         return "nothing: the next ratelimits_finalise closes it"
 
     def _head(self) -> str:
@@ -185,7 +190,7 @@ class Closing:
         report = self._report(period, 1, [tile, *carried])
         includes = self._included(tile.start, tile.end)
         report.plan, report.included = includes.plan, self._less(includes.included, tile)
-        report.prices = self._prices(report, [tile, *carried])
+        report.prices = self._prices(report, [tile, *carried], sorted(includes.names))
         allowances = {tile.start: Allowance(report.included)}
         for late in carried:
             before = self._versions(late.start)[-1]
@@ -204,7 +209,7 @@ class Closing:
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
         report.included = self._less(before.included, tile, before.pk)
-        report.prices = self._prices(report, [tile])
+        report.prices = self._prices(report, [tile], before.prices.get("names", ()))
         allowances = {tile.start: self._allowance(tile, report.included)}
         lost = self._late_unknown(versions)
         groups = self._books.limits.of(self._groups(taken, report.since))
@@ -252,18 +257,31 @@ class Closing:
         found = ReportLine.objects.using(self._using).filter(line_id__in=names)
         return set(found.values_list("line_id", flat=True))
 
-    def _prices(self, report: Report, taken: list[Tile]) -> dict[str, Any]:
-        """What the report's lines cost, which are of these periods; {} where no plan has prices."""
-        own = self._books.prices.of(report.plan, report.period_end - 1) if report.version == 1 else {}
-        periods = amounts.recorded(report, self._reports, {str(tile.start // SECOND) for tile in taken}, own)
+    def _prices(self, report: Report, taken: list[Tile], names: Sequence[str]) -> dict[str, Any]:
+        """What the report's lines cost, which are of these periods; {} where no plan has prices.
+
+        `names` are the account's other names in the report's period.
+        """
+        own = self.charged(report.period_start, report.period_end) if report.version == 1 else {}
+        earlier = amounts.priced_together(self._using, self._reports, self.account, names)
+        periods = amounts.recorded(report, earlier, {str(tile.start // SECOND) for tile in taken}, own)
         if not periods:
             return {}
         homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
         members = {member: home for member, home in homes.items() if member != home}
-        return {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
+        found = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
+        return found | ({"names": list(names)} if names else {})
+
+    def charged(self, start: int, end: int) -> Record:
+        """Return what the account's plan charges in a billing period; {} for nothing.
+
+        Raises ValueError for a price that makes no sense.
+        """
+        return self._books.prices.of(*self._included(start, end).priced)
 
     def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
-        totals = amounts.Totals(report, self._reports)
+        names = report.prices.get("names", ())
+        totals = amounts.Totals(report, amounts.priced_together(self._using, self._reports, self.account, names))
         digest, number = signing.Digest(report), 0
         chunk = list(islice(lines, CHUNK))
         # Most reports fit in one chunk: they are written once, with their digest.

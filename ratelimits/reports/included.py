@@ -2,7 +2,8 @@
 
 Without proration that is all that the account's plan includes at the period's end, or the last plan that the account
 had in it; names that one account had one after the other share it. With RATELIMITS["PRORATION"] "time" each plan
-includes as much as the time that the account was on it is of a month.
+includes as much as the time that the account was on it is of a month. Either way the names share the prices of the plan
+at the period's end, or of the last one.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """What a billing period includes by meter, of which plan, and which other names of the account share it."""
+    """What a billing period includes by meter, and of which plan.
+
+    names   the other names that the account had in the period
+    shared  those of them that share what is included
+    priced  the slug of the plan whose prices hold, and the moment (µs) at which they are read
+    """
 
     plan: str
     included: Mapping[str, int]
+    names: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    priced: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,11 @@ def included_in(using: str, names: Collection[str], start: int, end: int) -> dic
     quiet = set(rows.values_list("identifier", flat=True))
     stays = _stays(using, set(names) - quiet, start, end)
     at_end = TermsBook(using, end - 1).of({*names, *(stay.name for stay in stays)})
-    if conf.PRORATION == "time":
-        return {name: _by_time(using, name, at_end[name], stays, start, end) for name in names}
     granted = {name: _granted(name, terms, stays) for name, terms in at_end.items()}
-    return {name: _whole(using, name, at_end[name], granted, stays) for name in names}
+    whole = {name: _whole(using, name, at_end[name], granted, stays, end) for name in names}
+    if conf.PRORATION == "time":
+        return {name: _by_time(using, name, at_end[name], stays, start, end, whole[name]) for name in names}
+    return whole
 
 
 def _stays(using: str, names: Collection[str], start: int, end: int) -> list[_Stay]:
@@ -86,23 +95,28 @@ def _granted(name: str, terms: Terms, stays: Iterable[_Stay]) -> _Stay | int:
     return max(planned, key=lambda stay: (stay.until, stay.since), default=0)
 
 
-def _whole(using: str, name: str, terms: Terms, granted: Mapping[str, _Stay | int], stays: Iterable[_Stay]) -> Included:
+def _whole(
+    using: str, name: str, terms: Terms, granted: Mapping[str, _Stay | int], stays: Iterable[_Stay], end: int
+) -> Included:
     mine = granted[name]
     row = mine.row if isinstance(mine, _Stay) else mine
-    shared = frozenset(
+    names = frozenset(
         stay.name for stay in stays if row and stay.row == row and stay.name != name and _row(granted[stay.name]) == row
     )
     if isinstance(mine, _Stay):
         assert mine.plan is not None
-        return Included(*TermsBook(using, mine.until - 1).plan(mine.plan), shared)
-    return Included(terms.plan, terms.included, shared)
+        plan, included = TermsBook(using, mine.until - 1).plan(mine.plan)
+        return Included(plan, included, names, names, (plan, mine.until - 1))
+    return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
 
 
 def _row(granted: _Stay | int) -> int:
     return granted.row if isinstance(granted, _Stay) else granted
 
 
-def _by_time(using: str, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int) -> Included:
+def _by_time(
+    using: str, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
+) -> Included:
     """Add up what each plan includes in the share of a month that the account was on it, rounded half up."""
     mine = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
     month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in mine)], start, end)
@@ -118,7 +132,8 @@ def _by_time(using: str, name: str, terms: Terms, stays: Iterable[_Stay], start:
         plan = terms.plan or slug
         for meter, quantity in included.items():
             sums[meter] += Fraction(quantity * (stay.until - stay.since), month)
-    return Included(plan, {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()})
+    shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
+    return Included(plan, shares, whole.names, priced=whole.priced)
 
 
 def _month(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:

@@ -47,11 +47,12 @@ _OF_LINE = (
 
 @dataclass(frozen=True)
 class Statement:
-    """One report and its rows, to be read once, in order."""
+    """One report and its rows, to be read once, in order; `included` is what a provisional one's period includes."""
 
     report: Report
     status: str
     rows: Iterable[Row]
+    included: Included | None = None
 
 
 def statements(
@@ -136,18 +137,22 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period may have adjustments and no usage: each has a group that stands for it, without usage.
     marks = (_mark(name, period) for name, period in adjusted)
+    together: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
     for _key, chunk in groupby(_open(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
         group, of = next(chunk)
         if starts_in(month, of.period.start, of.period.timezone):
             report, allowance = draft(group, of.period, of.included, gaps), Allowance(of.included.included)
+            if of.included.shared:
+                names = frozenset({report.account}) | of.included.shared
+                allowance = together.setdefault((names, of.period.start), allowance)
             used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
             lost = unknown.of(report.account, report.period_start, report.period_end)
             lines = chain(
                 usage_lines(report, used, rules, {of.period.start: allowance}, lost),
                 (adjustment_line(report, each, allowance) for each in of.adjustments),
             )
-            yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines))
+            yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines), of.included)
 
 
 class _Open(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Sum
 
 from ratelimits.models import PlanPrice, Report, ReportLine
-from ratelimits.reports.amounts import Totals, home, recorded
+from ratelimits.reports.amounts import Totals, home, priced_together, recorded
 from ratelimits.reports.periods import SECOND
 
 
@@ -16,9 +16,11 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each thing that does not hold of a version's prices and amounts; nothing if all holds."""
     if not report.prices and not report.amounts:
         return  # its digest says that it never had any
-    # Those of its account that were made before it, in that order: what was billed once keeps its prices.
-    earlier = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
     try:
+        # Those that were made before it, in that order: what was billed once keeps its prices.
+        own = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
+        together = priced_together(using, own, report.account, report.prices.get("names", ()))
+        earlier = [each for each in together if each.pk < report.pk]
         wrong = list(_verify_prices(using, report, earlier))
         yield from wrong
         if not wrong and report.amounts != (expected := _amounts(using, report, earlier)):

@@ -18,11 +18,15 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
 from ratelimits.reports import signing
+from ratelimits.reports.charges import charges
 from ratelimits.reports.close import close_together, home_shard
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.lineage import terms_edits
+from ratelimits.reports.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.periods import iso
+from ratelimits.reports.statements import statements
 from tests.pricing.test_prices import modelled
+from tests.reports.edits import edit_at
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
 from tests.usage.traffic import at, flow
@@ -103,6 +107,100 @@ def test_adjustments_are_priced_as_what_they_make_of_the_total() -> None:
         ("3", "minimum", "requests", "0", "", "3"),
     ]
     assert third.amounts["total"] == {"EUR": "3.00"}
+
+
+@pytest.mark.parametrize("proration", ["none", "time"])
+@pytest.mark.parametrize("late", ["version", "period"])
+def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str, late: str, settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "PRORATION": proration, "LATE_USAGE": late}
+    fields = {"pricing": "graduated", "unit_price": None, "tiers": TIERS, "flat_fee": "10.001", "minimum": "24"}
+    acme = priced(included=5, **fields)
+    spend(acme, "2026-10-10", 12)
+    flow()
+    with edit_at("2026-10-20"):
+        acme.identifier = "initech"
+        acme.save()
+    spend("initech", "2026-10-25", 9)
+    flow()
+    price = PlanPrice.objects.get().price()
+    provisional = [charge.amount for charge in charges(statements("2026-10")) if charge.amount]
+    reports = close("2026-11-02")
+    assert sorted(report.account for report in reports) == ["acme", "initech"]
+    assert sum(map(owed, reports)) == Fraction(round(price.of(16), 2))  # 12 and 9, less 5 that are included
+    assert [row[5] for report in reports for row in amounts(report) if row[1] == "fee"] == ["12.001"]
+    assert sum(provisional) == Fraction(round(price.of(16), 2))
+    spend("acme", "2026-10-11", 3)
+    (second,) = close("2026-11-03")
+    adjust(-8, payer="initech")
+    (third,) = close("2026-11-04")
+    assert (second.account, second.version, third.account, third.version) == ("acme", 2, "initech", 2)
+    assert owed(second) + owed(third) == Fraction(round(price.of(11), 2))
+    assert [Fraction(report.amounts["total"]["EUR"]) for report in (second, third)] == [owed(second), owed(third)]
+    assert findings() == ""
+
+
+def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -> None:
+    acme = priced(included=5, unit_price="0.10", flat_fee="1")
+    spend(acme, "2026-10-10", 7)
+    flow()
+    with edit_at("2026-10-20"):
+        Account.objects.update(plan=None)
+    with edit_at("2026-10-25"):
+        Plan.objects.all().delete()
+    provisional = [charge.amount for charge in charges(statements("2026-10")) if charge.amount]
+    (report,) = close("2026-11-02")
+    assert (report.plan, report.amounts["total"]) == ("plan-acme", {"EUR": "1.20"})
+    assert sum(provisional) == Decimal("1.20")
+    assert findings() == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"pricing": "graduated", "unit_price": None, "tiers": "1000: 0.1"}, "units beyond 1000"),
+        ({"unit_price": None}, "what one unit costs"),
+        ({"unit_price": "-1"}, "not below 0"),
+        ({"flat_fee": "-1"}, "not below 0"),
+        ({"pricing": "free"}, "there is no pricing"),
+    ],
+)
+def test_a_price_that_makes_no_sense_keeps_its_period_open_until_it_is_corrected(
+    fields: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was written without full_clean(), as by a data migration."""
+    acme, globex = priced(), priced("globex")
+    wrong = {"unit_price": Decimal("0.10"), "meter": "tokens", **fields}
+    with edit_at("2026-10-05"):
+        PlanPrice.objects.create(plan=acme.plan, **wrong)
+    for payer in (acme, globex):
+        spend(payer, "2026-10-10", 7)
+    flow()
+    found = [(each.row.account, each.amount) for each in charges(statements("2026-10"))]
+    assert found == [("acme", None), ("globex", Decimal("0.20"))]
+    assert [report.account for report in close("2026-11-02")] == ["globex"]
+    (waits,) = open_periods(at("2026-11-02"))
+    assert waits.why.startswith("the price of tokens in plan plan-acme makes no sense: ")
+    assert why in waits.why
+    with pytest.raises(NotForcedError, match=r"makes no sense.*correct it first"):
+        force("acme", at("2026-10-01"), "ada", "due", at("2026-11-02"))
+    row = PlanPrice.objects.get(plan=acme.plan, meter="tokens")
+    row.pricing, row.unit_price, row.tiers, row.flat_fee = "per_unit", Decimal(3), "", Decimal(1)
+    row.full_clean()
+    row.save()
+    (report,) = close("2026-11-03")
+    assert report.amounts["total"] == {"EUR": "1.20"}
+    assert findings() == ""
+
+
+def test_a_price_that_makes_no_sense_may_be_deleted() -> None:
+    acme = priced()
+    with edit_at("2026-10-05"):
+        PlanPrice.objects.create(plan=acme.plan, meter="tokens")
+    spend(acme, "2026-10-10", 7)
+    assert close("2026-11-02") == []
+    PlanPrice.objects.get(meter="tokens").delete()
+    (report,) = close("2026-11-03")
+    assert report.amounts["total"] == {"EUR": "0.20"}
 
 
 def payers_of(dice: random.Random) -> list[Account]:
