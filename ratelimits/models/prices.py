@@ -112,8 +112,14 @@ class PlanPrice(Versioned):
 
     def price(self) -> Price:
         """Return it as what quantities are priced with. Raises ValueError if it was written past `clean`."""
-        if self.pricing == PER_UNIT:
-            steps: tuple[tiers.Tier, ...] = (tiers.Tier(None, Decimal(self.unit_price or 0)),)
-        else:
+        if self.pricing not in (PER_UNIT, GRADUATED, VOLUME):
+            raise ValueError(f"there is no pricing {self.pricing!r}")
+        if self.pricing != PER_UNIT:
             steps = tiers.parse(self.tiers)
+        elif self.unit_price is None:
+            raise ValueError("it says nowhere what one unit costs")
+        else:
+            steps = (tiers.Tier(None, Decimal(self.unit_price)),)
+        if min(steps[0].unit_price, Decimal(self.flat_fee), Decimal(self.minimum)) < 0:
+            raise ValueError("a price is not below 0")
         return Price(self.pricing, steps, Decimal(self.flat_fee), Decimal(self.minimum))

@@ -133,8 +133,10 @@ def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
     try:
         tile = next((tile for tile in closing.periods.open() if tile.start == start), None)
         period = None if tile is None else closing.periods.period(tile)
+        if period is not None:
+            closing.charged(period.start, period.end)
     except ValueError as error:
-        raise NotForcedError(f"{error}: correct the account first") from error
+        raise NotForcedError(f"{error}: correct it first") from error
     if tile is None or period is None:
         raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
-from ratelimits.pricing.prices import Price
 from ratelimits.reports.terms import then
 
 #: A plan's prices as a report records them: plan, currency, its digits, and by meter the price and where it is from.
 Record = Mapping[str, Any]
+
+
+_NO_CURRENCY = ("", 0)
 
 
 class PriceBook:
@@ -25,21 +28,45 @@ class PriceBook:
     def _of(self, slug: str, at: int | None) -> Record:
         """Return what the plan of this slug charged at a moment in µs since 1970 UTC, or charges now; {} for nothing.
 
-        Raises ValueError for a price that makes no sense: it was written past the models.
+        Raises ValueError for a price that makes no sense and was not corrected since: it was written past the models.
         """
         plan = self._plan(slug, at) if slug else None
-        if plan is None or not plan.currency:
+        if plan is None:
+            return {}
+        try:
+            currency, digits = self._sound(Plan, plan, _currency)[1] or _NO_CURRENCY
+        except ValueError as error:
+            raise ValueError(f"the currency of plan {slug} makes no sense: {error}") from error
+        if not currency:
             return {}
         meters = {}
-        for row in sorted(self._rows(plan.id, at), key=lambda row: row.meter):
+        for held in sorted(self._rows(plan.id, at), key=lambda row: row.meter):
             try:
-                price: Price = PlanPrice.price(row)
+                row, price = self._sound(PlanPrice, held, PlanPrice.price)
             except ValueError as error:
-                raise ValueError(f"the price of {row.meter} in plan {slug} makes no sense: {error}") from error
-            meters[row.meter] = {"id": row.id, "version": row.version, **price.record()}
+                raise ValueError(f"the price of {held.meter} in plan {slug} makes no sense: {error}") from error
+            if row is not None:
+                meters[row.meter] = {"id": row.id, "version": row.version, **price.record()}
         if not meters:
             return {}
-        return {"plan": slug, "currency": plan.currency, "digits": minor_digits(plan.currency), "meters": meters}
+        return {"plan": slug, "currency": currency, "digits": digits, "meters": meters}
+
+    def _sound(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Return a row and what `read` makes of it.
+
+        What makes no sense was written past the models. Its first correction holds in its place, (None, None) if that
+        was to delete it; ValueError where there is none yet.
+        """
+        try:
+            return row, read(row)
+        except ValueError:
+            later = model.history.using(self._using).filter(id=row.id, version__gt=row.version)
+            for record in later.order_by("version", "history_id"):
+                if record.history_type == "-":
+                    return None, None
+                with suppress(ValueError):
+                    return record, read(record)
+            raise
 
     def _plan(self, slug: str, at: int | None) -> Any:
         now = Plan.objects.using(self._using).filter(slug=slug).first()
@@ -52,13 +79,24 @@ class PriceBook:
         return past
 
     def _rows(self, plan: int, at: int | None) -> list[Any]:
-        rows = {row.pk: row for row in PlanPrice.objects.using(self._using).filter(plan=plan)}
+        rows = list(PlanPrice.objects.using(self._using).filter(plan=plan))
         if at is None:
-            return list(rows.values())
+            return rows
         history: Any = PlanPrice.history
-        records = history.using(self._using).filter(plan_id=plan).order_by("version", "history_id")
-        newest: dict[int, Any] = {row.pk: row for row in rows.values()}
-        for pk in {record.id for record in records}:
-            newest.pop(pk, None)
-        newest |= {record.id: record for record in records if record.since <= at}
-        return [row for row in newest.values() if getattr(row, "history_type", "") != "-"]
+        of_plan = history.using(self._using).filter(plan_id=plan)
+        records = list(history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id"))
+        first = {record.id: record for record in reversed(records)}
+        held = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
+        for record in records:
+            if record.since <= at:
+                held.pop(record.id, None)
+                if record.history_type != "-":
+                    held[record.id] = record
+        # What a row was before its first record is not known, if that is no addition: it was written past the models.
+        found = [*(row for row in rows if row.pk not in first), *held.values()]
+        return [row for row in found if row.plan_id == plan]
+
+
+def _currency(plan: Any) -> tuple[str, int]:
+    """Return a plan's currency and its digits. Raises ValueError for what is no currency."""
+    return (plan.currency, minor_digits(plan.currency)) if plan.currency else _NO_CURRENCY
