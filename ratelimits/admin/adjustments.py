@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.readonly import BoundedPaginator
@@ -206,8 +207,13 @@ def _reference(request: HttpRequest) -> UUID | None:
 
 def _sentence(effect: Effect) -> str:
     text = _("{before} billed before ({overage} of them overage), {after} after ({over} overage); {used} were used")
+    if effect.owed is not None:
+        text = format_lazy("{}{}", text, _("; owed for the period: {was} {currency} before, {owed} after"))
     return format_html(
         str(text),
+        was=effect.owed and effect.owed.before,
+        owed=effect.owed and effect.owed.after,
+        currency=effect.owed and effect.owed.currency,
         before=f"{effect.before.billed:,}",
         overage=f"{effect.before.overage:,}",
         after=f"{effect.after.billed:,}",

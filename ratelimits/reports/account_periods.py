@@ -63,11 +63,11 @@ class AccountPeriods:
     def adjustments(self, tile: Tile) -> list[Adjustment]:
         """Return the adjustments of a billing period that no report has yet."""
 
-        def is_of_it(adjustment: Adjustment) -> bool:
-            start = start_of(adjustment)
-            return start in tile.members or tile.start <= start < tile.end
+        return [each for each in self._books.adjustments(self._account) if _is_of(start_of(each), tile)]
 
-        return [adjustment for adjustment in self._books.adjustments(self._account) if is_of_it(adjustment)]
+    def around(self, start: int) -> Tile | None:
+        """Return the billing period that an adjustment of this start (µs) is of; None if that has nothing so far."""
+        return next((tile for tile in self.tiles if _is_of(start, tile)), None)
 
     def oldest(self) -> int:
         """Return when the oldest period (µs since 1970 UTC) starts that has usage and no report."""
@@ -90,3 +90,7 @@ class AccountPeriods:
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))
         return {period * SECOND: newest for period, newest in bins}
+
+
+def _is_of(start: int, tile: Tile) -> bool:
+    return start in tile.members or tile.start <= start < tile.end

@@ -8,6 +8,7 @@ period's price is rounded once, half to even, to the minor unit of its currency.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -114,10 +115,26 @@ class Totals:
         return found
 
 
+def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
+    """Return the prices that a billing period was billed with, and its units by meter; {} and none if it was not.
+
+    `start` is the period's, in µs since 1970 UTC; `reports` are those that are priced together, in their order.
+    """
+    period = str(start // SECOND)
+    record: Record = _newest(reports, "prices", period) or {}
+    amounts = _newest(reports, "amounts", period)
+    return record, Counter({meter: span[1] for meter, span in amounts["quantities"].items()} if amounts else {})
+
+
+def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
+    """Return the rounded price of a period's totals by meter."""
+    return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
+
+
 def worth(record: Record, quantities: Mapping[str, Span]) -> Decimal:
     """Return what a version adds to the rounded price of a period."""
     digits, prices = record["digits"], prices_of(record)
-    after = rounded(added(price.of(quantities[meter][1]) for meter, price in prices.items()), digits)
+    after = price_of(record, {meter: quantities[meter][1] for meter in prices})
     before = rounded(
         added(price.of(quantities[meter][0]) for meter, price in prices.items() if quantities[meter][0] is not None),
         digits,

@@ -17,6 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, recorded, worth
+from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook, Record
 from ratelimits.reports.rows import (
@@ -69,7 +70,8 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     """The rows of an open period; `together` are the reports of other names of accounts that had several."""
     report = statement.report
     try:
-        record = provisional_prices(statement, book)
+        included = statement.included
+        record = provisional_prices(included, report.period_end, book) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
         record = {}
@@ -78,7 +80,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
         return
     period = str(report.period_start // SECOND)
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
-    names = sorted(statement.included.names) if statement.included is not None else []
+    names = sorted(included.names) if included is not None else []
     earlier = priced_together(using, (), report.account, names)
     earlier += [each for each in together if each.account in names]
     periods = recorded(report, earlier, [period], record)
@@ -100,15 +102,13 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
         yield from _priced(report, ((row, period) for row in _loaded(held)), statement.status)
 
 
-def provisional_prices(statement: Statement, book: PriceBook) -> Record:
+def provisional_prices(included: Included, end: int, book: PriceBook) -> Record:
     """Return what the plan of an open period charges now, or charged when the account left it; {} for nothing.
 
-    Raises ValueError for a price that makes no sense.
+    `end` is the period's, in µs since 1970 UTC. Raises ValueError for a price that makes no sense.
     """
-    if statement.included is None:
-        return {}
-    slug, at = statement.included.priced
-    return book.of(slug, None if at == statement.report.period_end - 1 else at)
+    slug, at = included.priced
+    return book.of(slug, None if at == end - 1 else at)
 
 
 def _loaded(held: SpooledTemporaryFile[bytes]) -> Iterator[Row]:

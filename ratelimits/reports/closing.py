@@ -186,6 +186,12 @@ class Closing:
         left.plan = plan
         return left
 
+    def left(self, tile: Tile) -> Allowance:
+        """Return what the reports of a closed period leave of its allowance."""
+        newest = self._versions(tile.start)[-1]
+        assert newest.pk is not None
+        return self._allowance(tile, self._less(newest.included, tile, newest.pk))
+
     def _first_version(self, period: Period, tile: Tile, adjustments: list[Adjustment], carried: list[Tile]) -> Report:
         report = self._report(period, 1, [tile, *carried])
         includes = self._included(tile.start, tile.end)

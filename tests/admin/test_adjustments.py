@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from html import unescape
 from typing import Any
 
@@ -13,13 +14,16 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 
 from ratelimits.admin.adjustments import AdjustmentAdmin
-from ratelimits.models import Adjustment, Report
+from ratelimits.models import Adjustment, Report, ShardState
 from ratelimits.reports.adjusting import NotDecidedError, approve
-from ratelimits.reports.effect import Effect, Quantities, effect_of
+from ratelimits.reports.close import home_shard
+from ratelimits.reports.effect import Effect, Owed, Quantities, effect_of
 from ratelimits.reports.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
 from tests.admin.test_usage import text, url
+from tests.reports.edits import edit_at
 from tests.reports.invoices import account, close, spend
+from tests.reports.priced import charge, priced
 from tests.reports.test_close import adjust
 from tests.usage.traffic import at, flow
 
@@ -110,6 +114,70 @@ def test_an_effect_comes_after_the_adjustments_that_count_already(closed: bool) 
     assert (found.used, found.before, found.after) == (50, Quantities(35, 0), Quantities(15, 0))
     written = close("2026-11-03")
     assert sum(line.included_quantity for report in written for line in report.lines.all()) == (-25 if closed else 15)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_page_says_what_is_owed_before_and_after(admin_client: Client, closed: bool) -> None:
+    acme = priced(included=40, unit_price="0.105", flat_fee="10", minimum="10.50")
+    charge(acme, meter="tokens", unit_price="1")
+    spend(acme, "2026-10-15", 50)
+    spend(acme, "2026-10-16", 2, meter="tokens")
+    flow()
+    if closed:
+        close("2026-11-02")
+    adjust(1)
+    page = admin_client.post(ADD, typed())
+    assert page.context["effect"].owed == Owed("EUR", Decimal("13.16"), Decimal("12.50"))  # 11 and 0 units beyond 40
+    assert "13.16 EUR" in text(page)
+    assert "12.50 EUR" in text(page)
+    admin_client.post(ADD, sent_again(page))
+    made = Adjustment.objects.get(quantity=-20)
+    assert "owed for the period: 13.16 EUR before, 12.50 after" in text(
+        admin_client.get(url(Adjustment, "change", made.pk))
+    )
+    written = close("2026-11-03")
+    assert written[-1].amounts["total"] == {"EUR": "12.50"}
+
+
+def test_in_a_period_without_usage_an_adjustment_makes_a_report_with_its_fees(admin_client: Client) -> None:
+    priced(flat_fee="10", minimum="10.50")
+    page = admin_client.post(ADD, typed(quantity="1"))
+    assert page.context["effect"].owed == Owed("EUR", Decimal(0), Decimal("10.50"))
+    admin_client.post(ADD, sent_again(page, _large_meant="1"))
+    ShardState.objects.get_or_create(shard=home_shard("acme"))
+    (report,) = close("2026-11-02")
+    assert report.amounts["total"] == {"EUR": "10.50"}
+
+
+def test_what_is_owed_by_all_names_of_an_account_is_shown(admin_client: Client) -> None:
+    acme = priced(included=5, flat_fee="10")
+    spend(acme, "2026-10-10", 12)
+    flow()
+    with edit_at("2026-10-20"):
+        acme.identifier = "initech"
+        acme.save()
+    spend("initech", "2026-10-25", 9)
+    reports = close("2026-11-02")
+    before = sum((Decimal(report.amounts["total"]["EUR"]) for report in reports), Decimal(0))
+    page = admin_client.post(ADD, typed(quantity="-3"))
+    assert page.context["effect"].owed == Owed("EUR", before, before - Decimal("0.30"))
+
+
+def test_late_usage_of_another_period_on_the_report_is_not_taken_for_its_own(settings: Any) -> None:
+    settings.RATELIMITS = {**settings.RATELIMITS, "LATE_USAGE": "period"}
+    acme = account(included=40)
+    spend(acme, "2026-10-15", 30)
+    close("2026-11-02")
+    spend(acme, "2026-10-15", 20)
+    spend(acme, "2026-11-15", 35)
+    (november,) = close("2026-12-02")
+    assert november.lines.count() == 2
+    made = adjust(10, "2026-11-01")
+    found = effect_of(made)
+    assert (found.used, found.before, found.after) == (35, Quantities(35, 0), Quantities(40, 5))
+    (second,) = close("2026-12-03")
+    line = second.lines.get()
+    assert (line.included_quantity, line.overage_quantity) == (5, 5)
 
 
 @pytest.mark.usefixtures("used")
