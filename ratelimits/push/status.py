@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db import InterfaceError, OperationalError
 from django.db.models import Count, QuerySet, Sum
 
 from ratelimits.conf import conf
-from ratelimits.models import PushDelivery, PushReceiver
+from ratelimits.models import PushDelivery, PushReceiver, Report
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
 
 State = PushDelivery.State
+#: Unplanned reports of which it is said whether they can be planned: there may be many before the first push.
+_TRIED = 50
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Status:
     counts: dict[str, tuple[int, int]]
     #: Versions of reports whose lines are not in the delivery ledger yet.
     unplanned: int
+    #: The first of them that cannot be planned, and why: CUSTOMER raises, say.
+    failing: list[tuple[Report, str]]
     paused: datetime | None
     error: str
     #: The deliveries that need a person.
@@ -42,6 +47,7 @@ def status(receiver: Receiver, now: datetime) -> Status:
         name=receiver.name,
         counts={name: (count, overage) for name, count, overage in sums},
         unplanned=unplanned(receiver).count(),
+        failing=[(report, why) for report in unplanned(receiver)[:_TRIED] if (why := _failure(receiver, report, now))],
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
         open=rows.filter(state__in=OPEN).select_related("report"),
@@ -54,8 +60,22 @@ def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, b
     for row in rows.select_related("report").order_by("pk").iterator():
         yield _judged(receiver, row, now)
     for report in unplanned(receiver).iterator():
+        if _failure(receiver, report, now):
+            continue
         for row in deliveries(receiver, report, now):
             yield _judged(receiver, row, now)
+
+
+def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
+    """Return why a report cannot be planned; "" if it can."""
+    try:
+        for _row in deliveries(receiver, report, now):
+            pass
+    except (OperationalError, InterfaceError):
+        raise  # the database, not a report
+    except Exception as error:  # noqa: BLE001 - CUSTOMER is the project's own
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _judged(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:

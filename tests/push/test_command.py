@@ -94,6 +94,32 @@ def test_what_makes_no_sense_is_an_error(about: dict[str, Any], message: str) ->
         run(**about)
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda name: {"acme": "cus_1"}[name], "KeyError: 'globex'"),
+        (lambda name: "cus_1" if name == "acme" else 42, "CUSTOMER answers 42 for 'globex': it must be a text"),
+        (lambda name: "cus_1" if name == "acme" else "x" * 256, "it must be a text of at most 255 characters"),
+    ],
+    ids=["raises", "number", "long"],
+)
+def test_a_report_that_cannot_be_pushed_needs_a_person(answer: Any, why: str, fakes: dict[str, Fake]) -> None:
+    october("acme", "globex")
+    pushed = settings.RATELIMITS["PUSH"]["lago"] | {"CUSTOMER": answer}
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": pushed}}):
+        out, err = run(dry_run=True)
+        assert (len(out.splitlines()), why in err) == (1, True)
+        for about in ({}, {"status": True}):
+            told = io.StringIO()
+            with pytest.raises(CommandError, match="needs a person"):
+                call_command("ratelimits_push", stdout=told, **about)
+            assert "  cannot be pushed: globex 2026-10-01 v1: " in told.getvalue()
+            assert why in told.getvalue()
+    assert len(fakes["lago"].taken) == 1
+    run(receiver="lago")
+    assert len(fakes["lago"].taken) == 2
+
+
 def test_without_billing_systems_there_is_nothing_to_push() -> None:
     with pytest.raises(CommandError, match="names no billing system"):
         run()

@@ -60,7 +60,7 @@ class Command(BaseCommand):
         found = [status(each, timezone.now()) for each in chosen]
         for one in found:
             self._show(one)
-        if any(one.open for one in found):
+        if any(one.open or one.failing for one in found):
             raise CommandError("Some of it needs a person: see above, and --settle.", returncode=1)
 
     def _chosen(self, name: str | None) -> list[Receiver]:
@@ -78,6 +78,8 @@ class Command(BaseCommand):
             self.stdout.write(f"  {state}: {count:,} lines, {overage:,} units of overage")
         if found.unplanned:
             self.stdout.write(f"  not looked at yet: {found.unplanned:,} reports")
+        for report, why in found.failing:
+            self.stdout.write(f"  cannot be pushed: {report}: {why}")
         if found.paused:
             self.stdout.write(f"  paused until {found.paused:%Y-%m-%d %H:%M:%S} UTC: {found.error}")
         for state in OPEN:
@@ -92,6 +94,8 @@ class Command(BaseCommand):
                 self.stdout.write(row.event)
             else:
                 self.stderr.write(f"not sent: {row.line_id} ({row.report}): {row.note or row.get_state_display()}")
+        for report, why in status(receiver, now).failing:
+            self.stderr.write(f"cannot be pushed: {report}: {why}")
         self.stderr.write(f"{receiver.name}: {count:,} events would be sent.")
 
     def _settle(self, chosen: list[Receiver], options: dict[str, Any]) -> None:
