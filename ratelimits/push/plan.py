@@ -16,11 +16,10 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from ratelimits.conf import conf
-from ratelimits.engine import calendar
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver, Report
 from ratelimits.push.receivers import Receiver
 from ratelimits.reports.exports.billing import second
-from ratelimits.reports.periods import SECOND, moment, month_window
+from ratelimits.reports.periods import SECOND, moment, month_of, month_window
 from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage import crash
@@ -29,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Reports that are planned in one transaction, and deliveries that are written by one statement.
 REPORTS, CHUNK = 100, 1000
+
+_LONGEST_CUSTOMER = 255
 
 State = PushDelivery.State
 
@@ -69,7 +70,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     # The window begins where the month begins first; some periods that start then are of the month before.
     around = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
     for at, timezone_ in around.values_list("period_start", "timezone").distinct():
-        if f"{moment(at).astimezone(calendar.zone(timezone_)):%Y-%m}" < receiver.since:
+        if month_of(at, timezone_) < receiver.since:
             reports = reports.exclude(period_start=at, timezone=timezone_)
     return reports.exclude(Exists(planned)).order_by("pk")
 
@@ -83,8 +84,16 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 
 
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
-    """Return the customer and the event of a line; "" for a customer whom the receiver does not bill."""
-    customer = (receiver.customer(row.account) or "") if row.account else ""
+    """Return the customer and the event of a line; "" for a customer whom the receiver does not bill.
+
+    Raises ValueError for a customer that is no text, and whatever CUSTOMER raises.
+    """
+    customer: object = (receiver.customer(row.account) or "") if row.account else ""
+    if not isinstance(customer, str) or len(customer) > _LONGEST_CUSTOMER:
+        raise ValueError(
+            f"CUSTOMER answers {customer!r:.80} for {row.account!r}: it must be a text of at most {_LONGEST_CUSTOMER}"
+            " characters, or None"
+        )
     return customer, receiver.service.event(row, customer)
 
 

@@ -21,11 +21,11 @@ SHORTEST = 27 * 86_400 * SECOND
 class AccountPeriods:
     """An account's billing periods; `counted` are starts (µs) of periods of usage, beside those the books know of.
 
-    What asks for the account's terms raises ValueError where its time zone is no more.
+    What asks for the account's terms raises ValueError where its time zone is no more; with `lenient` it goes by UTC.
     """
 
-    def __init__(self, books: Books, account: str, counted: Collection[int] = ()) -> None:
-        self._books, self._account, self._counted = books, account, counted
+    def __init__(self, books: Books, account: str, counted: Collection[int] = (), *, lenient: bool = False) -> None:
+        self._books, self._account, self._counted, self._lenient = books, account, counted, lenient
 
     @cached_property
     def tiles(self) -> list[Tile]:
@@ -83,7 +83,12 @@ class AccountPeriods:
         """Return the terms by which a month starts then; where none of the account's do, those of another moment."""
         held = [self._books.terms(self._account, at) for at in (start, start + SHORTEST, None)]
         known = (terms for terms in held if period_at(terms.timezone, terms.anchor, start).start == start)
-        return next(known, None) or self._books.terms(self._account, otherwise)
+        try:
+            return next(known, None) or self._books.terms(self._account, otherwise)
+        except ValueError:
+            if self._lenient:
+                return Terms()
+            raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
         lines = Line.objects.using(self._books.using).filter(account=self._account)

@@ -9,7 +9,6 @@ from decimal import Decimal
 from django.db.models import Sum
 
 from ratelimits.conf import conf
-from ratelimits.engine.calendar import zone
 from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
 from ratelimits.reports.account_periods import AccountPeriods
@@ -19,7 +18,7 @@ from ratelimits.reports.books import Books
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.charges import provisional_prices
 from ratelimits.reports.closing import Closing
-from ratelimits.reports.periods import SECOND, moment
+from ratelimits.reports.periods import SECOND, month_of
 from ratelimits.reports.price_book import Record
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
@@ -148,8 +147,7 @@ def _provisional(
     period = books.terms(account, None).period(start_of(adjustment)) if tile is None else periods.period(tile)
     included = books.included(account, period.start, period.end)
     allowance, used, found = Allowance(included.included), 0, False
-    month = f"{moment(period.start).astimezone(zone(period.timezone)):%Y-%m}"
-    for statement in statements(month, account=account, using=using):
+    for statement in statements(month_of(period.start, period.timezone), account=account, using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
         for row in (row for row in rows if row.charge_category == USAGE):
             found = True

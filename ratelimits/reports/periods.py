@@ -47,18 +47,30 @@ def month_window(month: str) -> tuple[int, int]:
 
 
 def month_in(month: str, timezone: str) -> tuple[int, int]:
-    """The µs between which a month like "2026-11" lies by a time zone's clocks. ValueError for what is no month."""
-    first, following = (day.replace(tzinfo=calendar.zone(timezone)) for day in _first_days(month))
+    """The µs between which a month like "2026-11" lies by a time zone's clocks, by UTC's if there is no such zone.
+
+    Raises ValueError for what is no month.
+    """
+    first, following = (day.replace(tzinfo=_clocks(timezone)) for day in _first_days(month))
     return calendar.instant(first), calendar.instant(following)
 
 
-def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Whether a moment lies in a month like "2026-11" by the clocks of a time zone; of one that is no more, by UTC."""
+def _clocks(timezone: str) -> tzinfo:
+    """Return the clocks of a time zone, those of UTC if it is no more."""
     try:
-        zone: tzinfo = calendar.zone(timezone)
+        return calendar.zone(timezone)
     except ValueError:
-        zone = UTC
-    return f"{moment(start).astimezone(zone):%Y-%m}" == month
+        return UTC
+
+
+def month_of(start: int, timezone: str) -> str:
+    """Return the month, like "2026-11", of a moment by the clocks of a time zone; of one that is no more, by UTC."""
+    return f"{moment(start).astimezone(_clocks(timezone)):%Y-%m}"
+
+
+def starts_in(month: str, start: int, timezone: str) -> bool:
+    """Return whether a moment lies in a month like "2026-11" by the clocks of a time zone, as `month_of` says."""
+    return month_of(start, timezone) == month
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:

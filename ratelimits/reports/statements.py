@@ -172,7 +172,8 @@ def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
             if "meter" in group:  # maybe of lines that no drain has added up yet
                 starts.add(group["period"] * SECOND)
         books = Books(using, list(counted), {})
-        periods = {name: AccountPeriods(books, name, starts) for name, starts in counted.items()}
+        # One account whose time zone is no more does not end the export of all.
+        periods = {name: AccountPeriods(books, name, starts, lenient=True) for name, starts in counted.items()}
         found = {name: each.open_by_member() for name, each in periods.items()}
         for group in chunk:
             name = group["account"]

@@ -10,7 +10,7 @@ from django.db.models import F, Min
 from ratelimits.models import Account
 from ratelimits.reports.build import CHUNK, Group, in_order
 from ratelimits.reports.close import home_shard
-from ratelimits.reports.periods import SECOND, Period, month_in, starts_in
+from ratelimits.reports.periods import SECOND, Period, month_in, period_at, starts_in
 from ratelimits.reports.terms import Terms, TermsBook
 
 
@@ -30,7 +30,10 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
         for name in chunk:
             held = terms[name]
             _start, following = month_in(month, held.timezone)
-            period = held.period(following - 1)
+            try:
+                period = held.period(following - 1)
+            except ValueError:  # its time zone is no more
+                period = period_at("UTC", None, following - 1, held.kept)
             if starts_in(month, period.start, held.timezone) and made.get(name, 0) < period.end:
                 group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
                 yield group, period, held

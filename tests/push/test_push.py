@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
 from django.test import override_settings
 
 from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiver, Report, ReportLine
@@ -133,6 +134,16 @@ def test_reports_of_before_since_are_left_alone_until_since_is_earlier(zone: str
         with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": {**given, "SINCE": since}}}):
             assert push("lago") == ({"accepted": count} if count else {})
     assert len(lago.taken) == 4
+
+
+def test_a_report_whose_time_zone_is_no_more_keeps_no_push(lago: Fake) -> None:
+    spend(account("acme"), "2026-10-10T12:00", 7)
+    close("2026-11-02")
+    QuerySet(Report).update(timezone="Mars/Olympus")
+    given = settings.RATELIMITS["PUSH"]["lago"]
+    for since, count in (("2026-11", 0), ("2026-10", 1)):
+        with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": {**given, "SINCE": since}}}):
+            assert push("lago") == ({"accepted": count} if count else {})
 
 
 def test_lago_gets_a_hundred_in_one_request(lago: Fake) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
+from django.db.models import QuerySet
 
-from ratelimits.models import Adjustment
+from ratelimits.models import Account, Adjustment
 from ratelimits.reports.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
 from tests.reports.invoices import account, close, spend
@@ -43,6 +44,20 @@ def test_provisional_lines_have_what_people_adjusted() -> None:
     close("2026-11-02")
     assert [(each[0], *each[2:]) for each in shown()] == expected
     assert {each[1] for each in shown()} == {"final"}
+
+
+def test_an_account_whose_time_zone_is_no_more_does_not_end_the_export_of_all() -> None:
+    for name in ("acme", "globex"):
+        account(name, included=3)
+        spend(name, "2026-10-15", 5)
+        account(f"idle-{name}")
+    flow()
+    before = shown(all_accounts=True)
+    assert [each[0] for each in before] == ["acme", "globex", "idle-acme", "idle-globex"]
+    for name in ("acme", "idle-acme"):
+        QuerySet(Account).filter(identifier=name).update(timezone="Mars/Olympus")
+        Account.history.filter(identifier=name).update(timezone="Mars/Olympus")
+    assert shown(all_accounts=True) == before
 
 
 def test_a_period_of_adjustments_alone_is_shown_in_its_place() -> None:
