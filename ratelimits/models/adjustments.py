@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.conf import conf
 from ratelimits.engine.billing import periods_around
+from ratelimits.engine.numbers import MOST
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
 from ratelimits.models.kept import kept_of
@@ -122,6 +123,9 @@ class Adjustment(models.Model):
         errors: dict[str, Any] = {}
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
+        units: Any = self.quantity  # None likewise
+        if units is not None and abs(units) > MOST:
+            errors["quantity"] = _("An adjustment is of at most %(most)s units.") % {"most": f"{MOST:,}"}
         typed: Any = self.period_start  # None where the form could not read it
         if typed is not None and (wrong := self._wrong_start()):
             errors["period_start"] = wrong

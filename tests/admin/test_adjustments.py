@@ -96,6 +96,13 @@ def test_more_than_all_that_was_used_is_asked_for_once_more(admin_client: Client
 
 
 @pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("quantity", ["9223372036854775807", "-1000000000001"])
+def test_more_than_any_usage_can_be_is_refused(admin_client: Client, quantity: str) -> None:
+    page = admin_client.post(ADD, typed(quantity=quantity))
+    assert page.context["adminform"].form.errors["quantity"] == ["An adjustment is of at most 1,000,000,000,000 units."]
+
+
+@pytest.mark.usefixtures("used")
 def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
     account("idle")
     page = admin_client.post(ADD, typed(account="idle", quantity="1"))
