@@ -43,7 +43,7 @@ class Fake(ABC):
         self.invalid: list[str] = []
         self.now: Callable[[], float] = time.time
         #: Consumed one by one: a status with headers; "lose": take it and hang up; "fail": take it and answer 500;
-        #: "drop": hang up.
+        #: "cut": take it and hang up in the middle of the answer; "drop": hang up.
         self.troubles: list[Trouble] = []
         #: Asked for each request, when `troubles` are used up.
         self.trouble: Callable[[], Trouble | None] = lambda: None
@@ -120,7 +120,7 @@ class Fake(ABC):
                 return
             if trouble == "fail":
                 status, answer = 500, None
-        self._reply(handler, status, answer, {})
+        self._reply(handler, status, answer, {}, cut=trouble == "cut")
 
     def _answered(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
         if handler.path != self.path:
@@ -135,14 +135,17 @@ class Fake(ABC):
             self.arrived.setdefault(self.name(event), set()).add(json.dumps(event, sort_keys=True))
         return self.answer(events, [self.knows(event) for event in events])
 
-    def _reply(self, handler: BaseHTTPRequestHandler, status: int, answer: Any, headers: dict[str, str]) -> None:
+    def _reply(
+        self, handler: BaseHTTPRequestHandler, status: int, answer: Any, headers: dict[str, str], *, cut: bool = False
+    ) -> None:
         content = b"" if answer is None else json.dumps(answer).encode()
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
-        handler.wfile.write(content)
+        handler.wfile.write(content[: len(content) // 2] if cut else content)
+        handler.close_connection = handler.close_connection or cut
 
 
 class StripeFake(Fake):

@@ -164,6 +164,32 @@ def test_a_lost_answer_is_asked_for_again_under_the_same_identity_and_billed_onc
     assert sum(map(len, fake.requests)) > 3
 
 
+@pytest.mark.parametrize("name", ["stripe", "lago"])
+def test_an_answer_that_ends_in_its_middle_says_nothing(name: str, fakes: dict[str, Fake]) -> None:
+    october()
+    fakes[name].troubles = ["cut"]
+    assert push(name) == {}
+    assert PushDelivery.objects.get().unsure_since is not None
+    assert push(name, 1) == {"accepted": 1}
+    assert len(fakes[name].taken) == 1
+
+
+def test_lago_may_fail_on_a_batch_that_it_has_and_names_no_event(lago: Fake) -> None:
+    """Where it writes events one by one in a transaction, the second one that it knows is an error 500."""
+    october(lines=8)
+    lago.troubles = ["lose"]
+    answer = lago.answer
+
+    def breaks(events: list[dict[str, Any]], known: list[bool]) -> tuple[int, Any]:
+        return (500, None) if sum(known) > 1 else answer(events, known)
+
+    lago.answer = breaks  # type: ignore[method-assign]
+    for hours in range(24):
+        push("lago", hours / 4)
+    assert states("lago") == {"accepted": 8}
+    assert len(lago.taken) == 8
+
+
 def test_an_event_keeps_its_identity_and_text_whatever_is_changed_meanwhile(fakes: dict[str, Fake]) -> None:
     october()
     for fake in fakes.values():
