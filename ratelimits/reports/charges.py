@@ -17,7 +17,6 @@ from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, recorded, worth
-from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook, Record
 from ratelimits.reports.rows import (
@@ -71,7 +70,8 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     report = statement.report
     try:
         included = statement.included
-        record = provisional_prices(included, report.period_end, book) if included is not None else {}
+        # At the end of a period that is yet to come: as things are now.
+        record = book.of(*included.priced) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
         record = {}
@@ -100,15 +100,6 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
             report.prices = {}  # an account that used nothing has no report when its period ends
         held.seek(0)
         yield from _priced(report, ((row, period) for row in _loaded(held)), statement.status)
-
-
-def provisional_prices(included: Included, end: int, book: PriceBook) -> Record:
-    """Return what the plan of an open period charges now, or charged when the account left it; {} for nothing.
-
-    `end` is the period's, in µs since 1970 UTC. Raises ValueError for a price that makes no sense.
-    """
-    slug, at = included.priced
-    return book.of(slug, None if at == end - 1 else at)
 
 
 def _loaded(held: SpooledTemporaryFile[bytes]) -> Iterator[Row]:

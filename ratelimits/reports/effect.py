@@ -16,7 +16,6 @@ from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.amounts import billed, price_of, priced_together
 from ratelimits.reports.books import Books
 from ratelimits.reports.build import Allowance
-from ratelimits.reports.charges import provisional_prices
 from ratelimits.reports.closing import Closing
 from ratelimits.reports.periods import SECOND, month_of
 from ratelimits.reports.price_book import Record
@@ -156,7 +155,7 @@ def _provisional(
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
     record, beside = billed(priced_together(using, (), account, sorted(included.names)), period.start)
     try:
-        record = record or provisional_prices(included, period.end, books.prices)
+        record = record or books.prices.of(*included.priced)
     except ValueError:
         record = {}  # the list of open periods says what is wrong with the price
     return _Standing(used, 0, allowance, record, beside, exists=found or bool(beside))

@@ -19,14 +19,14 @@ _NO_CURRENCY = ("", 0)
 
 
 class PriceBook:
-    """The prices of plans, as they are now or were at a moment; what was looked up is remembered."""
+    """The prices of plans at moments; what was looked up is remembered."""
 
     def __init__(self, using: str) -> None:
         self._using = using
         self.of = lru_cache(maxsize=1000)(self._of)
 
-    def _of(self, slug: str, at: int | None) -> Record:
-        """Return what the plan of this slug charged at a moment in µs since 1970 UTC, or charges now; {} for nothing.
+    def _of(self, slug: str, at: int) -> Record:
+        """Return what the plan of this slug charged at a moment in µs since 1970 UTC; {} for nothing.
 
         Raises ValueError for a price that makes no sense and was not corrected since: it was written past the models.
         """
@@ -68,20 +68,21 @@ class PriceBook:
                     return record, read(record)
             raise
 
-    def _plan(self, slug: str, at: int | None) -> Any:
+    def _plan(self, slug: str, at: int) -> Any:
         now = Plan.objects.using(self._using).filter(slug=slug).first()
-        if at is None or (now is not None and now.since <= at):
+        if now is not None and now.since <= at:
             return now
         past = then(Plan, self._using, at, slug=slug)
         history: Any = Plan.history
-        if past is None and now is not None and not history.using(self._using).filter(id=now.pk).exists():
-            return now  # written past the models: nothing better is known of it
+        if past is None and now is not None:
+            # Written past the models, if no addition is recorded: nothing better is known of what it was.
+            first = history.using(self._using).filter(id=now.pk).order_by("version", "history_id").first()
+            if first is None or first.history_type != "+":
+                return first or now
         return past
 
-    def _rows(self, plan: int, at: int | None) -> list[Any]:
+    def _rows(self, plan: int, at: int) -> list[Any]:
         rows = list(PlanPrice.objects.using(self._using).filter(plan=plan))
-        if at is None:
-            return rows
         history: Any = PlanPrice.history
         of_plan = history.using(self._using).filter(plan_id=plan)
         records = list(history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id"))
@@ -92,7 +93,7 @@ class PriceBook:
                 held.pop(record.id, None)
                 if record.history_type != "-":
                     held[record.id] = record
-        # What a row was before its first record is not known, if that is no addition: it was written past the models.
+        # Likewise of rows of which no addition is recorded.
         found = [*(row for row in rows if row.pk not in first), *held.values()]
         return [row for row in found if row.plan_id == plan]
 

@@ -113,8 +113,8 @@ def test_adjustments_are_priced_as_what_they_make_of_the_total() -> None:
 @pytest.mark.parametrize("late", ["version", "period"])
 def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str, late: str, settings: Any) -> None:
     settings.RATELIMITS = {**settings.RATELIMITS, "PRORATION": proration, "LATE_USAGE": late}
-    fields: dict[str, Any] = {"pricing": "graduated", "unit_price": None, "tiers": TIERS, "flat_fee": "10.001", "minimum": "26"}
-    acme = priced(included=5, **fields)
+    fees: dict[str, Any] = {"flat_fee": "10.001", "minimum": "26"}
+    acme = priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS, **fees)
     spend(acme, "2026-10-10", 12)
     flow()
     with edit_at("2026-10-20"):
@@ -127,8 +127,8 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
     reports = close("2026-11-02")
     assert sorted(report.account for report in reports) == ["acme", "initech"]
     assert sum(map(owed, reports)) == Fraction(round(price.of(16), 2))  # 12 and 9, less 5 that are included
-    fees = [Decimal(row[5]) for report in reports for row in amounts(report) if row[1] == "fee"]
-    assert sum(fees) == Decimal("12.001")
+    charged = [Decimal(row[5]) for report in reports for row in amounts(report) if row[1] == "fee"]
+    assert sum(charged) == Decimal("12.001")
     assert sum(provisional) == Fraction(round(price.of(16), 2))
     spend("acme", "2026-10-11", 3)
     (second,) = close("2026-11-03")
@@ -290,6 +290,18 @@ def test_an_edit_within_the_period_holds_for_all_of_it_and_one_after_its_end_for
     QuerySet(PlanPrice).update(since=1_793_500_000 * 10**6)
     (report,) = close("2026-11-02")
     assert amounts(report) == [("1", "usage", "requests", "2", "0.2", "0.4")]
+
+
+def test_an_open_period_that_is_over_is_shown_with_the_prices_of_its_end() -> None:
+    acme = priced(unit_price="0.10")
+    spend(acme, "2026-10-10", 7)
+    flow()
+    with edit_at("2026-11-01T12:00"):
+        PlanPrice.objects.update(unit_price=Decimal("0.30"))
+    found = [charge.amount for charge in charges(statements("2026-10"))]
+    (report,) = close("2026-11-02")
+    assert found == [Decimal("0.20")]
+    assert report.amounts["total"] == {"EUR": "0.20"}
 
 
 def test_prices_that_were_written_past_the_models_hold_too() -> None:
