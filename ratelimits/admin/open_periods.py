@@ -25,13 +25,15 @@ else:
 
 #: Periods that the page shows; `ratelimits_finalise --open` shows all.
 _MOST = 200
+#: No period starts later (µs since 1970 UTC): in the year 5138.
+_LAST = 10**17
 
 
 class ForceForm(forms.Form):
     """What closing by force asks for."""
 
     account = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
-    start = forms.IntegerField(widget=forms.HiddenInput)
+    start = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=_LAST)
     reason = forms.CharField(label=_("Reason"), max_length=300, widget=forms.TextInput(attrs={"size": 60}))
 
 
@@ -97,10 +99,11 @@ class OpenPeriods(_Base):
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_open"))
         start = form.data.get("start") or form.initial.get("start") or ""
         account = form.data.get("account") or form.initial.get("account") or _("anonymous")
+        known = start.isascii() and start.isdecimal() and len(start) < len(str(_LAST))
         context = {
             **self.admin_site.each_context(request),
             "title": _("Close by force: %(account)s, %(start)s")
-            % {"account": account, "start": shown(int(start)) if start.isascii() and start.isdigit() else "–"},
+            % {"account": account, "start": shown(int(start)) if known else "–"},
             "opts": self.model._meta,
             "form": form,
         }

@@ -102,6 +102,13 @@ def test_more_than_any_usage_can_be_is_refused(admin_client: Client, quantity: s
     assert page.context["adminform"].form.errors["quantity"] == ["An adjustment is of at most 1,000,000,000,000 units."]
 
 
+@pytest.mark.parametrize("day", ["0001-01-01", "0001-02-01", "9999-12-01", "9999-12-31"])
+def test_a_period_at_the_end_of_the_calendar_is_an_error_at_its_field(admin_client: Client, day: str) -> None:
+    account(timezone="Pacific/Kiritimati", billing_anchor="2026-01-15T06:00")
+    page = admin_client.post(ADD, typed(period_start_0=day))
+    assert page.context["adminform"].form.errors["period_start"]
+
+
 @pytest.mark.usefixtures("used")
 def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
     account("idle")
