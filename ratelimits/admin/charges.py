@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -13,16 +14,20 @@ from django.utils.translation import gettext as _
 from ratelimits.models import Report
 from ratelimits.models.ledger import moment
 from ratelimits.pricing.money import minus, written
-from ratelimits.reports.amounts import prices_of
+from ratelimits.reports.amounts import UnreadableError, prices_of, readable
 from ratelimits.reports.charges import version_charges
 from ratelimits.reports.periods import SECOND
 
 
 def summary(report: Report) -> str:
     """Return what each meter adds to its period's price, what the version adds, and what is owed; "–" for no prices."""
-    rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meters(report)))
-    owed = report.amounts.get("total", {}) if report.amounts else {}
-    totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _totals(owed))
+    try:
+        with readable(report):
+            rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meters(report)))
+            owed = report.amounts.get("total", {}) if report.amounts else {}
+            totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _totals(owed))
+    except UnreadableError as error:
+        return str(error)
     return format_html("{}{}", rows, totals) if owed else "–"
 
 
@@ -52,8 +57,9 @@ def _meters(report: Report) -> Iterator[str]:
 
 def line_amounts(report: Report, most: int) -> dict[str, str]:
     """Return what each of a version's first lines costs, by line_id."""
-    return {
-        charge.row.line_id: f"{written(charge.amount)} {charge.currency}"
-        for charge in islice(version_charges(report), most)
-        if charge.amount is not None
-    }
+    found = {}
+    with suppress(UnreadableError):  # the summary says it
+        for charge in islice(version_charges(report), most):
+            if charge.amount is not None:
+                found[charge.row.line_id] = f"{written(charge.amount)} {charge.currency}"
+    return found

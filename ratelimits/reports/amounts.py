@@ -9,7 +9,8 @@ period's price is rounded once, half to even, to the minor unit of its currency.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +22,20 @@ from ratelimits.reports.price_book import Record
 
 #: A meter's total before (None: nothing was billed) and after a version.
 Span = Sequence[Any]
+
+
+class UnreadableError(ValueError):
+    """A report's prices or amounts are not in the shape that reports record them in; the message names the report."""
+
+
+@contextmanager
+def readable(report: Report) -> Iterator[None]:
+    """Raise UnreadableError where the prices or amounts of a report turn out to have another shape."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        about = "its prices or amounts are not in the shape that reports record them in"
+        raise UnreadableError(f"report {report}: {about}; ratelimits_verify says more") from error
 
 
 def prices_of(record: Record) -> dict[str, Price]:

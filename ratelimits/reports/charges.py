@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
-from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, recorded, worth
+from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, readable, recorded, worth
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook, Record
 from ratelimits.reports.rows import (
@@ -48,7 +48,7 @@ def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
 
 
 def charges(found: Iterable[Statement]) -> Iterator[Charge]:
-    """Yield all rows with what they cost, one report after the other."""
+    """Yield all rows with what they cost, one report after the other. Raises UnreadableError."""
     books: dict[str, PriceBook] = {}
     together: list[Report] = []
     for statement in found:
@@ -61,8 +61,9 @@ def charges(found: Iterable[Statement]) -> Iterator[Charge]:
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
-    """Yield the rows that a version brought in, with what they cost, streamed."""
-    return _priced(report, version_lines(report), FINAL)
+    """Yield the rows that a version brought in, with what they cost, streamed. Raises UnreadableError."""
+    with readable(report):
+        yield from _priced(report, version_lines(report), FINAL)
 
 
 def _provisional(statement: Statement, book: PriceBook, using: str, together: list[Report]) -> Iterator[Charge]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import Counter
 from datetime import datetime
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models import QuerySet
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
@@ -422,6 +425,23 @@ def test_changed_amounts_and_prices_are_named(field: str, change: Any, sentence:
     spend(priced(unit_price="0.10"), "2026-10-10", 7)
     (report,) = close("2026-11-02")
     assert sentence in tampered(report, field, change)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"amounts": {}}, {"amounts": {"total": 3}}, {"prices": {"periods": {"x": 1}}}, {"prices": {"periods": 3}}],
+)
+def test_amounts_that_cannot_be_read_are_named_where_they_are_asked_for(
+    fields: dict[str, Any], admin_client: Client
+) -> None:
+    spend(priced(unit_price="0.10"), "2025-10-10", 7)
+    (report,) = close("2025-11-02")
+    QuerySet(Report).filter(pk=report.pk).update(**fields)
+    said = "report acme 2025-10-01 v1: its prices or amounts are not in the shape"
+    with pytest.raises(CommandError, match=said):
+        call_command("ratelimits_report", period="2025-10", format="csv-amounts", stdout=io.StringIO())
+    page = admin_client.get(f"/admin/ratelimits/report/{report.pk}/change/")
+    assert said in page.content.decode()
 
 
 def test_a_later_version_must_have_the_prices_of_the_first() -> None:

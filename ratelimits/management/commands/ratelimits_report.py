@@ -13,6 +13,7 @@ from django.db.models import Sum
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
+from ratelimits.reports.amounts import UnreadableError
 from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
@@ -69,7 +70,7 @@ class Command(BaseCommand):
                 self._print(form, chunks)
             else:
                 _save(chunks, Path(output))
-        except NotAccepted as error:
+        except (NotAccepted, UnreadableError) as error:
             raise CommandError(str(error)) from error
         except OSError as error:
             if printed:
