@@ -181,20 +181,22 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.action(description=_("Put them on reports now"), permissions=["add"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
         """Make the next versions of the reports that they are for, without waiting for the worker."""
-        for adjustment in queryset.filter(report=None, approval=Adjustment.Approval.WAITING):
-            self.message_user(
-                request, _("%(adjustment)s waits for approval.") % {"adjustment": adjustment}, messages.WARNING
-            )
         waiting = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
-        written = [
-            report
-            for account in waiting.values_list("account", flat=True).distinct()
-            for report in close.finalise(account=account)
-        ]
-        for report in written:
-            self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        if not written:
-            self.message_user(request, _("No report can be finalised yet: their periods are open."), messages.WARNING)
+        for account in list(waiting.values_list("account", flat=True).distinct()):
+            for report in close.finalise(account=account):
+                self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
+        # The worker may have been faster: what counts is where each stands now.
+        for adjustment in queryset.select_related("report").order_by("pk"):
+            values = {"adjustment": adjustment, "report": adjustment.report}
+            if adjustment.report is not None:
+                self.message_user(request, _("%(adjustment)s is on report %(report)s.") % values, messages.SUCCESS)
+            elif adjustment.approval == Adjustment.Approval.WAITING:
+                self.message_user(request, _("%(adjustment)s waits for approval.") % values, messages.WARNING)
+            elif adjustment.approval in Adjustment.COUNTS:
+                text = _("%(adjustment)s waits for its period, which is open: its report will have it.")
+                self.message_user(request, text % values, messages.WARNING)
+            else:
+                self.message_user(request, _("%(adjustment)s was refused.") % values, messages.WARNING)
 
 
 def _reference(request: HttpRequest) -> UUID | None:

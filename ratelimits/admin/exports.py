@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -54,7 +55,10 @@ class ReportDownloads(_Base):
         return super().change_view(request, object_id, form_url, context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        context = {"download_formats": installed(), "download_month": f"{now():%Y-%m}"} | (extra_context or {})
+        # The month that the list shows, else the last one that is over.
+        over = now().replace(day=1) - timedelta(days=1)
+        month = request.GET.get("month") or f"{over:%Y-%m}"
+        context = {"download_formats": installed(), "download_month": month} | (extra_context or {})
         return super().changelist_view(request, context)
 
     def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
@@ -81,10 +85,12 @@ class ReportDownloads(_Base):
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
+        name = f"usage-{month}"
         if request.GET.get("final"):
             stated = (each for each in stated if each.status == FINAL)
+            name += "-final"
         form = _format(request)
-        return Download(form, lines_for(form, stated), f"usage-{month}")
+        return Download(form, lines_for(form, stated), name)
 
 
 def _format(request: HttpRequest) -> Format:

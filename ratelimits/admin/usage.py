@@ -7,8 +7,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
@@ -203,7 +205,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]
     list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
-    actions = ["discard", "accept"]
+    actions = ["accept", "discard"]
     readonly_fields = ["lacking", "arrived_at"]
     fields = ["shard", "name", "reason", "arrived_at", "lacking", "resolution", "resolved_at", "content", "fields"]
 
@@ -226,20 +228,39 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
         more = format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MOST else ""
         return format_html("{}{}", listed, more) if lines else str(_("Nothing: the ledger has all of it."))
 
-    @admin.action(description=_("Discard: the ledger stays as it is"), permissions=["resolve"])
-    def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> None:
-        """Resolve them by leaving them out."""
-        self._resolve(request, queryset, resolve.discard)
-
     @admin.action(description=_("Accept: add what the ledger lacks of them"), permissions=["resolve"])
-    def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> None:
-        """Resolve them by adding what is in them and not in the ledger."""
-        self._resolve(request, queryset, resolve.accept)
+    def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
+        """Resolve them by adding what is in them and not in the ledger, once that was shown."""
+        meaning = _("The ledger gets what it lacks of them, and the reports bill it.")
+        return self._resolve(request, queryset, resolve.accept, str(_("Accept")), str(meaning))
+
+    @admin.action(description=_("Discard: the ledger stays as it is"), permissions=["resolve"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
+        """Resolve them by leaving them out, once it was shown what that is."""
+        meaning = _("The ledger stays as it is: what it lacks of them is never billed.")
+        return self._resolve(request, queryset, resolve.discard, str(_("Discard")), str(meaning))
 
     def _resolve(
-        self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch], way: Callable[[str, int, str], str]
-    ) -> None:
-        for kept in queryset.order_by("arrived_at", "pk"):
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[QuarantinedBatch],
+        way: Callable[[str, int, str], str],
+        title: str,
+        meaning: str,
+    ) -> HttpResponse | None:
+        every = queryset.order_by("arrived_at", "pk")
+        if not request.POST.get("post"):
+            context = {
+                **self.admin_site.each_context(request),
+                "opts": self.model._meta,
+                "title": title,
+                "meaning": meaning,
+                "batches": [(kept, self.lacking(kept)) for kept in every],
+                "action": request.POST["action"],
+                "chosen": ACTION_CHECKBOX_NAME,
+            }
+            return TemplateResponse(request, "ratelimits/admin/resolve_batches.html", context)
+        for kept in every:
             try:
                 resolution = way(queryset.db, kept.pk, request.user.get_username())
             except resolve.UnresolvableError as error:
@@ -247,6 +268,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
                 continue
             self.log_change(request, kept, resolution)
             self.message_user(request, f"{kept}: {resolution}", messages.SUCCESS)
+        return None
 
 
 @admin.register(ArchivedRange)

@@ -225,6 +225,15 @@ def test_a_page_that_is_sent_twice_at_once_saves_one_adjustment(admin_client: Cl
     assert Adjustment.objects.count() == 1
 
 
+@pytest.mark.usefixtures("used")
+def test_an_adjustment_of_an_open_period_waits_for_it(admin_client: Client) -> None:
+    page = admin_client.post(ADD, typed())
+    assert admin_client.post(ADD, sent_again(page)).status_code == 302
+    ShardState.objects.update(watermark=at("2026-10-20"))
+    action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
+    assert "waits for its period, which is open" in text(admin_client.post(url(Adjustment), action, follow=True))
+
+
 @pytest.mark.usefixtures("used", "_approved")
 def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client) -> None:
     ada, bob, cyd = staff("ada", "add", "change"), staff("bob", "change"), staff("cyd", "add")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 from typing import Any
 
 import openpyxl
@@ -13,6 +14,7 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.timezone import now
 
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.models import Adjustment, Report
@@ -97,6 +99,14 @@ def test_the_list_offers_a_month_of_all_accounts_provisional_ones_too(admin_clie
     assert response["Content-Disposition"] == 'attachment; filename="usage-2026-11.json"'
     lines = json.loads(body(response))["lines"]
     assert [(line["account"], line["status"]) for line in lines] == [("acme", "final"), ("other", "provisional")]
+    final = admin_client.get(f"{REPORTS}download/", {"period": "2026-11", "format": "json", "final": "1"})
+    assert final["Content-Disposition"] == 'attachment; filename="usage-2026-11-final.json"'
+    assert [line["account"] for line in json.loads(body(final))["lines"]] == ["acme"]
+
+
+def test_the_month_to_download_is_the_last_that_is_over(admin_client: Client) -> None:
+    over = now().replace(day=1) - timedelta(days=1)
+    assert f'value="{over:%Y-%m}"' in admin_client.get(REPORTS).content.decode()
 
 
 def test_what_is_no_month_is_said_above_the_list(admin_client: Client) -> None:

@@ -91,7 +91,9 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     # The quarantined batch: what it would add, and accepting it.
     kept = QuarantinedBatch.objects.get()
     assert "20" in text(finance.get(url(QuarantinedBatch, "change", kept.pk)))
-    done = finance.post(url(QuarantinedBatch), {"action": "accept", "_selected_action": [kept.pk]}, follow=True)
+    chosen = {"action": "accept", "_selected_action": [kept.pk]}
+    assert "acme api_key:1: 20 requests" in text(finance.post(url(QuarantinedBatch), chosen))
+    done = finance.post(url(QuarantinedBatch), {**chosen, "post": "yes"}, follow=True)
     assert "accepted by finance" in text(done)
     worker()
     assert "None." in text(finance.get(url(Report, "open")))
@@ -111,6 +113,9 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     assert finance.post(ADD, sent_again(asked, _large_meant="1")).status_code == 302
     action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
     assert "acme 2025-10-01 v2 was finalised." in text(finance.post(url(Adjustment), action, follow=True))
+    again = text(finance.post(url(Adjustment), action, follow=True))
+    assert "is on report acme 2025-10-01 v2." in again
+    assert "open" not in again
     assert billed(finance)["acme"][0] == -130
     right = finance.post(ADD, {**wrong, "quantity": "180", "reason": "-20 was meant, not -200"})
     assert right.context["effect"].after.billed == 50

@@ -87,7 +87,9 @@ def test_reports_are_found_by_account_and_by_the_month_of_their_own_clocks(admin
         return {(each.account, each.timezone) for each in found}
 
     assert len(listed(month="2026-10")) == len(listed(month="2026-11")) == 3
-    assert admin_client.get(url(Report), {"month": "2026-10"}).context["cl"].result_count == 3
+    october = admin_client.get(url(Report), {"month": "2026-10"})
+    assert october.context["cl"].result_count == 3
+    assert october.context["download_month"] == "2026-10"
     assert listed(month="2026-09") == listed(month="nonsense") == set()
     assert listed(q="tokyo") == {("tokyo", "Asia/Tokyo")}
     assert listed(q="tok") == set()
@@ -154,7 +156,7 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     assert "acme 2026-11-01 v2 was finalised." in text(admin_client.post(url(Adjustment), action, follow=True))
     made.refresh_from_db()
     assert made.report is not None
-    assert "open" in text(admin_client.post(url(Adjustment), action, follow=True))
+    assert "is on report acme 2026-11-01 v2." in text(admin_client.post(url(Adjustment), action, follow=True))
     assert "Save" not in text(admin_client.get(url(Adjustment, "change", made.pk)))
     assert admin_client.post(url(Adjustment, "delete", made.pk), {"post": "yes"}).status_code == 403
 

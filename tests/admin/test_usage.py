@@ -189,13 +189,20 @@ def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     kept = fork(5)
     page = text(admin_client.get(url(QuarantinedBatch, "change", kept.pk)))
     assert "acme api_key:1: 2 requests" in page
-    answer = admin_client.post(QUARANTINE, {"action": action, "_selected_action": [kept.pk]}, follow=True)
+    chosen = {"action": action, "_selected_action": [kept.pk]}
+    asked = text(admin_client.post(QUARANTINE, chosen))
+    assert "acme api_key:1: 2 requests" in asked
+    assert "cannot be taken back" in asked
+    kept.refresh_from_db()
+    assert kept.resolved_at is None, "it was only shown what would be done"
+    chosen["post"] = "yes"
+    answer = admin_client.post(QUARANTINE, chosen, follow=True)
     assert says in text(answer)
     assert sum(Line.objects.values_list("admitted_units", flat=True)) == units
     assert not ShardState.objects.filter(frozen=True).exists()
     entry = LogEntry.objects.get(user=admin_user)
     assert says in entry.get_change_message()
-    again = admin_client.post(QUARANTINE, {"action": action, "_selected_action": [kept.pk]}, follow=True)
+    again = admin_client.post(QUARANTINE, chosen, follow=True)
     assert "was resolved already" in text(again)
 
 
@@ -205,11 +212,11 @@ def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, 
     viewer.user_permissions.add(Permission.objects.get(codename="view_quarantinedbatch"))
     client.force_login(viewer)
     assert "acme api_key:1" in text(client.get(url(QuarantinedBatch, "change", kept.pk)))
-    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk]})
+    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk], "post": "yes"})
     kept.refresh_from_db()
     assert kept.resolved_at is None
     viewer.user_permissions.add(Permission.objects.get(codename="change_quarantinedbatch"))
-    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk]})
+    client.post(QUARANTINE, {"action": "accept", "_selected_action": [kept.pk], "post": "yes"})
     kept.refresh_from_db()
     assert kept.resolution.startswith("accepted by viewer")
 
