@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: where the system offers it, the child gets SIGTERM when its parent dies."""
+    """For `preexec_fn`: where the system offers it, the child gets SIGTERM when the thread that started it ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
