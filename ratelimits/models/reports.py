@@ -122,7 +122,6 @@ class ReportLine(models.Model):
     rule_version = models.BigIntegerField(_("rule version"), default=0)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
-    durability_gap = models.TextField(_("durability gap"), blank=True)
     # What it was made from, so that it can be made again.
     usage_period = models.BigIntegerField(_("period of its usage (s)"))
     rule_id = models.BigIntegerField(_("rule's row"), default=0)

@@ -192,7 +192,6 @@ def _plain_line(report: Report, number: int, name: str, key: str, meter: str) ->
         admitted_count=0,
         denied_count=0,
         plan=report.plan,
-        durability_gap=report.gaps,
         usage_period=report.period_start // SECOND,
     )
 
@@ -253,7 +252,6 @@ def usage_line(
         rule_version=group["version"],
         plan=report.plan if (plan := allowances[home].plan) is None else plan,
         batch_range=batch_range(group),
-        durability_gap=report.gaps,
         usage_period=group["period"],
         rule_id=group["rule"],
     )
@@ -299,5 +297,5 @@ def row(report: Report, line: ReportLine, status: str) -> Row:
         rule_version=line.rule_version,
         plan=line.plan,
         batch_range=line.batch_range,
-        durability_gap=line.durability_gap,
+        durability_gap=report.gaps,
     )

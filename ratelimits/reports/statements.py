@@ -41,7 +41,7 @@ _OF_LINE = (
     *("line_id", "key", "meter", "unit", "charge_category", "charge_class", "corrects_line_id"),
     *("charge_period_start", "charge_period_end", "consumed_quantity", "included_quantity", "overage_quantity"),
     *("refunded_quantity", "admitted_count", "denied_count", "unknown_count", "limit", "rule", "rule_version", "plan"),
-    *("batch_range", "durability_gap"),
+    "batch_range",
 )
 
 
@@ -122,7 +122,8 @@ def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
     # Without a model instance for each line, which would take most of an export's time.
     for used, *values in lines.values_list("usage_period", *_OF_LINE).iterator(chunk_size=CHUNK):
-        row = Row._make((*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:]))
+        about = (*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:])
+        row = Row._make((*about, report.gaps))
         yield row, str(used)
 
 
