@@ -191,7 +191,7 @@ def closing(runs: dict[str, Run]) -> str:
             {"postgres": "PostgreSQL", "sqlite": "SQLite"}[kind],
             one["reports"],
             float(one["seconds"]),
-            one["ms_per_report"],
+            float(one["processor_seconds"]),
             one["resident_mb"],
             one["grows_mb"],
         )
@@ -201,7 +201,7 @@ def closing(runs: dict[str, Run]) -> str:
         "database",
         "accounts",
         "seconds",
-        "ms per account",
+        "of processor time in its process",
         "resident, MB",
         "from the first tenth on it grows by, MB",
     )
