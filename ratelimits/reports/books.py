@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
+
+from django.db.models import Q
 
 from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardState
 from ratelimits.reports import signing, witness
 from ratelimits.reports.adjusting import unreported
+from ratelimits.reports.ahead import Around, GroupsAhead
+from ratelimits.reports.build import Group, between, grouped
 from ratelimits.reports.gaps import Gaps
-from ratelimits.reports.included import Included, included_in
+from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.limits import Limits
+from ratelimits.reports.periods import SECOND
 from ratelimits.reports.price_book import PriceBook
-from ratelimits.reports.terms import RuleBook, Terms, TermsBook
+from ratelimits.reports.terms import AccountTerms, RuleBook, Terms
 from ratelimits.reports.unknown import KeyAndMeter, Unknown
 
 
@@ -33,15 +38,16 @@ class Books:
         self._accounts = accounts
         about: dict[str, Any] = {"account__in": accounts}
         self._usage = _by_account(PeriodUsage.objects.using(using).filter(**about))
-        self._reports = _by_account(Report.objects.using(using).filter(**about).order_by("pk"))
+        # Gaps make long texts, of which hardly any is looked at.
+        self._reports = _by_account(Report.objects.using(using).filter(**about).defer("gaps").order_by("pk"))
         self._adjustments = _by_account(unreported(using, **about))
-        # Accounts whose periods lie alike share what was read for the first of them.
         self._names = cache(self._read_names)
-        self._terms = cache(self._read_terms)
-        self._included = cache(lambda start, end: included_in(using, accounts, start, end))
-        self._gaps = cache(lambda start, end: Gaps.between(using, start, end))
-        self._unknown = cache(lambda start, end: Unknown(using, start, end, accounts))
-        self._compared = cache(lambda start, end: witness.compare_all(using, accounts, start, end))
+        self._terms = AccountTerms(using, accounts)
+        self._included = cache(IncludedBook(self._terms).of)
+        self._gaps = Around(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
+        self._unknown = Around(lambda start, end: Unknown(using, start, end, accounts))
+        self._compared: dict[tuple[int, int], dict[str, list[witness.Comparison]]] = defaultdict(dict)
+        self._ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._heads = cache(lambda chain: signing.chain_head(dict(chain), using))
 
     def usage(self, account: str) -> list[PeriodUsage]:
@@ -66,26 +72,54 @@ class Books:
 
     def terms(self, account: str, at: int | None) -> Terms:
         """Return an account's terms at a moment in µs since 1970 UTC, or as they are now."""
-        return self._terms(at)[account]
-
-    def _read_terms(self, at: int | None) -> dict[str, Terms]:
-        return TermsBook(self.using, at).of(self._accounts)
+        return self._terms.at(account, at)
 
     def included(self, account: str, start: int, end: int) -> Included:
         """Return what the billing period between these moments (µs since 1970 UTC) includes for an account."""
-        return self._included(start, end)[account]
+        return self._included(account, start, end)
 
     def unknown(self, account: str, start: int, end: int) -> Any:
         """Return the lost replies of an account in a billing period, by key and meter."""
-        found: Mapping[KeyAndMeter, int] = self._unknown(start, end).of(account, start, end)
+        found: Mapping[KeyAndMeter, int] = self._unknown.of(start, end).of(account, start, end)
         return found
 
     def gaps(self, account: str, shards: list[int], start: int, end: int) -> str:
         """Return what a report of the account prints of the gaps in its period."""
-        gaps = self._gaps(start, end)
+        gaps = self._gaps.of(start, end)
         texts = [gaps.text(shard, account, start, end) for shard in shards]
-        texts.append(witness.text(self._compared(start, end)[account]))
+        texts.append(witness.text(self._comparisons(account, start, end)))
         return "; ".join(dict.fromkeys(text for text in texts if text))
+
+    def _comparisons(self, account: str, start: int, end: int) -> list[witness.Comparison]:
+        found = self._compared[start, end]
+        if account not in found:
+            # Accounts with usage from the same start on will ask for the same period.
+            alike = {
+                account,
+                *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),
+            }
+            found |= witness.compare_all(self.using, {name: self._usage[name] for name in alike}, start, end)
+        return found[account]
+
+    def groups(self, account: str, period: int, since: Mapping[str, int], chain: Mapping[str, int]) -> Iterable[Group]:
+        """Return the sums of what was counted for an account under the period that starts then (s since 1970 UTC).
+
+        That is, in the batches after the positions `since` and up to the positions `chain`.
+        """
+        ahead = None if since else self._ahead(tuple(chain.items())).of(account, period)
+        if ahead is not None:
+            return ahead
+        return grouped(Q(account=account, period=period) & between(since, chain), self.using)
+
+    def _unreported(self) -> dict[str, set[int]]:
+        """Return when the periods start (s since 1970 UTC), by account, of which no report has anything."""
+        found: dict[str, set[int]] = {}
+        for account in self._accounts:
+            periods = {row.period for row in self._usage[account]}
+            periods -= {row.period for row in self._usage[account] if row.covered is not None}
+            if periods:
+                found[account] = periods
+        return found
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
         """Return the digest of the ledger's chains at these positions. Raises signing.BrokenChainError."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import groupby, islice
+from operator import or_
 from time import time_ns
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from ratelimits.reports.books import Books
 from ratelimits.reports.closing import Closing
 from ratelimits.reports.late_gaps import LateGaps, Starts
 from ratelimits.reports.periods import SECOND
+from ratelimits.reports.writing import Writing
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 _NONE: Starts = {}
 #: Accounts that are closed in one transaction at most: a drain of their shard waits meanwhile.
 TOGETHER = 100
+#: Accounts with different periods whose usage one statement marks as covered.
+_MARKED = 50
 
 
 def finalise(now: int | None = None, *, account: str | None = None) -> list[Report]:
@@ -125,8 +130,10 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
         locked = [ShardState.lock(using, shard) for shard in beside]
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
+        writing = Writing(using)
         for name in names:
-            written += Closing(books, name, shards[name], now, gapped.get(name, ())).close()
+            written += Closing(books, name, shards[name], now, gapped.get(name, ()), writing).close()
+        writing.flush()
         mark(using, written)
         crash.reached("close:marked")
     crash.reached("close:committed")
@@ -160,13 +167,16 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 def mark(using: str, reports: list[Report]) -> None:
     """Note what reports cover: compaction joins no batches across the ends, and their usage is not due again."""
     mark_ends(using, [report.chain for report in reports])
-    alike: dict[tuple[tuple[tuple[str, int], ...], tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
-        alike.setdefault((tuple(report.chain.items()), tuple(report.since)), []).append(report.account)
-    for (chain, periods), accounts in alike.items():
-        usage = PeriodUsage.objects.using(using).filter(account__in=accounts, period__in=map(int, periods))
-        for shard, position in chain:
-            usage.filter(shard=int(shard)).update(covered=position)
+        alike.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
+    for chain, accounts in alike.items():
+        usage = [Q(account__in=names, period__in=map(int, periods)) for periods, names in accounts.items()]
+        # Databases bound the depth of a condition.
+        for first in range(0, len(usage), _MARKED):
+            rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MARKED]))
+            for shard, position in chain:
+                rows.filter(shard=int(shard)).update(covered=position)
 
 
 def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:

@@ -8,7 +8,7 @@ from itertools import chain as chained
 from itertools import islice
 from typing import Any
 
-from django.db.models import Q, Sum
+from django.db.models import Sum
 
 from ratelimits import signatures
 from ratelimits.conf import conf
@@ -22,9 +22,7 @@ from ratelimits.reports.build import (
     Group,
     adjustment_line,
     at_home,
-    between,
     gap_line,
-    grouped,
     remaining,
     row,
     usage_lines,
@@ -36,7 +34,7 @@ from ratelimits.reports.price_book import Record
 from ratelimits.reports.rows import FINAL, USAGE
 from ratelimits.reports.tiles import Tile
 from ratelimits.reports.unknown import KeyAndMeter
-from ratelimits.usage import crash
+from ratelimits.reports.writing import Writing
 from ratelimits.usage.watermark import is_ahead
 
 Positions = Mapping[str, int]
@@ -45,13 +43,21 @@ Positions = Mapping[str, int]
 class Closing:
     """One account's closing at `now` (µs since 1970 UTC); its shards are locked, its books read.
 
-    `gapped` are the starts of closed periods that a gap touches which was declared, or has changed, since.
+    `gapped` are the starts of closed periods that a gap touches which was declared, or has changed, since. What is
+    handed to `writing` is in the database once that is flushed.
     """
 
     def __init__(
-        self, books: Books, account: str, shards: list[int], now: int, gapped: Collection[int] = frozenset()
+        self,
+        books: Books,
+        account: str,
+        shards: list[int],
+        now: int,
+        gapped: Collection[int] = frozenset(),
+        writing: Writing | None = None,
     ) -> None:
         self._books, self._using, self.account, self._now = books, books.using, account, now
+        self._writing = Writing(books.using) if writing is None else writing
         self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
         self._usage = books.usage(account)
         self._reports = list(books.reports(account))
@@ -133,13 +139,16 @@ class Closing:
     def close_one(self, tile: Tile) -> Report:
         """Write the first report of a period, complete or not; without a chain's head where a batch is missing."""
         self._headless = True
-        return self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
+        report = self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
+        self._writing.flush()
+        return report
 
     def _included(self, start: int, end: int) -> Included:
         return self._books.included(self.account, start, end)
 
     def _taken(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
         """Return what other names of the account have of an allowance that they share, on reports after a row."""
+        self._writing.flush()
         lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
@@ -164,6 +173,7 @@ class Closing:
 
     def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
         """The lost replies of a closed period that no version of its report has, by key and meter."""
+        self._writing.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
         known = Counter({(key, meter): count for key, meter, count in sums})
@@ -182,6 +192,7 @@ class Closing:
         return any(usage.position > covered[usage.period].get(str(usage.shard), 0) for usage in rows)
 
     def _allowance(self, tile: Tile, included: Mapping[str, int], plan: str | None = None) -> Allowance:
+        self._writing.flush()
         left = remaining(self._using, self.account, {*tile.members, tile.start}, included)
         left.plan = plan
         return left
@@ -228,13 +239,11 @@ class Closing:
     def _groups(self, taken: list[Tile], since: Mapping[str, Positions]) -> Iterator[Group]:
         """Return the sums of what was counted under the periods of these tiles and is on no report, by their starts."""
         home = {start: tile.start for tile in taken for start in tile.members}
-        every = (self._grouped(start, since) for start in sorted(home))
+        every = (
+            self._books.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
+            for start in sorted(home)
+        )
         return at_home(chained.from_iterable(every), home)
-
-    def _grouped(self, start: int, since: Mapping[str, Positions]) -> Iterator[Group]:
-        period = start // SECOND
-        own = Q(account=self.account, period=period) & between(since[str(period)], self.chain)
-        return grouped(own, self._using)
 
     def _report(self, period: Period, version: int, taken: list[Tile]) -> Report:
         shards = [state.shard for state in self._states]
@@ -260,6 +269,7 @@ class Closing:
         """Which of these lines were reported: usage that came late may have no line that it corrects."""
         if not names:
             return set()
+        self._writing.flush()
         found = ReportLine.objects.using(self._using).filter(line_id__in=names)
         return set(found.values_list("line_id", flat=True))
 
@@ -269,14 +279,21 @@ class Closing:
         `names` are the account's other names in the report's period.
         """
         own = self.charged(report.period_start, report.period_end) if report.version == 1 else {}
-        earlier = amounts.priced_together(self._using, self._reports, self.account, names)
-        periods = amounts.recorded(report, earlier, {str(tile.start // SECOND) for tile in taken}, own)
+        periods = amounts.recorded(
+            report, self._priced_before(names), {str(tile.start // SECOND) for tile in taken}, own
+        )
         if not periods:
             return {}
         homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
         members = {member: home for member, home in homes.items() if member != home}
         found = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
         return found | ({"names": list(names)} if names else {})
+
+    def _priced_before(self, names: Sequence[str]) -> list[Report]:
+        """Return the reports that a version's price comes after; `names` are the account's other names."""
+        if names:
+            self._writing.flush()
+        return amounts.priced_together(self._using, self._reports, self.account, names)
 
     def charged(self, start: int, end: int) -> Record:
         """Return what the account's plan charges in a billing period; {} for nothing.
@@ -286,14 +303,13 @@ class Closing:
         return self._books.prices.of(*self._included(start, end).priced)
 
     def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
-        names = report.prices.get("names", ())
-        totals = amounts.Totals(report, amounts.priced_together(self._using, self._reports, self.account, names))
+        totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
         digest, number = signing.Digest(report), 0
         chunk = list(islice(lines, CHUNK))
-        # Most reports fit in one chunk: they are written once, with their digest.
+        # Most reports fit in one chunk: they are written once, with their digest, and with those of other accounts.
         small = len(chunk) < CHUNK
         if not small:
-            report.save(using=self._using, force_insert=True)
+            self._writing.begin(report)
         while chunk:
             corrected = self._known({line.corrects_line_id for line in chunk} - {""})
             for number, line in enumerate(chunk, number + 1):  # noqa: B020
@@ -304,21 +320,14 @@ class Closing:
                 totals.add(line)
             if small:
                 break
-            ReportLine.objects.using(self._using).bulk_create(chunk)
+            self._writing.lines(chunk)
             chunk = list(islice(lines, CHUNK))
         report.line_count, report.digest = number, digest.hexdigest()
         report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
         if small:
-            report.save(using=self._using, force_insert=True)
-            crash.reached("close:report-written")
-            ReportLine.objects.using(self._using).bulk_create(chunk)
+            self._writing.add(report, chunk, adjustments)
         else:
-            report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
-        crash.reached("close:lines-written")
-        if adjustments:
-            pks = [adjustment.pk for adjustment in adjustments]
-            Adjustment.objects.using(self._using).filter(pk__in=pks).update(report=report)
-            crash.reached("close:adjustments-marked")
+            self._writing.end(report, adjustments)
         self._reports.append(report)
         return report
 

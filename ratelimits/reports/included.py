@@ -9,16 +9,15 @@ at the period's end, or of the last one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
 
 from ratelimits.conf import conf
-from ratelimits.models import Account
+from ratelimits.reports.account_book import Records
 from ratelimits.reports.periods import period_at
-from ratelimits.reports.terms import Terms, TermsBook
+from ratelimits.reports.terms import AccountTerms, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +49,77 @@ class _Stay:
     anchor: str
 
 
-def included_in(using: str, names: Collection[str], start: int, end: int) -> dict[str, Included]:
-    """Return what the billing period between these moments (µs since 1970 UTC) includes for each account."""
-    rows = Account.objects.using(using).filter(identifier__in=names, since__lte=start)
-    quiet = set(rows.values_list("identifier", flat=True))
-    stays = _stays(using, set(names) - quiet, start, end)
-    at_end = TermsBook(using, end - 1).of({*names, *(stay.name for stay in stays)})
-    granted = {name: _granted(name, terms, stays) for name, terms in at_end.items()}
-    whole = {name: _whole(using, name, at_end[name], granted, stays, end) for name in names}
-    if conf.PRORATION == "time":
-        return {name: _by_time(using, name, at_end[name], stays, start, end, whole[name]) for name in names}
-    return whole
+class IncludedBook:
+    """What billing periods include, for accounts whose terms are read once."""
+
+    def __init__(self, terms: AccountTerms) -> None:
+        self._terms = terms
+
+    def of(self, name: str, start: int, end: int) -> Included:
+        """Return what an account's billing period between these moments (µs since 1970 UTC) includes."""
+        terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
+        whole = self._whole(name, terms, stays, start, end)
+        return self._by_time(name, terms, stays, start, end, whole) if conf.PRORATION == "time" else whole
+
+    def _whole(self, name: str, terms: Terms, stays: Sequence[_Stay], start: int, end: int) -> Included:
+        granted = _granted(name, terms, stays)
+        row = _row(granted)
+        others = {stay.name for stay in stays if row and stay.row == row} - {name}
+        names = frozenset(other for other in others if _row(self._granted(other, start, end)) == row)
+        if isinstance(granted, _Stay):
+            assert granted.plan is not None
+            plan, included = self._terms.plans.of(granted.plan, granted.until - 1)
+            return Included(plan, included, names, names, (plan, granted.until - 1))
+        return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
+
+    def _granted(self, name: str, start: int, end: int) -> _Stay | int:
+        return _granted(name, self._terms.at(name, end - 1), self._stays(name, start, end))
+
+    def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
+        """Return the times within a period of all rows that ever had a name; none where its row was the same all along.
+
+        They are under whatever name the rows had then.
+        """
+        accounts = self._terms.accounts
+        if accounts.is_unchanged(name, start):
+            return []
+        return list(chain.from_iterable(_stays_of(records, start, end) for records in accounts.rows(name)))
+
+    def _by_time(
+        self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
+    ) -> Included:
+        """Add up what each plan includes in the share of a month that the account was on it, rounded half up."""
+        mine = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
+        month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in mine)], start, end)
+        sums: dict[str, Fraction] = defaultdict(Fraction)
+        plan = terms.plan
+        if not mine:
+            for meter, quantity in terms.included.items():
+                sums[meter] += Fraction(quantity * (end - start), month)
+        for stay in mine:
+            if stay.plan is None:
+                continue
+            slug, included = self._terms.plans.of(stay.plan, stay.until - 1)
+            plan = terms.plan or slug
+            for meter, quantity in included.items():
+                sums[meter] += Fraction(quantity * (stay.until - stay.since), month)
+        shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
+        return Included(plan, shares, whole.names, priced=whole.priced)
 
 
-def _stays(using: str, names: Collection[str], start: int, end: int) -> list[_Stay]:
-    """Return the times, within the period, of all account rows that had one of these names, under whatever name."""
-    if not names:
-        return []
-    history: Any = Account.history
-    named = history.using(using).filter(identifier__in=names, since__lt=end)
-    records = history.using(using).filter(id__in=named.values("id"), since__lt=end).order_by("version", "history_id")
-    by_row: dict[int, list[Any]] = defaultdict(list)
-    for record in records:
-        by_row[record.id].append(record)
-    return [stay for found in by_row.values() for stay in _stays_of(found, start, end)]
-
-
-def _stays_of(records: list[Any], start: int, end: int) -> Iterator[_Stay]:
+def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
+    records = [state for state in recorded if state.since < end]
+    if not records:
+        return
     # What was before the first record is not known: a row that it does not make was there.
-    moments = [records[0].since if records[0].history_type == "+" else 0, *(each.since for each in records[1:]), end]
+    moments = [records[0].since if records[0].kind == "+" else 0, *(each.since for each in records[1:]), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
-        if record.history_type != "-" and since < until:
-            about = record.plan_id, record.timezone, record.billing_anchor or ""
-            yield _Stay(record.id, record.identifier, since, until, *about)
+        if record.kind != "-" and since < until:
+            yield _Stay(record.row, record.name, since, until, record.plan, record.timezone, record.anchor)
 
 
-def _granted(name: str, terms: Terms, stays: Iterable[_Stay]) -> _Stay | int:
+def _granted(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
     """Return the account row whose plan at the end is the name's, or the last stay with a plan; 0: there is none."""
     if terms.plan:
         return terms.row
@@ -95,45 +128,8 @@ def _granted(name: str, terms: Terms, stays: Iterable[_Stay]) -> _Stay | int:
     return max(planned, key=lambda stay: (stay.until, stay.since), default=0)
 
 
-def _whole(
-    using: str, name: str, terms: Terms, granted: Mapping[str, _Stay | int], stays: Iterable[_Stay], end: int
-) -> Included:
-    mine = granted[name]
-    row = mine.row if isinstance(mine, _Stay) else mine
-    names = frozenset(
-        stay.name for stay in stays if row and stay.row == row and stay.name != name and _row(granted[stay.name]) == row
-    )
-    if isinstance(mine, _Stay):
-        assert mine.plan is not None
-        plan, included = TermsBook(using, mine.until - 1).plan(mine.plan)
-        return Included(plan, included, names, names, (plan, mine.until - 1))
-    return Included(terms.plan, terms.included, names, names, (terms.plan, end - 1))
-
-
 def _row(granted: _Stay | int) -> int:
     return granted.row if isinstance(granted, _Stay) else granted
-
-
-def _by_time(
-    using: str, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
-) -> Included:
-    """Add up what each plan includes in the share of a month that the account was on it, rounded half up."""
-    mine = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
-    month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in mine)], start, end)
-    sums: dict[str, Fraction] = defaultdict(Fraction)
-    plan = terms.plan
-    if not mine:
-        for meter, quantity in terms.included.items():
-            sums[meter] += Fraction(quantity * (end - start), month)
-    for stay in mine:
-        if stay.plan is None:
-            continue
-        slug, included = TermsBook(using, stay.until - 1).plan(stay.plan)
-        plan = terms.plan or slug
-        for meter, quantity in included.items():
-            sums[meter] += Fraction(quantity * (stay.until - stay.since), month)
-    shares = {meter: int(total + Fraction(1, 2)) for meter, total in sums.items()}
-    return Included(plan, shares, whole.names, priced=whole.priced)
 
 
 def _month(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:

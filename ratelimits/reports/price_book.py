@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ratelimits.models import Plan, PlanPrice
@@ -23,6 +23,8 @@ class PriceBook:
 
     def __init__(self, using: str) -> None:
         self._using = using
+        self._now = cache(self._read_now)
+        self._recorded = cache(self._read_recorded)
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, slug: str, at: int) -> Record:
@@ -69,7 +71,7 @@ class PriceBook:
             raise
 
     def _plan(self, slug: str, at: int) -> Any:
-        now = Plan.objects.using(self._using).filter(slug=slug).first()
+        now = self._now(slug)
         if now is not None and now.since <= at:
             return now
         past = then(Plan, self._using, at, slug=slug)
@@ -81,11 +83,11 @@ class PriceBook:
                 return first or now
         return past
 
+    def _read_now(self, slug: str) -> Any:
+        return Plan.objects.using(self._using).filter(slug=slug).first()
+
     def _rows(self, plan: int, at: int) -> list[Any]:
-        rows = list(PlanPrice.objects.using(self._using).filter(plan=plan))
-        history: Any = PlanPrice.history
-        of_plan = history.using(self._using).filter(plan_id=plan)
-        records = list(history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id"))
+        rows, records = self._recorded(plan)
         first = {record.id: record for record in reversed(records)}
         held = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
         for record in records:
@@ -96,6 +98,13 @@ class PriceBook:
         # Likewise of rows of which no addition is recorded.
         found = [*(row for row in rows if row.pk not in first), *held.values()]
         return [row for row in found if row.plan_id == plan]
+
+    def _read_recorded(self, plan: int) -> tuple[list[Any], list[Any]]:
+        """Read a plan's prices as they are, and all that is recorded of them, in the order of their edits."""
+        history: Any = PlanPrice.history
+        of_plan = history.using(self._using).filter(plan_id=plan)
+        records = history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id")
+        return list(PlanPrice.objects.using(self._using).filter(plan=plan)), list(records)
 
 
 def _currency(plan: Any) -> tuple[str, int]:

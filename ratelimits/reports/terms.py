@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from ratelimits.engine.billing import Span
-from ratelimits.models import Account, Plan, PlanInclusion, Rule
-from ratelimits.models.kept import kept_of
+from ratelimits.models import Rule
+from ratelimits.reports.account_book import AccountBook
 from ratelimits.reports.periods import Period, period_at, period_from
+from ratelimits.reports.plan_book import PlanBook
 
 _NOTHING: Mapping[str, int] = {}
 
@@ -53,70 +54,33 @@ def then(model: Any, using: str, at: int, **about: Any) -> Any:
     return None if record is None or record.history_type == "-" else record
 
 
-class TermsBook:
-    """Terms by account, as they are now (`at` None) or were at a moment in µs; plans are remembered."""
+class AccountTerms:
+    """The terms of some accounts, as they are now and at any moment; what they share is read once."""
 
-    def __init__(self, using: str, at: int | None = None) -> None:
-        self._using = using
-        self._at = at
-        self._plans: dict[int, tuple[str, Mapping[str, int]]] = {}
+    def __init__(self, using: str, names: Iterable[str], plans: PlanBook | None = None) -> None:
+        self.accounts = AccountBook(using, names)
+        self.plans = PlanBook(using) if plans is None else plans
+
+    def at(self, name: str, at: int | None) -> Terms:
+        """Return an account's terms at a moment in µs since 1970 UTC, or now; those by default if it is not known."""
+        state, kept = self.accounts.state(name, at), self.accounts.kept(name)
+        if state is None:
+            return Terms(kept=kept)
+        plan, included = self.plans.of(state.plan, at) if state.plan else ("", _NOTHING)
+        return Terms(state.timezone, state.anchor, plan, included, kept, state.row)
+
+
+class TermsBook:
+    """Terms by account, as they are now; plans are remembered."""
+
+    def __init__(self, using: str) -> None:
+        self._using, self._plans = using, PlanBook(using)
 
     def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
         """Return the terms of these accounts; of one that is not known, those that hold by default."""
-        wanted = set(identifiers)
-        rows = {row.identifier: row for row in Account.objects.using(self._using).filter(identifier__in=wanted)}
-        # Edited since, or no more: the history says what they were.
-        past = {name for name in wanted if name not in rows or (self._at is not None and rows[name].since > self._at)}
-        then, recorded = self._past(past - {""})
-        # A row without any history was written past the models: nothing better is known of it than what it says.
-        held = rows | {name: then.get(name, rows.get(name) if name not in recorded else None) for name in past}
-        kept = kept_of(self._using, wanted)
-        return {name: self._of(row, kept.get(name)) for name, row in held.items()}
-
-    def _past(self, names: set[str]) -> tuple[dict[str, Any], set[str]]:
-        """Return the accounts' states at the moment by name, and those that have a history at all.
-
-        The state is None where the account was deleted by then, or had another name.
-        """
-        if not names:
-            return {}, set()
-        history: Any = Account.history
-        named = history.using(self._using).filter(identifier__in=names)
-        recorded = set(named.order_by().values_list("identifier", flat=True).distinct())
-        records = history.using(self._using).filter(id__in=named.values("id"))
-        if self._at is not None:
-            records = records.filter(since__lte=self._at)
-        newest = {record.id: record for record in records.order_by("version", "history_id")}
-        held = {row.identifier: row for row in newest.values() if row.history_type != "-"}
-        return {name: held.get(name) for name in recorded}, recorded
-
-    def _of(self, row: Any, kept: Span | None) -> Terms:
-        if row is None:
-            return Terms(kept=kept)
-        plan, included = self.plan(row.plan_id) if row.plan_id else ("", _NOTHING)
-        return Terms(row.timezone, row.billing_anchor or "", plan, included, kept, row.id)
-
-    def plan(self, pk: int) -> tuple[str, Mapping[str, int]]:
-        """Return the slug of a plan, and what it includes by meter."""
-        if pk not in self._plans:
-            self._plans[pk] = self._plan_now(pk) if self._at is None else self._plan_then(pk, self._at)
-        return self._plans[pk]
-
-    def _plan_now(self, pk: int) -> tuple[str, Mapping[str, int]]:
-        slug = Plan.objects.using(self._using).filter(pk=pk).values_list("slug", flat=True).first() or ""
-        rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
-        return slug, dict(rows.values_list("meter", "quantity"))
-
-    def _plan_then(self, pk: int, at: int) -> tuple[str, Mapping[str, int]]:
-        recorded: Any = Plan.history
-        if not recorded.using(self._using).filter(id=pk).exists():
-            return self._plan_now(pk)
-        plan = then(Plan, self._using, at, id=pk)
-        history: Any = PlanInclusion.history
-        rows = history.using(self._using).filter(plan_id=pk, since__lte=at).order_by("version", "history_id")
-        newest = {row.id: row for row in rows}
-        included = {row.meter: row.quantity for row in newest.values() if row.history_type != "-"}
-        return plan.slug if plan is not None else "", included
+        names = set(identifiers)
+        terms = AccountTerms(self._using, names, self._plans)
+        return {name: terms.at(name, None) for name in names}
 
 
 class RuleBook:

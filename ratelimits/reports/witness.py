@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from django.db.models import Q, Sum
@@ -35,18 +36,17 @@ class Comparison:
 
 def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
     """Compare by meter, in the billing period of an account that starts and ends at these µs since 1970 UTC."""
-    return compare_all(using, [account], start, end)[account]
+    usage = PeriodUsage.objects.using(using).filter(account=account)
+    return compare_all(using, {account: usage}, start, end)[account]
 
 
-def compare_all(using: str, accounts: Collection[str], start: int, end: int) -> dict[str, list[Comparison]]:
-    """Compare for many accounts whose billing periods start and end alike."""
+def compare_all(
+    using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, end: int
+) -> dict[str, list[Comparison]]:
+    """Compare for the accounts of these running totals, whose billing periods start and end alike."""
     start, end = start // SECOND, end // SECOND
-    # Not `period=start` alone: usage of before and after a change of terms may be billed as one period.
-    begun = Q(period__gte=start) | Q(period_end__gt=start)
-    usage = PeriodUsage.objects.using(using).filter(begun, account__in=accounts, period__lt=end)
-    ledger: dict[str, dict[str, int]] = {account: {} for account in accounts}
-    for account, meter, requests in usage.values_list("account", "meter").order_by().annotate(Sum("admitted_requests")):
-        ledger[account][meter] = requests
+    accounts = list(usage)
+    ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
     said = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
     sums = said.values_list("account", "meter", "kind").order_by()
@@ -56,6 +56,16 @@ def compare_all(using: str, accounts: Collection[str], start: int, end: int) -> 
     ):
         totals[account][meter, kind] = requests, edge or 0
     return {account: list(_compared(ledger[account], totals[account])) for account in accounts}
+
+
+def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str]:
+    """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
+    found: Counter[str] = Counter()
+    for row in usage:
+        # Not of the period that starts then alone: usage of before and after an edit may be billed as one period.
+        if row.period < end and (row.period >= start or (row.period_end or 0) > start):
+            found[row.meter] += row.admitted_requests
+    return found
 
 
 def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:

@@ -29,6 +29,7 @@ from ratelimits.reports.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import statements
 from tests.pricing.test_prices import modelled
+from tests.reports import edits
 from tests.reports.edits import edit_at
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
@@ -91,6 +92,36 @@ def test_volume_reprices_what_was_billed_before_when_late_usage_moves_the_total_
         ("2", "repricing", "requests", "0", "", "-4.5"),
     ]
     assert (owed(second), second.amounts["total"]) == (Fraction("9.5"), {"EUR": "9.50"})
+
+
+def test_usage_under_overlapping_periods_is_priced_as_that_of_one_period() -> None:
+    priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS, flat_fee="4", minimum="20")
+    edits.spend("acme", "2026-10-10", 12)
+    edits.change("2026-10-12", billing_anchor="2026-01-05T00:00")  # before any of it reached the ledger
+    edits.spend("acme", "2026-10-13", 10, key="api_key:2")
+    (first,) = close("2026-11-07")
+    assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-01T00:00:00Z", "2026-11-05T00:00:00Z")
+    assert len(first.since) == 2  # it was counted under two periods
+    assert amounts(first) == [
+        ("1", "usage", "requests", "7", "1", "7"),
+        ("1", "usage", "requests", "10", "", "6.5"),  # 3 at 1, 7 at 0.5
+        ("1", "fee", "requests", "0", "", "6"),  # 4, and 2 of the second tier
+        ("1", "minimum", "requests", "0", "", "0.5"),
+    ]
+    late = (("2026-10-11", "2026-01-01T00:00"), ("2026-10-14", "2026-01-05T00:00"))
+    for number, (moment, anchor) in enumerate(late, 2):
+        spend("acme", moment, 4, timezone="UTC", anchor=anchor)
+        (version,) = close(f"2026-11-{6 + number:02d}")
+        assert version.version == number
+    assert amounts(version)[4:] == [
+        ("2", "usage", "requests", "4", "", "1.833"),  # 3 at 0.5, 1 at 0.333
+        ("2", "minimum", "requests", "0", "", "-0.5"),
+        ("2", "rounding", "", "0", "", "-0.003"),
+        ("3", "usage", "requests", "4", "0.333", "1.332"),
+        ("3", "rounding", "", "0", "", "-0.002"),
+    ]
+    assert (owed(version), version.amounts["total"]) == (Fraction("22.66"), {"EUR": "22.66"})
+    assert findings() == ""
 
 
 def test_adjustments_are_priced_as_what_they_make_of_the_total() -> None:
@@ -348,7 +379,7 @@ def test_files_of_the_first_schema_have_the_same_bytes_with_prices_and_without()
 
 
 def test_prices_take_no_query_for_each_account() -> None:
-    names = [f"shop-{number}" for number in range(2000) if home_shard(f"shop-{number}") == 7][:10]
+    names = sorted([f"shop-{number}" for number in range(2000) if home_shard(f"shop-{number}") == 7][:10])
     plan = priced(names[0]).plan
     for name in names[1:]:
         Account.objects.create(identifier=name, plan=plan)
@@ -365,7 +396,7 @@ def test_prices_take_no_query_for_each_account() -> None:
         assert [report.amounts["total"] for report in reports] == [{"EUR": "0.20"}] * len(chunk)
         taken.append(len(queries))
     few, more = taken
-    assert more - few == 3 * 6, "its ledger lines, its report, the report's lines"
+    assert more == few
 
 
 def test_the_units_of_a_meter_without_a_price_have_no_amount() -> None:

@@ -11,8 +11,11 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits import engine
 from ratelimits.models import Account, Adjustment, Batch, Plan, PlanInclusion, Report, ReportLine, ShardState
+from ratelimits.reports import ahead
 from ratelimits.reports.close import close_together, finalise, finalise_each, home_shard
 from ratelimits.reports.periods import iso
+from ratelimits.reports.verify import verify_report
+from ratelimits.reports.verify_totals import verify_totals
 from tests.reports.invoices import account, close, lines, spend
 from tests.usage.traffic import at, flow
 
@@ -285,18 +288,54 @@ def test_finalising_says_how_far_it_is() -> None:
     assert sorted(report.account for step in steps for report in step.reports) == ["a", "b", "c"]
 
 
-def test_an_account_more_takes_three_queries_more() -> None:
-    names = [f"shop-{number}" for number in range(3000) if home_shard(f"shop-{number}") == 7][:16]
+def queries_of_closing(names: list[str], now: str) -> int:
+    """How many queries close these accounts together, each of which has one report to be written."""
+    with CaptureQueriesContext(connection) as taken:
+        assert len(close_together("default", names, at(now))) == len(names)
+    return len(taken)
+
+
+def of_one_shard(count: int) -> list[str]:
+    """So many names of accounts whose usage is in one shard, in the order in which they are closed."""
+    return sorted([f"shop-{number}" for number in range(3000) if home_shard(f"shop-{number}") == 7][:count])
+
+
+def test_an_account_more_takes_no_query_more() -> None:
+    names = of_one_shard(16)
     for name in names:
         spend(account(name), "2026-10-15")
     flow()
     ShardState.objects.update(watermark=at("2026-11-02"))
-    with CaptureQueriesContext(connection) as few:
-        assert len(close_together("default", names[:4], at("2026-11-02"))) == 4
-    with CaptureQueriesContext(connection) as more:
-        assert len(close_together("default", names[4:], at("2026-11-02"))) == 12
-    # Its ledger lines, its report, the report's lines.
-    assert len(more) - len(few) == 3 * 8, "\n".join(query["sql"][:150] for query in more.captured_queries)
+    assert queries_of_closing(names[:4], "2026-11-02") == queries_of_closing(names[4:], "2026-11-02")
+
+
+def test_an_account_whose_months_are_its_own_takes_one_query_more() -> None:
+    names = of_one_shard(16)
+    for number, name in enumerate(names):
+        spend(account(name, billing_anchor=f"2026-01-{number + 1:02d}T{number:02d}:30"), "2026-10-15")
+    flow()
+    QuerySet(Account).update(since=at("2026-10-30"))  # what held before is in its history
+    ShardState.objects.update(watermark=at("2026-12-02"))
+    few, more = queries_of_closing(names[:4], "2026-12-02"), queries_of_closing(names[4:], "2026-12-02")
+    assert more - few == 8  # what its processes say of its period
+
+
+def test_accounts_with_more_lines_than_are_read_at_once_are_closed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_HELD", 7)
+    monkeypatch.setattr(ahead, "_STARTS", 3)
+    names = of_one_shard(9)
+    keys = {name: 1 + number * 3 % 11 for number, name in enumerate(names)}
+    for number, name in enumerate(names):
+        payer = account(name, billing_anchor=f"2026-01-{number % 5 + 1:02d}T00:00")
+        for key in range(keys[name]):
+            spend(payer, "2026-10-15", key=f"api_key:{key}")
+            spend(payer, "2026-11-15", key=f"api_key:{key}")
+    reports = close("2027-01-02")
+    assert sorted(report.account for report in reports) == sorted(names * 2)
+    assert {(report.account, report.line_count, report.lines.count()) for report in reports} == {
+        (name, count, count) for name, count in keys.items()
+    }
+    assert [*verify_totals("default"), *(each for report in reports for each in verify_report(report))] == []
 
 
 def test_finalising_twice_at_once_writes_one_report() -> None:

@@ -1,0 +1,59 @@
+"""What plans include, now or at a moment: each plan is read once with its history, whatever moments are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from ratelimits.models import Plan, PlanInclusion
+
+#: A plan's slug ("" where there is no such plan), and the quantities that it includes by meter.
+PlanTerms = tuple[str, Mapping[str, int]]
+
+
+class _Recorded(NamedTuple):
+    """A recorded state of a plan, or of one of its included quantities; `text` is the slug, or the meter."""
+
+    row: int
+    since: int
+    kind: str
+    text: str
+    quantity: int = 0
+
+
+class PlanBook:
+    """Plans by primary key."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._now = cache(self._read_now)
+        self._history = cache(self._read_history)
+        self.of = lru_cache(maxsize=1000)(self._of)
+
+    def _of(self, pk: int, at: int | None) -> PlanTerms:
+        """Return a plan's terms at a moment in µs since 1970 UTC, or as they are now."""
+        plans, inclusions = ([], []) if at is None else self._history(pk)
+        if at is None or not plans:
+            return self._now(pk)
+        # In the order of their edits: what comes later replaces what was before.
+        plan = next((each for each in reversed(plans) if each.since <= at), None)
+        newest = {each.row: each for each in inclusions if each.since <= at}
+        included = {each.text: each.quantity for each in newest.values() if each.kind != "-"}
+        return ("" if plan is None or plan.kind == "-" else plan.text), included
+
+    def _read_now(self, pk: int) -> PlanTerms:
+        slug = Plan.objects.using(self._using).filter(pk=pk).values_list("slug", flat=True).first() or ""
+        rows = PlanInclusion.objects.using(self._using).filter(plan=pk)
+        return slug, dict(rows.values_list("meter", "quantity"))
+
+    def _read_history(self, pk: int) -> tuple[list[_Recorded], list[_Recorded]]:
+        columns, order = ("id", "since", "history_type"), ("version", "history_id")
+        plans: Any = Plan.history
+        plans = plans.using(self._using).filter(id=pk).order_by(*order)
+        inclusions: Any = PlanInclusion.history
+        inclusions = inclusions.using(self._using).filter(plan_id=pk).order_by(*order)
+        return (
+            [_Recorded(*row) for row in plans.values_list(*columns, "slug")],
+            [_Recorded(*row) for row in inclusions.values_list(*columns, "meter", "quantity")],
+        )

@@ -1,0 +1,62 @@
+"""Writing finalised reports: those of many accounts in few statements, a long one line by line as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.reports.build import CHUNK
+from ratelimits.usage import crash
+
+
+class Writing:
+    """Reports on their way into the database, in the order in which they were finalised.
+
+    Whoever reads reports or lines of them has to `flush` before.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._reports: list[Report] = []
+        self._lines: list[ReportLine] = []
+        self._adjusted: list[tuple[Report, Sequence[Adjustment]]] = []
+
+    def add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
+        """Write a whole report: now, or with others."""
+        self._reports.append(report)
+        self._lines += lines
+        self._adjusted.append((report, adjustments))
+        if len(self._lines) >= CHUNK:
+            self.flush()
+
+    def begin(self, report: Report) -> None:
+        """Write a report whose lines follow."""
+        self.flush()
+        report.save(using=self._using, force_insert=True)
+
+    def lines(self, lines: list[ReportLine]) -> None:
+        """Write some lines of the report that was begun."""
+        ReportLine.objects.using(self._using).bulk_create(lines)
+
+    def end(self, report: Report, adjustments: Sequence[Adjustment]) -> None:
+        """Write what is known of a report once its lines are written."""
+        report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
+        self._mark([(report, adjustments)])
+
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        if not self._reports:
+            return
+        Report.objects.using(self._using).bulk_create(self._reports)
+        crash.reached("close:report-written")
+        self.lines(self._lines)
+        self._mark(self._adjusted)
+        self._reports, self._lines, self._adjusted = [], [], []
+
+    def _mark(self, adjusted: Sequence[tuple[Report, Sequence[Adjustment]]]) -> None:
+        crash.reached("close:lines-written")
+        for report, adjustments in adjusted:
+            if adjustments:
+                pks = [adjustment.pk for adjustment in adjustments]
+                Adjustment.objects.using(self._using).filter(pk__in=pks).update(report=report)
+                crash.reached("close:adjustments-marked")
