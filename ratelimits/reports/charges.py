@@ -6,8 +6,8 @@ the rounding of a period's price to its currency's minor unit. The amounts of a 
 
 from __future__ import annotations
 
+import json
 import logging
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from tempfile import SpooledTemporaryFile
@@ -90,7 +90,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     # Read twice: what a unit costs may depend on the total.
     with SpooledTemporaryFile(max_size=_HELD) as held:
         for row in statement.rows:
-            pickle.dump(row, held)
+            held.write(json.dumps(row).encode() + b"\n")
             totals.count(period, row.meter, row.overage_quantity)
             used = used or bool(row.meter)
         if used:
@@ -100,15 +100,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
         else:
             report.prices = {}  # an account that used nothing has no report when its period ends
         held.seek(0)
-        yield from _priced(report, ((row, period) for row in _loaded(held)), statement.status)
-
-
-def _loaded(held: SpooledTemporaryFile[bytes]) -> Iterator[Row]:
-    while True:
-        try:
-            yield pickle.load(held)  # noqa: S301 - written by this process a moment ago
-        except EOFError:
-            return
+        yield from _priced(report, ((Row(*json.loads(line)), period) for line in held), statement.status)
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
