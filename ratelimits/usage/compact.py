@@ -56,7 +56,8 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
     tallied = ShardState.objects.using(using).get(shard=shard).tallied
     marks = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
     rows = Batch.objects.using(using).filter(shard=shard, position__lte=tallied, sealed_at__lt=end)
-    columns = ("first_position", "position", "incarnation", "first_seq", "seq", "sealed_at", "fence")
+    numbers = ("first_position", "position", "first_seq", "seq", "previous_cum", "cum", "sealed_at")
+    columns = (*numbers, "incarnation", "fence")
     found = rows.order_by("position").values_list(*columns, named=True)
     first, length = 0, 1
     last = None
@@ -66,6 +67,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
         joined = (
             one.incarnation == other.incarnation
             and one.seq + 1 == other.first_seq
+            and one.cum == other.previous_cum
             and one.sealed_at // SPAN == other.sealed_at // SPAN
             and one.fence == other.fence
             and one.position not in marks

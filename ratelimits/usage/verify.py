@@ -26,6 +26,8 @@ from ratelimits.usage.heads import verify_heads
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
 
 _CHUNK = 2000
+#: How often a shard is read anew, where batches of it were joined or archived meanwhile.
+_TRIES = 50
 
 
 def verify_ledger(
@@ -72,7 +74,7 @@ class _Replaced(Exception):
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
     told: set[str] = set()
-    while True:
+    for left in range(_TRIES, 0, -1):
         counted: Counter[str] = Counter()
         try:
             for finding in _verify_batches(using, shard, archive, counted):
@@ -80,7 +82,9 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
                     told.add(finding)
                     yield finding
         except _Replaced:
-            continue
+            if left > 1:
+                continue
+            yield f"shard {shard:02d} cannot be verified: batches were gone each of the {_TRIES} times that it was read"
         checked.update(counted)
         return
 
@@ -88,12 +92,15 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
+    #: By incarnation the number and the running sum of its newest batch: one that comes late stands behind newer ones.
+    newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
         found = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
         if before is not None:
             found += _verify_link(before, batch)
         elif not archive:
             found += _verify_start(using, batch)
+        found += _verify_numbers(batch, newest)
         if found and not Batch.objects.using(using).filter(pk=batch.pk).exists():
             raise _Replaced
         counted.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
@@ -143,12 +150,22 @@ def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
         yield f"positions {first} to {last}, between batches {before} and {batch}, are gone"
     if batch.previous_digest != before.digest:
         yield f"batch {batch} does not follow on the digest of batch {before}"
-    if batch.incarnation == before.incarnation and batch.first_seq > before.seq + 1:
-        gap = DurabilityGap.objects.using(conf.DATABASE).filter(
-            kind=GapKind.MISSING, shard=batch.shard, incarnation=batch.incarnation, last_seq=batch.first_seq - 1
-        )
-        if not gap.exists():
-            yield f"batches {before.seq + 1} to {batch.first_seq - 1} before {batch} are missing, and no gap says so"
+
+
+def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """Compare a batch's number and running sum with those of the newest of its incarnation, and note them there."""
+    seq, cum = newest.get(batch.incarnation, (batch.first_seq - 1, batch.previous_cum))
+    gaps = DurabilityGap.objects.using(conf.DATABASE).filter(shard=batch.shard)
+    if batch.first_seq > seq + 1:
+        missing = gaps.filter(kind=GapKind.MISSING, incarnation=batch.incarnation, last_seq=batch.first_seq - 1)
+        if not missing.exists():
+            yield f"batches {seq + 1} to {batch.first_seq - 1} before {batch} are missing, and no gap says so"
+    elif batch.first_seq == seq + 1 and batch.previous_cum != cum:
+        name = f"{GapKind.SUM}:{batch.shard}:{batch.incarnation}:{batch.first_seq}"
+        if not gaps.filter(event=name).exists():
+            yield f"the running sum was {cum} before batch {batch}, which goes on from {batch.previous_cum}"
+    if batch.seq > seq:
+        newest[batch.incarnation] = batch.seq, batch.cum
 
 
 def _verify_start(using: str, batch: Batch) -> Iterator[str]:

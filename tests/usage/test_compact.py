@@ -9,7 +9,7 @@ import redis
 from django.db.models import F
 from django.test import override_settings
 
-from ratelimits.models import Batch, ChainMark, Line, QuarantinedBatch, ShardState
+from ratelimits.models import Batch, ChainMark, DurabilityGap, GapKind, Line, QuarantinedBatch, ShardState
 from ratelimits.usage import archive, verify
 from ratelimits.usage import compact as compacting
 from ratelimits.usage.apply import Outcome
@@ -82,6 +82,24 @@ def test_batches_are_not_joined_across_the_end_of_a_report() -> None:
     pass_time()
     assert [done.batches for done in compact()] == [2]
     assert list(Batch.objects.order_by("position").values_list("first_position", "position")) == [(1, 2), (3, 3)]
+
+
+def test_a_ledger_whose_running_sum_was_changed_in_redis_holds_and_is_not_joined_across_it(
+    redis_client: redis.Redis,
+) -> None:
+    use()
+    flow()
+    (meta,) = keys(redis_client, f"{{{Batch.objects.get().shard:02d}}}:meta")
+    redis_client.hincrby(meta, "cum", 5)
+    use()
+    flow()
+    assert DurabilityGap.objects.get().kind == GapKind.SUM
+    assert list(verify_ledger("default")) == []
+    pass_time()
+    assert list(compact()) == []
+    assert list(verify_ledger("default")) == []
+    DurabilityGap.objects.all().delete()
+    assert ["the running sum was 2 before batch" in finding for finding in verify_ledger("default")] == [True]
 
 
 @pytest.fixture

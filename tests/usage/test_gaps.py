@@ -13,6 +13,7 @@ from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Shar
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from ratelimits.usage.verify import verify_ledger
 from tests.raw import RawRedis
 from tests.usage.traffic import use
 
@@ -121,6 +122,29 @@ def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_s
     flow()
     assert units() == 41
     assert DurabilityGap.objects.get().recovered_at is not None
+
+
+def test_a_ledger_holds_whose_missing_batch_came_after_newer_ones(redis_client: RawRedis) -> None:
+    use()
+    flow()
+    use(cost=40)
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    kept = redis_client.dump(key)
+    assert isinstance(kept, bytes)
+    redis_client.delete(key)
+    flow()
+    use(cost=300)
+    flow()
+    redis_client.restore(key, 0, kept)
+    shard, name = key.decode().split("{")[1].split("}:b:")
+    redis_client.rpush(f"rl:1:test:{{{shard}}}:sealed", name)
+    flow()
+    use(cost=2000)
+    flow()
+    assert units() == 2341
+    assert list(Batch.objects.order_by("position").values_list("seq", flat=True)) == [1, 3, 2, 4]
+    assert list(verify_ledger("default")) == []
 
 
 def put_back(client: RawRedis, key: bytes, fields: dict[bytes, bytes], **changed: int) -> None:
