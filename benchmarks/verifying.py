@@ -94,7 +94,7 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     """Verify everything, with the month's manifest at hand."""
     from benchmarks.usage import month
     from ratelimits.reports.manifest import build
-    from ratelimits.reports.verification import Verification
+    from ratelimits.verification import Verification
 
     verification = Verification(manifests=[build("default", month())])
 

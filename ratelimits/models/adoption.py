@@ -21,18 +21,21 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Edit, Versioned, editing
 
+#: The reasons that records have which were made for rows that had been written past the app.
+ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
 #: In an order in which none refers to a later one.
-_MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride)
+MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride)
 
 
-class _Unrecorded(NamedTuple):
+class Unrecorded(NamedTuple):
     """Rows of a model beside the newest record of each (None: never recorded), and records of rows that are gone."""
 
     rows: list[tuple[Versioned, Any]]
     gone: list[Any]
 
 
-def _find(model: type[Versioned], using: str) -> _Unrecorded:
+def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
+    """Return what the history of a model does not say."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
     alike = Q(history_id=OuterRef("newest"))
@@ -49,17 +52,23 @@ def _find(model: type[Versioned], using: str) -> _Unrecorded:
     last = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
     gone = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
     gone = gone.exclude(history_type="-").annotate(last=Subquery(last)).filter(history_id=F("last")).order_by("id")
-    return _Unrecorded([(row, kept.get(row.newest)) for row in rows], list(gone))
+    return Unrecorded([(row, kept.get(row.newest)) for row in rows], list(gone))
+
+
+def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
+    """Return the rows of a model of which the history has no record at all."""
+    records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
+    return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 
 def adopt(edit: Edit, reason: str) -> list[str]:
     """Stamp and record what the history does not say, as part of an edit; return a line for each row."""
-    return [line for model in _MODELS for line in _adopt(model, edit, reason)]
+    return [line for model in MODELS for line in _adopt(model, edit, reason)]
 
 
 def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
     said = []
-    found = _find(model, edit.using)
+    found = unrecorded(model, edit.using)
     for row, before in found.rows:
         if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.about):
             before.instance.tombstone(edit).save(using=edit.using)
@@ -84,9 +93,9 @@ def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[A
 
     Only after migrations, not after a flush, and only where the tables are those of this code.
     """
-    if using != conf.DATABASE or not plan or apps is None or not all(_current(model, apps) for model in _MODELS):
+    if using != conf.DATABASE or not plan or apps is None or not all(_current(model, apps) for model in MODELS):
         return
-    if any(rows or gone for rows, gone in (_find(model, using) for model in _MODELS)):
+    if any(rows or gone for rows, gone in (unrecorded(model, using) for model in MODELS)):
         with editing(using) as edit:
             adopt(edit, "migrate")
 

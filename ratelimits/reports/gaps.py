@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from itertools import chain
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
@@ -38,11 +38,17 @@ class Gaps:
 
         With `shards` only those that concern these accounts in these shards.
         """
-        rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
+        rows = cls.rows(using, start, end)
         if shards is not None:
             names = {"", *(name or ANONYMOUS for name in accounts)}
             rows = rows.filter(Q(shard__in=shards) | Q(shard=None), account__in=names)
-        return cls(rows.order_by("since", "event"))
+        return cls(rows)
+
+    @staticmethod
+    def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
+        """Return the rows of those that overlap the half-open interval, in the order in which they are printed."""
+        rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
+        return rows.order_by("since", "event")
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
         """Return what a report line of that account, in that shard and period, says of them; "" for nothing."""

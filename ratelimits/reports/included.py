@@ -55,11 +55,16 @@ class IncludedBook:
     def __init__(self, terms: AccountTerms) -> None:
         self._terms = terms
 
-    def of(self, name: str, start: int, end: int) -> Included:
-        """Return what an account's billing period between these moments (µs since 1970 UTC) includes."""
+    def of(self, name: str, start: int, end: int, proration: str | None = None) -> Included:
+        """Return what an account's billing period between these moments (µs since 1970 UTC) includes.
+
+        `proration` is that of the settings, unless it is given.
+        """
         terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
         whole = self._whole(name, terms, stays, start, end)
-        return self._by_time(name, terms, stays, start, end, whole) if conf.PRORATION == "time" else whole
+        return (
+            self._by_time(name, terms, stays, start, end, whole) if (proration or conf.PRORATION) == "time" else whole
+        )
 
     def _whole(self, name: str, terms: Terms, stays: Sequence[_Stay], start: int, end: int) -> Included:
         granted = _granted(name, terms, stays)

@@ -1,88 +1,59 @@
 """The manifest of a month: one signed file outside the database, with which everything that it lists can be proven.
 
 It has every report of the periods that start in the month, with its digest and totals; where each shard's chain stood;
-and what no digest in the database covers: adjustments, durability gaps, totals of processes, quarantined batches.
+and what no digest in the database covers: adjustments, durability gaps, totals of processes, quarantined batches, kept
+periods, what was pushed, and the history of the configuration.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.db.models import Count, Max, QuerySet, Sum
+from django.db.models import Count, Max
 
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models import (
-    Adjustment,
-    ArchivedRange,
-    Batch,
-    DurabilityGap,
-    Line,
-    PeriodUsage,
-    ProcessTotal,
-    QuarantinedBatch,
-    Report,
-    ReportLine,
-    ShardState,
-)
-from ratelimits.models.ledger import moment
-from ratelimits.reports.build import CHUNK, in_order
+from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Line, PeriodUsage, Report, ShardState
+from ratelimits.reports import manifest_sections
+from ratelimits.reports.manifest_sections import TABLES, rows_of
 from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
-from ratelimits.reports.rows import report_id
 from ratelimits.reports.terms import TermsBook
-from ratelimits.usage.archive import day_of
 from ratelimits.usage.packet import chained
 
-FORMAT = "ratelimits manifest 2"
-_TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
+FORMAT = "ratelimits manifest 3"
 _TIMES = 3
+#: An edit that was under way when a manifest was written may have begun so long before.
+_UNDER_WAY = timedelta(hours=1)
 
 
 class ManifestError(ValueError):
     """A file that is not a manifest; the message says why."""
 
 
-class _Table(NamedTuple):
-    """Rows that a manifest has a digest of, each by the column that names it."""
-
-    what: str
-    name: str
-    rows: Callable[[str, int, int], QuerySet[Any]]
-
-
-#: The sections of digests of rows; the callable returns those of the month between two moments in µs.
-_TABLES = {
-    "adjustments": _Table(
-        "adjustment",
-        "reference",
-        lambda using, start, end: Adjustment.objects.using(using).filter(
-            period_start__gte=moment(start), period_start__lt=moment(end)
-        ),
-    ),
-    "gaps": _Table(
-        "durability gap",
-        "event",
-        lambda using, start, end: DurabilityGap.objects.using(using).filter(since__lt=end, until__gte=start),
-    ),
-    "quarantined": _Table("quarantined batch", "id", lambda using, start, end: _quarantined(using, start, end)),
-}
 #: What each section lists, as sentences name it.
 _LISTED = {
     "reports": "report",
-    **{section: table.what for section, table in _TABLES.items()},
+    **{section: table.what for section, table in TABLES.items()},
+    "deliveries": "what was pushed of",
     "process_totals": "the totals of processes that were",
+}
+#: The parts of a manifest that have entries by name.
+_SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
+#: Sections in which something may be gone that was not taken away, and how that is known.
+_EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
+    "process_totals": lambda using, name, _month: _dropped(using, name),
+    "kept_periods": lambda using, name, month: _kept_later(using, name, month),
 }
 
 
 def build(using: str, month: str) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10". Raises ValueError for what is not a month."""
-    columns = {section: _columns(table) for section, table in _TABLES.items()}
+    columns = {section: table.columns() for section, table in TABLES.items()}
     for _try in range(_TIMES):
         before = _newest(using)
         listed = _sections(using, month, columns)
@@ -96,7 +67,10 @@ def build(using: str, month: str) -> dict[str, Any]:
         "key_id": signatures.key_id(conf.SIGNING_KEY),
         "shards": {str(state.shard): [state.position, state.head] for state in states},
         "open": _open(using, month),
+        "unsettled": manifest_sections.unsettled(using, *month_window(month)),
         "columns": columns,
+        "history": manifest_sections.history(using),
+        "without_history": manifest_sections.without_history(using),
         "totals": _month_totals(listed["reports"]),
         **listed,
     }
@@ -109,10 +83,6 @@ def _signed_text(manifest: dict[str, Any]) -> str:
     return json.dumps(signed, sort_keys=True, separators=(",", ":"))
 
 
-def _columns(table: _Table) -> list[str]:
-    return [field.attname for field in table.rows("default", 0, 0).model._meta.concrete_fields]
-
-
 def _newest(using: str) -> dict[str, Any]:
     return {
         **Report.objects.using(using).aggregate(Max("pk")),
@@ -123,37 +93,14 @@ def _newest(using: str) -> dict[str, Any]:
 def _sections(using: str, month: str, columns: Mapping[str, list[str]]) -> dict[str, dict[str, Any]]:
     start, end = month_window(month)
     return {
-        "reports": dict(_reports(using, month, start, end)),
+        "reports": dict(manifest_sections.reports(using, month, start, end)),
         **{
-            section: _rows(table.rows(using, start, end), table.name, columns[section])
-            for section, table in _TABLES.items()
+            section: rows_of(table.rows(using, start, end), table.name, columns[section])
+            for section, table in TABLES.items()
         },
-        "process_totals": dict(_process_totals(using, start, end)),
+        "deliveries": dict(manifest_sections.deliveries(using, month, start, end)),
+        "process_totals": dict(manifest_sections.process_totals(using, start, end)),
     }
-
-
-def _reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    reports = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
-    # Before their lines: those of a report that is finalised in between would be missing.
-    found = list(reports.order_by("period_start", "account", "version").iterator(CHUNK))
-    within = {"report__period_start__gte": start, "report__period_start__lt": end}
-    sums = ReportLine.objects.using(using).filter(**within).values_list("report", "meter").order_by()
-    totals: dict[int, dict[str, list[int]]] = {}
-    for report, meter, *counts in sums.annotate(*(Sum(name) for name in _TOTALS)).iterator(CHUNK):
-        totals.setdefault(report, {})[meter] = counts
-    for each in found:
-        if starts_in(month, each.period_start, each.timezone):
-            yield (
-                f"{report_id(each.account, each.period_start)} v{each.version}",
-                {
-                    "digest": each.digest,
-                    "lines": each.line_count,
-                    "signature": each.signature,
-                    "finalised_at": each.finalised_at.isoformat(),
-                    "totals": totals.get(each.pk, {}),
-                    **({"amounts": each.amounts} if each.amounts else {}),
-                },
-            )
 
 
 def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]:
@@ -171,7 +118,7 @@ def _open(using: str, month: str) -> list[str]:
     start, end = month_window(month)
     usage = PeriodUsage.objects.using(using).filter(covered=None)
     usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
-    waiting = _TABLES["adjustments"].rows(using, start, end).filter(report=None)
+    waiting = TABLES["adjustments"].rows(using, start, end).filter(report=None)
     waiting = waiting.exclude(approval=Adjustment.Approval.REFUSED)
     found = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
     found |= {(account, int(at.timestamp()) * SECOND) for account, at in waiting.values_list("account", "period_start")}
@@ -181,46 +128,6 @@ def _open(using: str, month: str) -> list[str]:
         for account, period in sorted(found)
         if starts_in(month, period, terms[account].timezone)
     ]
-
-
-def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Those with usage of the month: of others some may come at any time. One that cannot be read may have any."""
-    rows = QuarantinedBatch.objects.using(using)
-    names = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _touches(fields, start, end)]
-    return rows.filter(pk__in=names)
-
-
-def _touches(fields: Any, start: int, end: int) -> bool:
-    try:
-        return int(fields["#o"]) < end and int(fields["#t"]) >= start
-    except (KeyError, TypeError, ValueError):
-        return True
-
-
-def _rows(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
-    """Return a digest of these columns of each row, by what names it."""
-    found = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    return {str(called): _digest(values) for called, *values in found}
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, default=_text, sort_keys=True).encode()).hexdigest()
-
-
-def _text(value: Any) -> str:
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
-
-
-def _process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest for each kind and day, over processes: what is old is added up over them."""
-    place = ("kind", "bin", "account", "key", "meter")
-    rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
-    sums = rows.values_list(*place).order_by(*in_order(using, *place)).annotate(Sum("requests"), Sum("units"))
-    digests: dict[tuple[str, int], Any] = {}
-    for row in sums.iterator(CHUNK):
-        digests.setdefault((row[0], day_of(row[1])), hashlib.sha256()).update(_digest(row).encode())
-    for (kind, day), digest in digests.items():
-        yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -233,10 +140,14 @@ def parse(text: str) -> dict[str, Any]:
                 " the version that wrote it"
             )
         month_window(manifest["month"])
-        shaped = [isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns")]
+        shaped = [
+            isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns", "history", "without_history")
+        ]
         shaped += [isinstance(manifest[name], list) for name in ("open",)]
-        shaped += [isinstance(manifest["columns"][section], list) for section in _TABLES]
-        shaped += [isinstance(manifest["signature"], str)]
+        shaped += [isinstance(manifest["columns"][section], list) for section in TABLES]
+        shaped += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
+        shaped += [type(each["newest"]) is int for each in manifest["history"].values()]
+        shaped += [isinstance(each["columns"], list) for each in manifest["history"].values()]
         shaped += [
             shard.isdecimal() and type(at) is int and isinstance(head, str)
             for shard, (at, head) in manifest["shards"].items()
@@ -272,8 +183,8 @@ def compare(using: str, manifest: dict[str, Any], *sources: str, checked: Counte
         return
     yield from heads
     columns = manifest["columns"]
-    for section, table in _TABLES.items():
-        if lost := set(columns[section]) - set(_columns(table)):
+    for section, table in TABLES.items():
+        if lost := set(columns[section]) - set(table.columns()):
             yield (
                 f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of {section}, which this"
                 " version of ratelimits does not have: compare with the version that wrote it"
@@ -285,12 +196,45 @@ def compare(using: str, manifest: dict[str, Any], *sources: str, checked: Counte
         for name in sorted(listed.keys() | found.keys()):
             checked["entries of manifests"] += 1
             if name not in found:
-                if section != "process_totals" or not _dropped(using, name):
+                if section not in _EXCUSED or not _EXCUSED[section](using, name, month):
                     yield f"{what} {name} is in the manifest of {month}, and gone"
             elif name not in listed:
                 yield f"{what} {name} is not in the manifest of {month}: it came after it, so write a further one"
             elif listed[name] != found[name]:
                 yield f"{what} {name} is not what the manifest of {month} says"
+    yield from _compare_history(using, manifest, checked)
+
+
+def _compare_history(using: str, manifest: dict[str, Any], checked: Counter[str]) -> Iterator[str]:
+    """Say which records of the configuration's history were changed or taken away since, and which were dated back."""
+    month, listed = manifest["month"], manifest["history"]
+    now = manifest_sections.history(using, listed)
+    for name in sorted(listed):
+        checked["entries of manifests"] += 1
+        if lost := set(listed[name]["columns"]) - set(now.get(name, {}).get("columns", ())):
+            yield (
+                f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of the history of {name},"
+                " which this version of ratelimits does not have: compare with the version that wrote it"
+            )
+        elif now[name] != listed[name]:
+            yield (
+                f"the history of {name} up to record {listed[name]['newest']} is not what the manifest of {month} says"
+            )
+    for name, digest in manifest_sections.without_history(using).items():
+        if manifest["without_history"].get(name) != digest:
+            yield (
+                f"{name} has no history, and is not what the manifest of {month} says: it was written past the app"
+                " (ratelimits_reload makes that an edit)"
+            )
+    written = datetime.fromisoformat(manifest["written_at"]) - _UNDER_WAY
+    for record in manifest_sections.dated_back(using, listed, int(written.timestamp()) * SECOND):
+        yield f"the history of {record} tells of an edit from before the manifest of {month}, which does not have it"
+
+
+def _kept_later(using: str, account: str, month: str) -> bool:
+    """Return whether the account's terms changed again in a later period, which is kept instead."""
+    _start, end = month_window(month)
+    return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
 
 def _dropped(using: str, name: str) -> bool:

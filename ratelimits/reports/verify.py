@@ -17,7 +17,7 @@ from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Group, at_home, between, grouped, usage_line
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.rated import Rated
-from ratelimits.reports.rows import USAGE
+from ratelimits.reports.rows import ADJUSTMENT
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify_amounts import verify_amounts
@@ -39,6 +39,13 @@ _MADE_AGAIN = (
     "charge_period_start",
     "charge_period_end",
 )
+#: What lines count that are made of ledger lines.
+_QUANTITIES = (
+    *("admitted_count", "denied_count", "consumed_quantity", "refunded_quantity"),
+    *("included_quantity", "overage_quantity"),
+)
+#: Digits of the longest number that a database keeps.
+_DIGITS = 19
 
 
 def verify_report(report: Report, *sources: str) -> Generator[str]:
@@ -87,11 +94,12 @@ class ReportVerifier:
         if report.previous_digest != self._digest_before(report):
             yield "it does not follow on the digest of the version before"
 
-    def _digest_before(self, report: Report) -> str:
+    def _digest_before(self, report: Report) -> str | None:
+        """Return the digest of the version before; None if it is missing, "" for the first one."""
         if report.version == 1:
             return ""
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
-        return rows.filter(version=report.version - 1).values_list("digest", flat=True).first() or ""
+        return rows.filter(version=report.version - 1).values_list("digest", flat=True).first()
 
     def _usage(self, report: Report) -> Iterator[str]:
         if not readable(report):
@@ -133,8 +141,9 @@ class ReportVerifier:
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         at_homes = at_home(self._limits.of(groups), rated.homes)
         again = (usage_line(report, 0, group, self._rules, rated.allowances) for group in at_homes)
-        lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=USAGE).order_by("number")
-        stored = (line for line in lines.iterator(chunk_size=CHUNK) if _has_usage(line))
+        # Not only those of the category that closing writes: whatever else a line is called, it is billed.
+        lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
+        stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
         for expected, found in zip_longest(again, stored):
             if found is None:
                 yield f"it lacks line {expected.line_id} ({expected.key}, {expected.meter})"
@@ -147,6 +156,21 @@ class ReportVerifier:
                 if getattr(found, column) != getattr(expected, column):
                     yield f"{name} has {column} {getattr(found, column)}, the ledger says {getattr(expected, column)}"
                     return
+        yield from self._split(report, rated)
+
+    def _split(self, report: Report, rated: Rated) -> Iterator[str]:
+        """Compare how much of each adjustment is included, which depends on the lines before it."""
+        allowance = rated.allowances[report.period_start]
+        lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
+        for line in lines.order_by("number").iterator(chunk_size=CHUNK):
+            parts = line.included_quantity, line.overage_quantity
+            expected = allowance.split(line.meter, line.consumed_quantity)
+            if parts != expected:
+                yield (
+                    f"line {line.line_id} (an adjustment of {line.meter}) has {parts[0]} included and {parts[1]} over,"
+                    f" the lines before it make {expected[0]} and {expected[1]}"
+                )
+                return
 
     def _groups(self, report: Report, period: str, since: Mapping[str, int]) -> Iterator[Group]:
         mine = Q(account=report.account, period=int(period)) & between(since, report.chain)
@@ -159,11 +183,16 @@ def readable(report: Report) -> bool:
         positions = [report.chain, *report.since.values()]
         shards = [shard for each in positions for shard in each]
         known = [position for each in positions for position in each.values()]
-        return all(map(str.isdecimal, [*report.since, *shards])) and all(type(each) is int for each in known)
+        numbers = [*report.since, *shards]
+        return all(each.isdecimal() and len(each) <= _DIGITS for each in numbers) and all(map(_is_position, known))
     except (AttributeError, TypeError):
         return False
 
 
-def _has_usage(line: ReportLine) -> bool:
-    """Whether it is the sum of ledger lines: others tell of lost replies, or of a gap, and count nothing."""
-    return bool(line.admitted_count or line.denied_count or line.consumed_quantity or line.refunded_quantity)
+def _is_position(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _has_quantity(line: ReportLine) -> bool:
+    """Whether it must be the sum of ledger lines: others tell of lost replies, or of a gap, and count nothing."""
+    return any(getattr(line, name) for name in _QUANTITIES)

@@ -14,8 +14,9 @@ from ratelimits.reports.periods import SECOND
 
 def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each thing that does not hold of a version's prices and amounts; nothing if all holds."""
-    if not report.prices and not report.amounts:
-        return  # its digest says that it never had any
+    plain = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
+    if plain and not report.prices and not report.amounts:
+        return  # whether its plan had any is known from the terms
     try:
         # Those that were made before it, in that order: what was billed once keeps its prices.
         own = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))

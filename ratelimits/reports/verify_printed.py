@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 
 from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, ReportLine
 from ratelimits.reports.adjusting import start_of
@@ -13,6 +13,7 @@ from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
+from ratelimits.reports.verify_lacking import verify_lacking
 
 #: What an adjustment's line has of it. How much of it is included depends on the lines before.
 _OF_ADJUSTMENT = (
@@ -22,13 +23,15 @@ _OF_ADJUSTMENT = (
 
 
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
-    """Say which adjustments are not as their reports have them, and which printed gaps are declared no more.
+    """Say which adjustments are not as their reports have them, and which gaps are printed or declared alone.
 
     `checked` is given the number of adjustments and of printed gaps.
     """
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)
+    yield from _verify_decisions(using)
     yield from _verify_gaps(using, checked)
+    yield from verify_lacking(using)
 
 
 def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
@@ -44,6 +47,21 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
         for line in left:
             text = f"{line.consumed_quantity:+,} {line.meter}"
             yield f"report {report}: line {line.line_id} ({text}) has no adjustment"
+
+
+def _verify_decisions(using: str) -> Iterator[str]:
+    """Name the adjustments that were approved or refused by nobody, or at no time, and those decided before."""
+    decided = Q(decided_by__isnull=False, decided_at__isnull=False)
+    undecided = Q(decided_by=None, decided_at=None)
+    verdicts = (Adjustment.Approval.APPROVED, Adjustment.Approval.REFUSED)
+    right = Q(decided, approval__in=verdicts) | Q(
+        undecided, approval__in=(Adjustment.Approval.UNASKED, Adjustment.Approval.WAITING)
+    )
+    for adjustment in Adjustment.objects.using(using).exclude(right).order_by("pk").iterator(CHUNK):
+        yield (
+            f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, and who decided it when does"
+            " not say so"
+        )
 
 
 def _is_of_period(report: Report, start: int) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+from django.db import connections, transaction
 from django.db.models import Count, Max, Sum
 
 from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
 from ratelimits.models.kept import ends_of
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
-from ratelimits.reports.periods import SECOND, iso
+from ratelimits.reports.periods import LONGEST, SECOND, iso
 from ratelimits.reports.verify import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
@@ -41,11 +43,27 @@ def _settled(using: str, sources: tuple[str, ...], account: _Account) -> list[st
     """Return what does not hold of an account, read while nothing of it was drained, added up, archived or closed."""
     about = {"account": account.name, "period__in": account.periods()}
     for _try in range(_TRIES):
-        before = _standing(using, account.name)
-        again = list(_accounts(using, sources, about))
-        if _standing(using, account.name) == before:
-            return [finding for each in again for finding in each.findings()]
-    return []  # it changes all the time, as what was tampered with does not
+        with _at_one_moment(using):
+            before = _standing(using, account.name)
+            found = [finding for each in _accounts(using, sources, about) for finding in each.findings()]
+            if _standing(using, account.name) == before:
+                return found
+    payer = account.name or "anonymous"
+    return [f"the totals of {payer} cannot be compared: they changed each of the {_TRIES} times that they were read"]
+
+
+@contextmanager
+def _at_one_moment(using: str) -> Iterator[None]:
+    """Read what the database has at one moment, whatever is written meanwhile; unless a transaction is under way."""
+    connection = connections[using]
+    if connection.in_atomic_block:
+        yield
+        return
+    with transaction.atomic(using=using):
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
 
 
 def _standing(using: str, account: str) -> tuple[Any, ...]:
@@ -102,6 +120,9 @@ class _Account:
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
         #: Billing period (s) and shard to the position up to which the newest report has the usage.
         self._covered: dict[tuple[int, int], int] = {}
+        #: Billing period (s, as text) to the positions up to which the reports so far have its usage.
+        self._chains: dict[str, dict[str, int]] = {}
+        self._jumps: list[str] = []
         #: Billing period (s) to its end (s), as its own report has it, and the periods that are billed there.
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
@@ -116,7 +137,13 @@ class _Account:
     def add_report(self, report: Report) -> None:
         if not readable(report):
             return  # verifying the report says so
-        for period in report.since:
+        for period, since in report.since.items():
+            if since != self._chains.get(period, {}):
+                self._jumps.append(
+                    f"report {report} does not have the usage from {_when(int(period))} on from where the report before"
+                    " it ended: some is on no report, or on two"
+                )
+            self._chains[period] = report.chain
             for shard, position in report.chain.items():
                 self._covered[int(period), int(shard)] = position
         if report.version == 1:
@@ -130,7 +157,18 @@ class _Account:
     def findings(self) -> list[str]:
         """Return what does not hold, one sentence for each."""
         keys = sorted(self._lines.keys() | self.usage.keys())
-        return [*(finding for key in keys for finding in self._compared(*key)), *self._other_ends()]
+        compared = (finding for key in keys for finding in self._compared(*key))
+        return [*self._jumps, *compared, *self._other_ends(), *self._endless()]
+
+    def _endless(self) -> Iterator[str]:
+        """Name the totals whose period ends when none can: it would be closed too late, or never."""
+        for row in self.usage.values():
+            end = row.period_end
+            if end is not None and not row.period < end <= row.period + LONGEST // SECOND:
+                yield (
+                    f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
+                    f" period ends at {_when(end)}: no billing period is like that"
+                )
 
     def _other_ends(self) -> Iterator[str]:
         """Name the reports that end when their totals do not; older totals do not say when they end."""
@@ -165,7 +203,8 @@ class _Account:
         if total is None:
             yield f"{name} is gone: the ledger has {dict(zip(SUMS, sums, strict=True))}"
             return
-        away = shard in self._archived
+        # Of a period that is open nothing is ever archived, and of a closed one nothing that no report has.
+        away = shard in self._archived and total.covered is not None
         said = [getattr(total, column) for column in SUMS]
         for column, one, other in zip(SUMS, said, sums, strict=True):
             if one < other or (one > other and not away):
@@ -175,7 +214,7 @@ class _Account:
             yield f"{name} says that reports cover it up to position {total.covered}, the reports say {covered}"
         if not newest <= total.position <= self._tallied.get(str(shard), 0):
             yield f"{name} ends at position {total.position}, and has usage of position {newest}"
-        elif total.position > (covered or 0) >= newest and not away:
+        elif total.position > (covered or 0) >= newest:
             yield f"{name} ends at position {total.position}, after its reports, and has no usage since"
 
 

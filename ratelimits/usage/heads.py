@@ -108,8 +108,8 @@ def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
             position, digest = part.last_position, part.digest
 
 
-def verify_archives(using: str, archive: str, checked: Counter[str]) -> Iterator[str]:
-    """Compare what the ledger says of archived batches with those in an archive's database, where they are there.
+def verify_archives(using: str, archive: str, names: Collection[str], checked: Counter[str]) -> Iterator[str]:
+    """Compare what the ledger says of archived batches with those in the database of the archives of these names.
 
     `checked` is given the number of archived ranges.
     """
@@ -120,6 +120,8 @@ def verify_archives(using: str, archive: str, checked: Counter[str]) -> Iterator
         batches = Batch.objects.using(archive).filter(shard=part.shard, **within).order_by("position")
         first, last = batches.first(), batches.last()
         if first is None or last is None:
+            if part.archive in names:
+                yield f"archived range {part} is not in its archive"
             continue
         checked["archived ranges"] += 1
         found = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}

@@ -1,9 +1,13 @@
-"""Kinds of tampering with the tables of the ledger and the reports, each a function that does it."""
+"""Kinds of tampering with the tables of the ledger and the reports, each a function that does it.
+
+Those with what is pushed, and with the configuration that bills, are in tampering_beside.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from decimal import Decimal
 from functools import reduce
 from typing import Any
 
@@ -52,6 +56,9 @@ TABLES: dict[Model, frozenset[str]] = {
     QuarantinedBatch: frozenset({"id"}),
     ArchivedRange: frozenset({"id", "archived_at"}),
 }
+#: Columns that an inserted row has others in, since they are unique; of tables that are not named, those below.
+UNIQUE: dict[Model, tuple[str, ...]] = {}
+_UNIQUE = ("event", "reference", "process", "name", "archive")
 _OCTOBER = at("2026-10-01") // 10**6
 #: Which row is changed: the newest that is of a closed period, where a table has such.
 _TOUCHED: dict[Model, dict[str, Any]] = {
@@ -72,6 +79,8 @@ def other(value: Any) -> Any:
         return not value
     if isinstance(value, int):
         return value + 1
+    if isinstance(value, Decimal):
+        return value + 1
     if isinstance(value, str):
         return ("1" if value[:1] == "0" else "0") + value[1:] if len(value) in (32, 64) else f"{value}x"
     if isinstance(value, list):
@@ -84,7 +93,13 @@ def other(value: Any) -> Any:
 
 
 def rows(model: Model) -> Any:
-    return model._default_manager.order_by("pk")
+    # Not by the manager of the model: to that of the configuration a write is an edit.
+    return models.QuerySet(model).order_by("pk")
+
+
+def write(row: Any) -> None:
+    """Insert a row past whatever saving it would do beside."""
+    models.QuerySet(type(row)).bulk_create([row])
 
 
 def touched(model: Model) -> Any:
@@ -143,15 +158,15 @@ def insert(model: Model) -> Damage:
         row.pk = 999 if model is ShardState else row.pk + 1000 if model is Line else None
         if model not in (ShardState, PeriodUsage, Line):
             for column in ("seq", "number", "version", "position"):
-                if hasattr(row, column):
+                if hasattr(row, column) and model not in UNIQUE:
                     setattr(row, column, getattr(row, column) + 1)
-        for column in ("event", "reference", "process", "name", "archive"):
+        for column in UNIQUE.get(model, _UNIQUE):
             if hasattr(row, column):
                 setattr(row, column, other(getattr(row, column)))
         if model is PeriodUsage:
             row.meter = "tokens"
         row._state.adding = True
-        row.save(force_insert=True)
+        write(row)
 
     return damage
 
@@ -217,8 +232,11 @@ def report_is_gone(**which: Any) -> None:
     Report.objects.filter(pk=report.pk)._raw_delete("default")
 
 
-def _rebuild(line: Any, *, chain: bool = True, totals: bool = True) -> None:
-    """Add a unit to a line, and digest anew whatever is made of it: checksum, batch, chain, state and totals."""
+def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 1) -> None:
+    """Add a unit to a line, and digest anew whatever is made of it: checksum, batch, chain, state and totals.
+
+    `more` is what that adds to the running sum.
+    """
     line.admitted_units += 1
     line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
     line.save()
@@ -229,9 +247,9 @@ def _rebuild(line: Any, *, chain: bool = True, totals: bool = True) -> None:
     for each in Batch.objects.filter(shard=batch.shard).order_by("position"):
         if not chain and each.pk != batch.pk:
             continue
-        more = each.position >= batch.position
-        each.previous_cum += each.position > batch.position and each.incarnation == batch.incarnation
-        each.cum += more and each.incarnation == batch.incarnation
+        added = more if each.incarnation == batch.incarnation else 0
+        each.previous_cum += added if each.position > batch.position else 0
+        each.cum += added if each.position >= batch.position else 0
         lines = [canonical(row) for row in each.lines().values_list(*SUBJECT, *COUNTERS)]
         each.content = content_digest(header_of(each), lines)
         each.previous_digest = digest if chain else each.previous_digest
@@ -248,9 +266,12 @@ def _open_line(*, joined: bool) -> Any:
 
 
 def joined_batch_is_rebuilt() -> None:
-    """A unit more in a batch that was joined of several, whose lines no link of the chain covers."""
+    """A unit more and a request less in a batch that was joined of several: no link of the chain covers its lines."""
     line = _open_line(joined=True)
-    _rebuild(line, chain=False)
+    line.admitted_requests -= 1
+    about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
+    PeriodUsage.objects.filter(**about).update(admitted_requests=models.F("admitted_requests") - 1)
+    _rebuild(line, chain=False, more=0)
 
 
 def parts_are_exchanged() -> None:
@@ -264,7 +285,7 @@ def signature_of_a_joined_batch() -> None:
     Batch.objects.filter(pk=batch.pk).update(signature="")
 
 
-def _redigest(report: Report) -> None:
+def redigest(report: Report) -> None:
     """Digest a report anew, and all of its later versions, without the key: their signatures stay."""
     later = Report.objects.filter(account=report.account, period_start=report.period_start, version__gte=report.version)
     before = report.previous_digest
@@ -290,20 +311,91 @@ def everything_is_rebuilt() -> None:
     allowed = "overage_quantity" if first.overage_quantity else "included_quantity"
     ReportLine.objects.filter(pk=first.pk).update(**sums, **{allowed: models.F(allowed) + 1})
     for report in Report.objects.filter(version=1):
-        _redigest(report)
+        redigest(report)
 
 
 def name_on_a_report_is_rebuilt() -> None:
     line = touched(ReportLine)
     ReportLine.objects.filter(pk=line.pk).update(rule="another")
-    _redigest(Report.objects.get(pk=line.report_id))
+    redigest(Report.objects.get(pk=line.report_id))
+
+
+def _redigested_lines(report: Report) -> None:
+    """Digest a report anew after lines were added to it or taken away, without the key."""
+    Report.objects.filter(pk=report.pk).update(line_count=report.lines.count())
+    report.refresh_from_db()
+    redigest(report)
+
+
+def _second_version() -> Report:
+    return Report.objects.get(account="acme", version=2)
+
+
+def usage_is_skipped() -> None:
+    """A version that begins after the usage that it had to bring in, and has no line of it."""
+    report = _second_version()
+    Report.objects.filter(pk=report.pk).update(since=dict.fromkeys(report.since, report.chain))
+    report.lines.filter(charge_category="usage")._raw_delete("default")
+    _redigested_lines(report)
+
+
+def line_without_usage(**about: Any) -> Damage:
+    def damage() -> None:
+        report = _second_version()
+        line: Any = report.lines.filter(charge_category="usage").latest("number")
+        line.pk, line.line_id, line.number = None, "f" * 32, line.number + 100
+        for name in ("consumed_quantity", "refunded_quantity", "admitted_count", "denied_count", "included_quantity"):
+            setattr(line, name, 0)
+        for name, value in about.items():
+            setattr(line, name, value)
+        write(line)
+        _redigested_lines(report)
+
+    return damage
+
+
+def adjustment_is_split_otherwise() -> None:
+    """What is taken off is taken off what is billed, and not of what is included."""
+    line = touched(Adjustment).report.lines.get(charge_category="adjustment")
+    parts = {"included_quantity": line.included_quantity + 3, "overage_quantity": line.overage_quantity - 3}
+    ReportLine.objects.filter(pk=line.pk).update(**parts)
+    redigest(Report.objects.get(pk=line.report_id))
+
+
+def waiting_adjustment_is_approved(**by: Any) -> None:
+    assert Adjustment.objects.filter(approval="waiting").update(approval="approved", **by)
+
+
+def adjustment_that_nobody_made() -> None:
+    row = touched(Adjustment)
+    row.pk, row.reference, row.report_id = None, other(row.reference), None
+    write(row)
+
+
+def quarantine_is_discarded() -> None:
+    row = rows(QuarantinedBatch).last()
+    rows(QuarantinedBatch).filter(pk=row.pk).update(resolution="discarded by ada", resolved_at=moment(at("2026-11-07")))
+    ShardState.objects.filter(pk=row.shard).update(frozen=False)
+
+
+def first_version_is_the_second() -> None:
+    """So that what is only verified of first versions is not looked at; made without the key."""
+    report = Report.objects.get(account="acme", period_start=at("2026-09-01"))
+    Report.objects.filter(pk=report.pk).update(version=2)
+    report.refresh_from_db()
+    redigest(report)
+
+
+def open_total_never_ends() -> None:
+    row = rows(PeriodUsage).filter(account="hidden").last()
+    rows(PeriodUsage).filter(pk=row.pk).update(period_end=row.period + 10 * 365 * 86_400)
 
 
 def gap_on_a_report_is_rebuilt() -> None:
     report = Report.objects.get(account="acme", version=1, period_start=_OCTOBER * 10**6)
     Report.objects.filter(pk=report.pk).update(gaps="")
     report.refresh_from_db()
-    _redigest(report)
+    redigest(report)
 
 
 def _columns(model: Model) -> Iterator[str]:
@@ -312,7 +404,7 @@ def _columns(model: Model) -> Iterator[str]:
             yield field.attname
 
 
-def _kinds(model: Model) -> dict[str, Damage]:
+def kinds_of(model: Model) -> dict[str, Damage]:
     name = model.__name__
     return {
         **{f"{name}.{column} changed": change(model, column) for column in _columns(model)},
@@ -324,7 +416,7 @@ def _kinds(model: Model) -> dict[str, Damage]:
 
 
 TAMPERINGS: dict[str, Damage] = {
-    **{name: damage for model in TABLES if model is not ArchivedRange for name, damage in _kinds(model).items()},
+    **{name: damage for model in TABLES if model is not ArchivedRange for name, damage in kinds_of(model).items()},
     "a line under an open batch": line_under_an_open_batch,
     "a line of no batch": line_of_no_batch,
     "a line outside all batches": line_outside_all_batches,
@@ -344,10 +436,23 @@ TAMPERINGS: dict[str, Damage] = {
     "a report's usage, chain and digests are rebuilt": everything_is_rebuilt,
     "a report's digests are rebuilt": name_on_a_report_is_rebuilt,
     "a report's gaps are taken away": gap_on_a_report_is_rebuilt,
+    "a version skips usage": usage_is_skipped,
+    "a line without usage is billed": line_without_usage(overage_quantity=1000),
+    "a line of another category is billed": line_without_usage(charge_category="fee", consumed_quantity=1000),
+    "an adjustment is split otherwise": adjustment_is_split_otherwise,
+    "a waiting adjustment is approved": waiting_adjustment_is_approved,
+    "a waiting adjustment is approved by another person": lambda: waiting_adjustment_is_approved(
+        decided_by=touched(Adjustment).author_id + 1, decided_at=moment(at("2026-11-03"))
+    ),
+    "a waiting adjustment is gone": lambda: delete(Adjustment, approval="waiting")(),
+    "an adjustment that nobody made": adjustment_that_nobody_made,
+    "a quarantined batch is discarded": quarantine_is_discarded,
+    "a first version is called the second": first_version_is_the_second,
+    "an open total never ends": open_total_never_ends,
     "a moment of no calendar": lambda: Report.objects.filter(pk=touched(Report).pk).update(period_start=2**62),
     "a period of no calendar": lambda: PeriodUsage.objects.filter(pk=touched(PeriodUsage).pk).update(period=2**62),
     "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
     "a signature of no digits": lambda: Report.objects.filter(pk=touched(Report).pk).update(signature="é"),
 }
 #: Those of the ranges that were archived; the archive is at hand.
-OF_ARCHIVES = _kinds(ArchivedRange)
+OF_ARCHIVES = kinds_of(ArchivedRange)

@@ -26,6 +26,7 @@ from django.test import override_settings
 from ratelimits.models import Account, Line, Plan, Report, ReportLine, ShardState, versions
 from ratelimits.reports.close import finalise
 from ratelimits.reports.verify import ReportVerifier
+from ratelimits.reports.verify_terms import verify_terms
 from ratelimits.rules.loader import Loader
 from tests.reports.edits import edit_at, plan
 from tests.usage.traffic import flow, use
@@ -392,6 +393,7 @@ def test_whatever_becomes_of_the_terms(
         verifier = ReportVerifier("default")
         for report in Report.objects.order_by("pk")[:: 10 if long_run else 1]:
             found += verifier.findings(report)
+        found += verify_terms("default", Counter())
     with capsys.disabled():
         print(
             f"\n{len(world.families)} accounts over {world.months} months ({late_usage}, {proration}):"

@@ -14,11 +14,12 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from ratelimits.management.commands import ratelimits_archive
-from ratelimits.models import ArchivedRange, Batch, Line, ProcessTotal, Report, ReportLine
+from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
 from ratelimits.signatures import sign
+from ratelimits.usage import compact as compacting
 from ratelimits.usage import totals
 from ratelimits.usage.packet import canonical, checksum
 from ratelimits.witness import Place
@@ -113,9 +114,10 @@ def test_a_changed_line_whose_checksums_were_all_rebuilt_is_found_by_the_report_
 
 def test_a_digit_changed_in_a_report_is_found_with_the_line(reports: list[Report]) -> None:
     ReportLine.objects.filter(report=reports[1], key="api_key:2").update(overage_quantity=1)
-    first, second = findings()
+    first, second, third = findings()
     assert "not those that its digest was made of" in first
     assert "overage_quantity 1, the ledger says 40" in second
+    assert f"report {reports[2]}: " in third, "its adjustment takes off what the first version billed"
 
 
 def test_usage_slipped_in_behind_a_report_is_found(reports: list[Report]) -> None:
@@ -217,3 +219,25 @@ def test_what_processes_said_of_archived_usage_is_dropped(reports: list[Report],
         totals.write("p1", {Place("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
     call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
     assert ProcessTotal.objects.get().bin == at("2026-11-15") // 10**6
+
+
+def test_marks_that_an_older_database_lacks_are_written_before_batches_are_joined(
+    reports: list[Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them the hour's batches would be joined across the ends of reports, and no report could be made again."""
+    for _again in range(2):
+        spend("acme", "2026-10-21", 3)
+        flow()
+    before, batches = list(ChainMark.objects.values_list("shard", "position")), Batch.objects.count()
+    assert len(before) == 2
+    ChainMark.objects.all().delete()
+    with pytest.raises(CommandError, match="does not hold"):
+        verify()
+    out = io.StringIO()
+    monkeypatch.setattr(compacting, "SPAN", 10**17)  # all was sealed within one hour
+    ShardState.objects.update(watermark=3 * 10**17)  # which is over
+    call_command("ratelimits_compact", "--mark", stdout=out)
+    assert sorted(ChainMark.objects.values_list("shard", "position")) == sorted(before)
+    assert out.getvalue().startswith("Joined 2 batches to 1: ")
+    assert Batch.objects.count() == batches - 1
+    assert "All holds" in verify()

@@ -33,6 +33,11 @@ class Command(BaseCommand):
                 f"{len(left)} periods of {options['month']} are open ({named}): write a further manifest once they are"
                 " closed (ratelimits_finalise --open says what each waits for)."
             )
+        if manifest["unsettled"]:
+            self.stderr.write(
+                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write a further manifest"
+                " once they are (ratelimits_push --status says what each waits for)."
+            )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]
         if path is None:

@@ -9,9 +9,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.reports.manifest import ManifestError, parse
-from ratelimits.reports.verification import Verification
 from ratelimits.usage import archive
 from ratelimits.usage.complete import completeness
+from ratelimits.verification import Verification
 
 
 class Command(BaseCommand):
@@ -47,14 +47,14 @@ class Command(BaseCommand):
         try:
             count = self._tell(verification, every=options["all"])
         except archive.ArchiveError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(_printable(str(error))) from error
         self.stderr.write(f"{verification.summary()}{'' if options['all'] or not count else ' Then it stopped.'}")
         if count:
             raise CommandError("the ledger or a report does not hold", returncode=1)
         self.stdout.write(self.style.SUCCESS("All holds."))
         self.stderr.write(completeness(conf.DATABASE))
         for sentence in verification.unseen():
-            self.stderr.write(sentence)
+            self.stderr.write(_printable(sentence))
 
     def _tell(self, verification: Verification, *, every: bool) -> int:
         """Write the findings, or the first one, and return how many there were."""
@@ -64,10 +64,15 @@ class Command(BaseCommand):
         with closing(verification.findings()) as findings:
             for finding in findings:
                 count += 1
-                self.stdout.write(self.style.ERROR(finding))
+                self.stdout.write(self.style.ERROR(_printable(finding)))
                 if not every:
                     break
         return count
+
+
+def _printable(finding: str) -> str:
+    """Return a finding on one line that no name in it can make look like another: a terminal obeys what it is sent."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in finding)
 
 
 def _archives(directory: Path | None) -> list[Path]:

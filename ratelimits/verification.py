@@ -1,9 +1,12 @@
-"""Verifying everything that is asked for, with what was checked, and what could not be seen."""
+"""Verifying everything that is asked for: the ledger, reports and what was pushed of them.
+
+Says what was checked, and what could not be seen.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,16 @@ from typing import Any
 from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Report
+from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.manifest import compare
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify import ReportVerifier
+from ratelimits.reports.verify_configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify_printed import verify_printed
+from ratelimits.reports.verify_terms import verify_terms
 from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import archive
+from ratelimits.usage.archive import ArchiveError
 from ratelimits.usage.heads import verify_archives
 from ratelimits.usage.verify import verify_ledger
 
@@ -24,7 +31,7 @@ from ratelimits.usage.verify import verify_ledger
 _KINDS = (
     *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
     *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
-    *("heads of chains", "entries of manifests"),
+    *("heads of chains", "entries of manifests", "bounds of reports", "rows of the configuration", "deliveries"),
 )
 
 
@@ -65,18 +72,29 @@ class Verification:
                 moved = stack.enter_context(archive.opened(using, self._archives))
                 self.checked["archives"] += len(self._archives)
                 yield from verify_ledger(moved, archive=True, checked=self.checked)
-                yield from verify_archives(using, moved, self.checked)
+                yield from verify_archives(using, moved, {path.name for path in self._archives}, self.checked)
                 sources.append(moved)
-            if self._account is None:
-                yield from verify_ledger(using, checked=self.checked)
-                yield from verify_totals(using, *sources, checked=self.checked)
-                yield from verify_printed(using, checked=self.checked)
-            for manifest in self._manifests:
-                self.checked["manifests"] += 1
-                yield from compare(using, manifest, *sources, checked=self.checked)
-            verifier = ReportVerifier(using, *sources, checked=self.checked)
-            for report in self._reports():
-                yield from verifier.findings(report)
+            for what, found in self._parts(using, sources):
+                yield from _told(what, found)
+
+    def _parts(self, using: str, sources: list[str]) -> Iterator[tuple[str, Iterable[str]]]:
+        """Yield what is verified, each part with its findings, which are looked for as they are read."""
+        checked = self.checked
+        if self._account is None:
+            yield "the ledger", verify_ledger(using, checked=checked)
+            yield "the totals", verify_totals(using, *sources, checked=checked)
+            yield "adjustments and gaps", verify_printed(using, checked=checked)
+            yield "the configuration", verify_configuration(using, checked)
+            yield "the terms of reports", verify_terms(using, checked)
+            yield "the delivery ledger", verify_pushed(using, checked)
+        for manifest in self._manifests:
+            checked["manifests"] += 1
+            yield f"the manifest of {manifest['month']}", compare(using, manifest, *sources, checked=checked)
+        yield "the reports", self._verify_reports(ReportVerifier(using, *sources, checked=checked))
+
+    def _verify_reports(self, verifier: ReportVerifier) -> Iterator[str]:
+        for report in self._reports():
+            yield from verifier.findings(report)
 
     def _reports(self) -> Iterator[Report]:
         reports = Report.objects.using(self._using).order_by("account", "period_start", "version")
@@ -98,7 +116,7 @@ class Verification:
         if self._account is not None:
             yield (
                 "With --account only the reports of that account are checked: not the ledger's chains, the running"
-                " totals, adjustments and gaps."
+                " totals, adjustments and gaps, the history of terms and prices, and what was pushed."
             )
         if self._month is not None:
             yield f"Only reports of {self._month} are made again."
@@ -120,8 +138,14 @@ class Verification:
         if not self._manifests:
             yield (
                 "Without a manifest (--manifest FILE) nobody can see: reports that were deleted with all that points at"
-                " them, changes to totals of processes, gaps, reasons of adjustments and quarantined batches, and usage"
-                " that is in no report yet and was digested anew."
+                " them, changes to totals of processes, gaps, reasons of adjustments and quarantined batches, to the"
+                " history of terms and prices, to what was pushed and accepted, and usage that is in no report yet and"
+                " was digested anew."
+            )
+        if self._account is None and (count := count_without_history(self._using)):
+            yield (
+                f"{count} rows of the configuration have no history, so nobody can see whether they were changed:"
+                " ratelimits_reload gives them one."
             )
         for manifest in self._manifests:
             if manifest["open"]:
@@ -130,3 +154,15 @@ class Verification:
                     f"The manifest of {manifest['month']} was written while {len(manifest['open'])} periods were open"
                     f" ({first}{', …' if manifest['open'][3:] else ''}): write a further one once they are closed."
                 )
+
+
+def _told(what: str, findings: Iterable[str]) -> Generator[str]:
+    """Yield the findings of a part. What it cannot go on with is a finding too, and the other parts are still verified:
+    whoever writes to the tables can write values that bring any error about.
+    """
+    try:
+        yield from findings
+    except ArchiveError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        yield f"{what} cannot be verified to the end: {error!r}"

@@ -1,0 +1,205 @@
+"""Kinds of tampering with what is pushed, and with the configuration that bills and its history."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import models
+from django.utils import timezone
+
+from ratelimits.models import (
+    Account,
+    ConfigVersion,
+    DurabilityGap,
+    GapChange,
+    KeptPeriod,
+    KeyOverride,
+    Plan,
+    PlanInclusion,
+    PlanMembership,
+    PlanPrice,
+    PushDelivery,
+    PushedReport,
+    PushReceiver,
+    Report,
+    Rule,
+)
+from ratelimits.models.adoption import MODELS
+from ratelimits.models.keys import key_shard
+from ratelimits.models.ledger import moment
+from tests.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
+from tests.usage.traffic import at
+
+#: Not compared: who has claimed a delivery until when, how often it was tried, and which edit kept a period.
+TABLES.update(
+    {
+        PushedReport: frozenset({"id"}),
+        PushDelivery: frozenset({"id", "attempts", "claim", "due_at", "together"}),
+        KeptPeriod: frozenset({"id", "version"}),
+        # That a row is newer than its newest record changes nothing; that it is older is tried below.
+        **dict.fromkeys(MODELS, frozenset({"id", "version", "since"})),
+        **{model.history.model: frozenset({"history_id"}) for model in MODELS},  # type: ignore[attr-defined]
+    }
+)
+UNIQUE.update(
+    {
+        PushedReport: (),
+        PushDelivery: ("line_id",),
+        KeptPeriod: ("account",),
+        Plan: ("slug",),
+        PlanInclusion: ("meter",),
+        PlanPrice: ("meter",),
+        Rule: ("name",),
+        Account: ("identifier",),
+        PlanMembership: ("key",),
+        KeyOverride: ("key",),
+        **{model.history.model: () for model in MODELS},  # type: ignore[attr-defined]
+    }
+)
+
+
+def _update(model: Model, which: dict[str, Any], **values: Any) -> Damage:
+    def damage() -> None:
+        found = rows(model).filter(**which)
+        assert found.exists()
+        rows(model).filter(pk=found[0].pk).update(**values)
+
+    return damage
+
+
+def _customer_is_another() -> None:
+    """A delivery that waits goes to another customer, the event with it."""
+    row = rows(PushDelivery).filter(state="waiting").last()
+    event = row.event.replace(f'"{row.customer}"', '"mallory"')
+    assert event != row.event
+    rows(PushDelivery).filter(pk=row.pk).update(customer="mallory", event=event)
+
+
+def _line_is_not_pushed() -> None:
+    """A line's delivery is gone, and its report says that there was none."""
+    row = rows(PushDelivery).filter(state="waiting").last()
+    rows(PushDelivery).filter(pk=row.pk)._raw_delete("default")
+    rows(PushedReport).filter(receiver=row.receiver_id, report=row.report_id).update(lines=models.F("lines") - 1)
+
+
+def _never_pushed() -> None:
+    """What was accepted is sent again, since nothing says that it was."""
+    row = rows(PushedReport).first()
+    rows(PushDelivery).filter(receiver=row.receiver_id, report=row.report_id)._raw_delete("default")
+    rows(PushedReport).filter(pk=row.pk)._raw_delete("default")
+
+
+def _another_receiver() -> None:
+    """All that was pushed to a billing system is another one's, so that it gets everything again."""
+    write(PushReceiver(name="lago2"))
+    for model in (PushDelivery, PushedReport):
+        rows(model).filter(receiver="lago").update(receiver="lago2")
+    rows(PushReceiver).filter(name="lago")._raw_delete("default")
+
+
+def _marked_as_pushed() -> None:
+    """A report of which nothing was pushed says that it was."""
+    planned = rows(PushedReport).filter(receiver="stripe").values("report")
+    report = rows(PushedReport).filter(receiver="lago").exclude(report__in=planned).first().report_id
+    write(PushedReport(receiver_id="stripe", report_id=report, lines=0))
+
+
+_LATE = timezone.now() + timedelta(days=365)
+OF_PUSHING: dict[str, Damage] = {
+    **kinds_of(PushedReport),
+    **kinds_of(PushDelivery),
+    "an accepted delivery waits again": _update(
+        PushDelivery, {"state": "accepted"}, state="waiting", settled_at=None, due_at=moment(0)
+    ),
+    "a delivery was accepted that was never sent": _update(
+        PushDelivery, {"state": "waiting"}, state="accepted", settled_at=moment(at("2026-11-03"))
+    ),
+    "a delivery is put off for a year": _update(PushDelivery, {"state": "waiting"}, due_at=_LATE),
+    "a delivery that is never sent": _update(PushDelivery, {"state": "waiting"}, together=0),
+    "a billing system is paused for a year": _update(PushReceiver, {"name": "stripe"}, paused_until=_LATE),
+    "a delivery goes to another customer": _customer_is_another,
+    "a line is not pushed": _line_is_not_pushed,
+    "a report was never pushed": _never_pushed,
+    "a billing system has another name": _another_receiver,
+    "a report is marked as pushed": _marked_as_pushed,
+}
+
+
+def _version_is_lowered() -> None:
+    rows(ConfigVersion).update(version=1)
+
+
+def _kept_period_is_cut() -> None:
+    """An account is given a further allowance from the middle of its month on."""
+    start = at("2026-12-01")
+    row = rows(KeptPeriod).last()
+    row.pk, row.account, row.shard = None, "globex", key_shard("account:globex")
+    row.start, row.end = start, start + 7 * 86_400 * 10**6
+    write(row)
+
+
+def _gap_does_not_wait() -> None:
+    rows(GapChange)._raw_delete("default")
+
+
+def _another_gap_waits() -> None:
+    waiting = rows(GapChange).values("gap")
+    rows(GapChange).update(gap_id=rows(DurabilityGap).exclude(pk__in=waiting).first().pk)
+
+
+def _included_as_never_said(quantity: int) -> None:
+    """What a plan includes is another quantity, in its row and wherever its history tells of it."""
+    row = rows(PlanInclusion).last()
+    records = rows(PlanInclusion.history.model).filter(id=row.pk)
+    assert records.update(quantity=quantity)
+    rows(PlanInclusion).filter(pk=row.pk).update(quantity=quantity)
+
+
+def _prices_are_taken_off(version: int) -> None:
+    """A version costs nothing, and its digest says so; made without the key."""
+    found = Report.objects.filter(account="acme", version=version)
+    assert found[0].prices
+    found.update(prices={}, amounts={})
+    redigest(found[0])
+
+
+def _record_of_old() -> None:
+    """A record among the others of an edit that nobody made, before the newest."""
+    record = rows(PlanPrice.history.model).last()
+    record.pk, record.version = None, 0
+    write(record)
+
+
+def _unrecorded(model: Model) -> None:
+    """Take the history of a row away, and change the row."""
+    row = rows(model).last()
+    rows(model.history.model).filter(id=row.pk)._raw_delete("default")  # type: ignore[attr-defined]
+    rows(model).filter(pk=row.pk).update(since=row.since + 1)
+
+
+def _since_ever(model: Model) -> None:
+    rows(model).filter(pk=rows(model).last().pk).update(since=-1)
+
+
+_CONFIGURED: tuple[Model, ...] = (*MODELS, KeptPeriod)
+OF_TERMS: dict[str, Damage] = {
+    **{name: damage for model in _CONFIGURED for name, damage in kinds_of(model).items()},
+    "the configuration's version is lowered": _version_is_lowered,
+    "a period is kept that was never used": _kept_period_is_cut,
+    "a gap does not wait for closing": _gap_does_not_wait,
+    "another gap waits for closing": _another_gap_waits,
+    "what a plan includes is another quantity, and always was": lambda: _included_as_never_said(10**6),
+    "the prices of a report are taken off": lambda: _prices_are_taken_off(1),
+    "the prices of a further version are taken off": lambda: _prices_are_taken_off(2),
+    "a record of an edit that nobody made": _record_of_old,
+    **{f"{model.__name__} without its history": partial(_unrecorded, model) for model in MODELS},
+    **{f"{model.__name__} of before its newest record": partial(_since_ever, model) for model in MODELS},
+}
+#: Of these the manifest has a digest, and a row must be what the newest record says.
+OF_HISTORY: dict[str, Damage] = {
+    name: damage
+    for model in MODELS
+    for name, damage in kinds_of(model.history.model).items()  # type: ignore[attr-defined]
+}
