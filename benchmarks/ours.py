@@ -8,13 +8,13 @@ from typing import Any
 
 from benchmarks.timing import Case
 from ratelimits import engine, quota, rules
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
 from ratelimits.engine.allotment import Allotment
-from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import ask
 from ratelimits.engine.denied import DenyCache
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, server
 from ratelimits.identity import Identity

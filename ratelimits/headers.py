@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from ratelimits.engine.limits import Algorithm
-from ratelimits.engine.numbers import MICROSECONDS
+from ratelimits.algorithms.limits import Algorithm
+from ratelimits.algorithms.parsing import MICROSECONDS
 
 #: The draft's problem type for a refusal by quota.
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"

@@ -14,6 +14,7 @@ from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
 from ratelimits import headers, routes, rules, testcase, witness
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.costs import valid
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
@@ -23,7 +24,6 @@ from ratelimits.engine.connection import Interrupted
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
 from ratelimits.engine.fallback import Breaker, LocalLimiter, NodeUnavailable
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratelimits import headers
+from ratelimits.algorithms.limits import Concurrency
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
 from ratelimits.engine.allotment import Allotment, Take, lends_itself
 from ratelimits.engine.call import Call, Command, Op, clock
 from ratelimits.engine.decision import Decision, blocked
-from ratelimits.engine.limits import Concurrency
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server

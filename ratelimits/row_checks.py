@@ -15,8 +15,8 @@ from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from django.db.models import Min
 
+from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
-from ratelimits.engine import calendar
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.models.crowding import too_many

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.testcase import tests
 
 Kind = Literal["admitted", "unanswered", "unmetered"]

@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
-from ratelimits.engine.limits import ALGORITHMS, fields_of
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.overrides import readable_rules
 from ratelimits.models.rules import LENDS, PARAMETERS

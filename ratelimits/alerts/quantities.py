@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from django.db.models import Min, Sum
 
-from ratelimits.engine import calendar
-from ratelimits.engine.limits import CalendarWindow
+from ratelimits.algorithms import calendar
+from ratelimits.algorithms.limits import CalendarWindow
 from ratelimits.identity import Identity
 from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period

@@ -10,8 +10,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
+from ratelimits.algorithms import calendar
 from ratelimits.api.windows import SPANS, Place
-from ratelimits.engine import calendar
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 

@@ -16,12 +16,12 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
+from ratelimits.algorithms import calendar
 from ratelimits.api import windows
 from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, longest, too_long
 from ratelimits.api.standing import UNAVAILABLE, UnbilledThrottle, standings
 from ratelimits.api.windows import DAY, Question
 from ratelimits.conf import conf
-from ratelimits.engine import calendar
 from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState

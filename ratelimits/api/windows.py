@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Case, F, IntegerField, Max, Q, Sum, Value, When
 
-from ratelimits.engine import calendar
+from ratelimits.algorithms import calendar
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Line, PeriodUsage
 from ratelimits.reports.periods import SECOND, moment

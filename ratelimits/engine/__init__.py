@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratelimits.algorithms.limits import Algorithm, Limit, Mode, algorithm_from_json
 from ratelimits.engine.call import ANY, Meter, Receipt, Usage
 from ratelimits.engine.connection import NotSent, Unanswered, Unavailable
 from ratelimits.engine.decide import (
@@ -21,7 +22,6 @@ from ratelimits.engine.decide import (
     settle,
 )
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, Standing
-from ratelimits.engine.limits import Algorithm, Limit, Mode, algorithm_from_json
 
 __all__ = [
     "ANY",

@@ -18,13 +18,13 @@ from weakref import WeakSet
 
 from redis.exceptions import ResponseError
 
+from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.background import Background
 from ratelimits.engine.call import Call, Command, Receipt
 from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.decide import ask, receipt_call
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.fallback import NodeUnavailable
-from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.engine.server import Server
 
 logger = logging.getLogger(__name__)

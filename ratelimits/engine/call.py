@@ -12,9 +12,9 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ratelimits.engine.billing import Span, periods_around
+from ratelimits.algorithms.billing_periods import Span, periods_around
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Packed, Program
 from ratelimits.engine.resp import bulks
 

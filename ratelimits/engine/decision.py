@@ -6,9 +6,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ratelimits.algorithms.limits import Mode
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, place
-from ratelimits.engine.limits import Mode
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.

@@ -18,13 +18,13 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ratelimits.algorithms.limits import Concurrency
 from ratelimits.background import Background
 from ratelimits.engine.call import Usage, home, nonce
 from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import Decision
 from ratelimits.engine.fallback import NodeUnavailable
-from ratelimits.engine.limits import Concurrency
 from ratelimits.engine.server import Server
 
 logger = logging.getLogger(__name__)

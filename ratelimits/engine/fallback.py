@@ -7,9 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ratelimits.algorithms.limits import Algorithm
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.connection import NotReached, NotSent, Unanswered, Unavailable
-from ratelimits.engine.limits import Algorithm
-from ratelimits.engine.numbers import MICROSECONDS
 
 #: Failures in a row after which the server is left alone, and for how many seconds.
 FAILURES, PAUSE = 3, 1.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, Gcra, LeakyBucket, Mode, TokenBucket
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
-from ratelimits.engine.limits import Algorithm, CalendarWindow, FixedWindow, Gcra, LeakyBucket, Mode, TokenBucket
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Algorithms whose state has a key of its own, beside the packed one or instead of it.

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.engine import calendar
+from ratelimits.algorithms import calendar
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
 from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period

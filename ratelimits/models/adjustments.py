@@ -10,9 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.billing_periods import periods_around
+from ratelimits.algorithms.parsing import MOST
 from ratelimits.conf import conf
-from ratelimits.engine.billing import periods_around
-from ratelimits.engine.numbers import MOST
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
 from ratelimits.models.kept import kept_of

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
-from ratelimits.engine.limits import ALGORITHMS, fields_of
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.models.accounts import Plan, PlanInclusion
 from ratelimits.models.code_types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.prices import PlanPrice

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from ratelimits.engine.numbers import MOST
+from ratelimits.algorithms.parsing import MOST
 
 #: Most characters of a value that a message repeats.
 _SHOWN = 60

@@ -14,7 +14,7 @@ from django.db.models import Max
 from django.dispatch import receiver
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.engine.billing import Span, periods_around
+from ratelimits.algorithms.billing_periods import Span, periods_around
 from ratelimits.models.accounts import Account
 from ratelimits.models.keys import key_shard
 from ratelimits.models.ledger import moment

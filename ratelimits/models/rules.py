@@ -13,9 +13,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.calendar import UNITS
+from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
 from ratelimits.conf import conf
-from ratelimits.engine.calendar import UNITS
-from ratelimits.engine.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
 from ratelimits.models import sentences
 from ratelimits.models.accounts import Plan
 from ratelimits.models.durations import SecondsField

@@ -8,7 +8,7 @@ from decimal import Decimal
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ratelimits.engine.limits import (
+from ratelimits.algorithms.limits import (
     Algorithm,
     CalendarWindow,
     Concurrency,

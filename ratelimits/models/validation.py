@@ -12,9 +12,9 @@ from typing import Any
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
-from ratelimits.engine.limits import fields_of
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.crowding import too_many
 from ratelimits.models.keys import COUNTED, COVERS

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ratelimits.engine.billing import Span
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.models import Account
 from ratelimits.models.kept import kept_of
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from django.db.models import Min, Q
 
-from ratelimits.engine.calendar import instant
+from ratelimits.algorithms.calendar import instant
+from ratelimits.algorithms.limits import fields_of
 from ratelimits.engine.keys import BIN_SECONDS
-from ratelimits.engine.limits import fields_of
 from ratelimits.models import KeyOverride, Tombstone
 from ratelimits.models.keys import COVERS, key_shard
 from ratelimits.reports.periods import SECOND

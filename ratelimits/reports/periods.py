@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 
-from ratelimits.engine import calendar
-from ratelimits.engine.billing import Span, periods_around
+from ratelimits.algorithms import calendar
+from ratelimits.algorithms.billing_periods import Span, periods_around
 
 SECOND = 1_000_000
 #: No billing period is longer (µs): a month, and one that overlaps it, which two days may come before.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ratelimits.engine.billing import Span
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.models import Rule
 from ratelimits.reports.account_book import AccountBook
 from ratelimits.reports.periods import Period, period_at, period_from

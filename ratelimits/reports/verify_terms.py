@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Sum
 
-from ratelimits.engine.calendar import boundaries
+from ratelimits.algorithms.calendar import boundaries
 from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice, Report, ReportLine
 from ratelimits.models.adoption import ADOPTED, never_recorded
 from ratelimits.models.keys import key_shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from ratelimits.engine.billing import Span
+from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
 #: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Max
 
-from ratelimits.engine.billing import Span
-from ratelimits.engine.calendar import instant
+from ratelimits.algorithms.billing_periods import Span
+from ratelimits.algorithms.calendar import instant
 from ratelimits.models.accounts import Account, PlanMembership
 from ratelimits.models.kept import KeptPeriod
 from ratelimits.models.overrides import KeyOverride

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import Max
 
-from ratelimits.engine.limits import Algorithm, algorithm_from_json, fields_of
+from ratelimits.algorithms.limits import Algorithm, algorithm_from_json, fields_of
 from ratelimits.models.accounts import Plan
 from ratelimits.models.rules import Rule
 from ratelimits.models.scopes import split_scope

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ratelimits.engine.limits import Algorithm, Mode
+from ratelimits.algorithms.limits import Algorithm, Mode
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from ratelimits.algorithms import calendar
+from ratelimits.algorithms.billing_periods import Span, periods_around
+from ratelimits.algorithms.limits import Algorithm, CalendarWindow, Mode
 from ratelimits.conf import conf
-from ratelimits.engine import calendar
-from ratelimits.engine.billing import Span, periods_around
-from ratelimits.engine.limits import Algorithm, CalendarWindow, Mode
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.facts import Facts

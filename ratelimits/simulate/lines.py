@@ -8,9 +8,9 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ratelimits.algorithms.limits import Algorithm, SmoothBursty, SmoothWarmingUp, algorithm_from_json
+from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.engine.call import Op
-from ratelimits.engine.limits import Algorithm, SmoothBursty, SmoothWarmingUp, algorithm_from_json
-from ratelimits.engine.numbers import HORIZON, MICROSECONDS
 from ratelimits.engine.program import MAX_LIMITS
 
 #: Most permits that one line may name.

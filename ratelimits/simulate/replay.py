@@ -17,11 +17,11 @@ from django.core.cache import caches
 from django_redis.cache import RedisCache
 from redis.exceptions import RedisError
 
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.embedded import Server as EmbeddedServer
 from ratelimits.engine.call import Op
 from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Answer, Asking, Question, forget, replay
 from ratelimits.engine.server import Server

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Op
-from ratelimits.engine.numbers import MICROSECONDS
 from ratelimits.simulate.lines import Line
 from ratelimits.simulate.replay import Outcome
 

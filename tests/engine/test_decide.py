@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ratelimits.algorithms.limits import ALGORITHMS, Gcra, LeakyBucket, Mode, SmoothWarmingUp, TokenBucket
 from ratelimits.engine import (
     ANY,
     AlreadySettled,
@@ -34,7 +35,6 @@ from ratelimits.engine import (
 from ratelimits.engine.call import Call
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
-from ratelimits.engine.limits import ALGORITHMS, Gcra, LeakyBucket, Mode, SmoothWarmingUp, TokenBucket
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import server
 from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.test import override_settings
 
+from ratelimits.algorithms.calendar import boundaries
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
-from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.denied import DenyCache, Sender, send
 from ratelimits.engine.server import server
 from tests.faces import away

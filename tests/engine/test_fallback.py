@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import fallback
 from ratelimits.engine.fallback import FAILURES, MOST_KEYS, PAUSE, Breaker, LocalLimiter
-from ratelimits.engine.limits import Algorithm
 from tests.engine.asking import limit
 
 

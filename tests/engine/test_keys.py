@@ -6,9 +6,9 @@ from zlib import crc32
 
 import pytest
 
+from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine import ANY
 from ratelimits.engine.keys import LONGEST, Keyspace, bounded, name_id, own_name, quoted, shard_of
-from ratelimits.engine.limits import ALGORITHMS
 from tests.engine.asking import ask, limit, usage
 from tests.raw import RawRedis
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ratelimits.engine.limits import ALGORITHMS, CalendarWindow, Mode
+from ratelimits.algorithms.limits import ALGORITHMS, CalendarWindow, Mode
 from ratelimits.engine.program import Program, Term, program
 from tests.engine.asking import MONTHS, NOW, limit
 

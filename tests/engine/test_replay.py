@@ -7,10 +7,10 @@ import struct
 import pytest
 from redis.exceptions import ResponseError
 
+from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine import Stale
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Asking, Question, forget, replay
 from ratelimits.engine.resp import bulks

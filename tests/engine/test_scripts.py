@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 import redis
 
-from ratelimits.engine.limits import ALGORITHMS
+from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine.scripts import deciding, read
 
 FILES = sorted({kind.script for kind in ALGORITHMS.values()})

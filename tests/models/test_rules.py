@@ -7,7 +7,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from ratelimits.engine.limits import ALGORITHMS, TokenBucket
+from ratelimits.algorithms.limits import ALGORITHMS, TokenBucket
 from ratelimits.models import Plan, Rule
 from tests.rows import NEEDED, rule, unsaved
 

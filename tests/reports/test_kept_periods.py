@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 
-from ratelimits.engine.billing import SHORTEST, periods_around
+from ratelimits.algorithms.billing_periods import SHORTEST, periods_around
 from ratelimits.models import Account, Adjustment, KeptPeriod, PeriodUsage, Report, versions
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import iso

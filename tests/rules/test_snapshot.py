@@ -5,8 +5,8 @@ from decimal import Decimal
 
 import pytest
 
-from ratelimits.engine.calendar import boundaries, instant
-from ratelimits.engine.limits import Gcra, Mode, TokenBucket
+from ratelimits.algorithms.calendar import boundaries, instant
+from ratelimits.algorithms.limits import Gcra, Mode, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.rules.loader import Loader

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Asking, forget, replay
 from ratelimits.engine.server import Server

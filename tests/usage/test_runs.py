@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from ratelimits.algorithms.calendar import boundaries
 from ratelimits.conf import conf
 from ratelimits.embedded import Server as RunningServer
 from ratelimits.engine import Meter, Usage
-from ratelimits.engine.calendar import boundaries
 from ratelimits.engine.call import Call, home, nonce
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decide import ask, call_for

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from ratelimits import engine
-from ratelimits.engine.calendar import boundaries
-from ratelimits.engine.limits import TokenBucket
+from ratelimits.algorithms.calendar import boundaries
+from ratelimits.algorithms.limits import TokenBucket
 from ratelimits.usage.drain import Drained, drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally

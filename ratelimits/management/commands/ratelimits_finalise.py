@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ratelimits.engine.calendar import instant
+from ratelimits.algorithms.calendar import instant
 from ratelimits.engine.keys import ledger_name
 from ratelimits.reports.close import finalise_each
 from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods

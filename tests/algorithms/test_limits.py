@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratelimits.engine.limits import (
+from ratelimits.algorithms.limits import (
     ALGORITHMS,
     Algorithm,
     CalendarWindow,

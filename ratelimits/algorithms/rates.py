@@ -7,8 +7,8 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, lcm
 
-from ratelimits.engine.numbers import HORIZON, MOST, exact, length, micros, whole
-from ratelimits.engine.parameters import Bounded, Parameters, Params
+from ratelimits.algorithms.base import Bounded, Parameters, Params
+from ratelimits.algorithms.parsing import HORIZON, MOST, exact, length, micros, whole
 
 
 def _countable(interval: Fraction, permits: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ratelimits.engine import calendar
-from ratelimits.engine.numbers import MICROSECONDS, choice, length, micros, whole
-from ratelimits.engine.parameters import Bounded, Params
+from ratelimits.algorithms import calendar
+from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 
 # A month and a year have no one length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}

@@ -13,10 +13,10 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
-from ratelimits.engine.numbers import length, micros
-from ratelimits.engine.paced import Gcra, LeakyBucket, LeakyBucketQueue, SmoothBursty, SmoothWarmingUp, TokenBucket
-from ratelimits.engine.parameters import Bounded, Params
-from ratelimits.engine.windows import CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
+from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.parsing import length, micros
+from ratelimits.algorithms.rates import Gcra, LeakyBucket, LeakyBucketQueue, SmoothBursty, SmoothWarmingUp, TokenBucket
+from ratelimits.algorithms.windows import CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
 
 __all__ = [
     "ALGORITHMS",

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from ratelimits.engine.calendar import UNITS, boundaries, instant, parse_anchor, zone
+from ratelimits.algorithms.calendar import UNITS, boundaries, instant, parse_anchor, zone
 from tests.engine.asking import SECOND, ask, limit
 
 ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC")

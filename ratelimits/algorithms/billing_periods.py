@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimits.engine.calendar import boundaries
+from ratelimits.algorithms.calendar import boundaries
 
 #: A first period under new terms that would be shorter (µs) is one with the month after it. Clocks of two time zones
 #: are at most 26 hours apart, so a new time zone alone never makes a short period.

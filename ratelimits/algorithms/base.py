@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ratelimits.engine.numbers import whole
+from ratelimits.algorithms.parsing import whole
 
 Params = tuple[int, ...]
 
