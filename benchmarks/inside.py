@@ -36,9 +36,9 @@ FUNCTIONS = (
     "ratelimits.engine.decide:told",
     "ratelimits.engine.decide:Decision.__init__",
     "ratelimits.engine.call:Command.to",
-    "ratelimits.engine.wire:Wire.call",
-    "ratelimits.engine.wire:Wire._take",
-    "ratelimits.engine.wire:_ask",
+    "ratelimits.engine.transport.wire:Wire.call",
+    "ratelimits.engine.transport.wire:Wire._take",
+    "ratelimits.engine.transport.wire:_ask",
     "redis.connection:Connection.send_packed_command",
     "redis.connection:Connection.read_response",
 )

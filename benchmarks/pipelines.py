@@ -13,10 +13,10 @@ import hiredis
 import redis
 
 from ratelimits.engine.call import Call, Command, nonce
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.connection import run_named
 
 #: Commands in one batch; two batches are under way at a time, so that the server never waits for the next.
 BATCH = 100

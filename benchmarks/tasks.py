@@ -113,7 +113,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
     from benchmarks.pipelines import check
     from benchmarks.threads import parts_of
     from ratelimits.engine.call import nonce
-    from ratelimits.engine.connection import run_of
+    from ratelimits.engine.transport.connection import run_of
 
     url = settings.CACHES["ratelimits"]["LOCATION"]
     pool: Any = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)

@@ -13,9 +13,9 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from ratelimits.engine import scripts
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import server
+from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
 #: Counters of one batch: it is sealed when it has as many.

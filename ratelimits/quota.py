@@ -20,12 +20,13 @@ from ratelimits.costs import valid
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.allotment import Allotment, Take, Taken
 from ratelimits.engine.call import Op
-from ratelimits.engine.connection import Interrupted
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.denied import Denied, DenyCache, Sender
-from ratelimits.engine.fallback import Breaker, LocalLimiter, NodeUnavailable
+from ratelimits.engine.fallback import LocalLimiter
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
+from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
+from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.routes import Prepared, Question, Routes
 from ratelimits.rules import AppliedRule, RulesUnavailable

@@ -11,7 +11,8 @@ from django.db.backends.utils import CursorWrapper
 
 from ratelimits import quota, rules, witness
 from ratelimits.engine.allotment import give_back
-from ratelimits.engine.fallback import Breaker, LocalLimiter
+from ratelimits.engine.fallback import LocalLimiter
+from ratelimits.engine.transport.breaker import Breaker
 from tests.raw import RawRedis
 
 

@@ -13,8 +13,8 @@ from django.db import connection
 
 from ratelimits import quota, routes, rules, witness
 from ratelimits.embedded import free_port
-from ratelimits.engine.fallback import FAILURES, PAUSE
 from ratelimits.engine.keys import Keyspace, shard_of
+from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
 from ratelimits.quota import Answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ratelimits.algorithms.limits import Algorithm, Limit, Mode, algorithm_from_json
 from ratelimits.engine.call import ANY, Meter, Receipt, Usage
-from ratelimits.engine.connection import NotSent, Unanswered, Unavailable
 from ratelimits.engine.decide import (
     adecide,
     apeek,
@@ -22,6 +21,7 @@ from ratelimits.engine.decide import (
     settle,
 )
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, Standing
+from ratelimits.engine.transport.connection import NotSent, Unanswered, Unavailable
 
 __all__ = [
     "ANY",

@@ -21,11 +21,11 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.background import Background
 from ratelimits.engine.call import Call, Command, Receipt
-from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.decide import ask, receipt_call
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
-from ratelimits.engine.fallback import NodeUnavailable
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.breaker import NodeUnavailable
+from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ratelimits.engine.call import Command
-from ratelimits.engine.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.counting import Count
-from ratelimits.engine.fallback import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Prepared, resp
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.split import Reply, course, parts, slot_of
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
+from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
+from ratelimits.engine.transport.wire import Wire
 
 Address = tuple[str, int]
 #: The primary of each slot, as far as is known.

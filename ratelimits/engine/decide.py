@@ -15,10 +15,10 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import Limit
 from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce
-from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, server
+from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import Concurrency
 from ratelimits.background import Background
 from ratelimits.engine.call import Usage, home, nonce
-from ratelimits.engine.connection import NotSent, Unavailable
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import Decision
-from ratelimits.engine.fallback import NodeUnavailable
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.breaker import NodeUnavailable
+from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 

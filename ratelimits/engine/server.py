@@ -17,9 +17,9 @@ from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
 from ratelimits.conf import conf
-from ratelimits.engine.connection import NotReached
 from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
-from ratelimits.engine.wire import Wire, configured
+from ratelimits.engine.transport.connection import NotReached
+from ratelimits.engine.transport.wire import Wire, configured
 
 #: Seconds that a process leaves a cluster alone of which no node answered.
 PAUSE = 1.0

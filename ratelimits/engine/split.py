@@ -18,11 +18,11 @@ from redis.exceptions import RedisError
 from ratelimits.algorithms.limits import Mode
 from ratelimits.algorithms.windows import FixedWindow
 from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, nonce, shard
-from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import read
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.program import Term, program
+from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from redis.exceptions import RedisError
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.embedded import Server as EmbeddedServer
 from ratelimits.engine.call import Op
-from ratelimits.engine.connection import Unavailable
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Answer, Asking, Question, forget, replay
 from ratelimits.engine.server import Server
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.connection import Unavailable
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.lines import Line, Rules
 
 #: Questions that travel in one round trip.

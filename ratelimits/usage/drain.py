@@ -23,8 +23,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import scripts
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import Server, on_each, server
+from ratelimits.engine.transport.connection import run_named
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import Outcome, apply, quarantine

@@ -25,8 +25,8 @@ import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import Server
+from ratelimits.engine.transport.connection import run_named
 
 #: Longest wait for an fsync, in seconds: everysec takes up to two when the disk is busy.
 PATIENCE = 10.0

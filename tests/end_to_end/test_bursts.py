@@ -21,8 +21,8 @@ from rest_framework.views import APIView
 
 from ratelimits import quota
 from ratelimits.decorators import limited
-from ratelimits.engine.idle import IDLE_CONNECTIONS
 from ratelimits.engine.server import server
+from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
 from ratelimits.quota import Answer
 from ratelimits.throttling import QuotaThrottle

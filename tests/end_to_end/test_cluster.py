@@ -26,12 +26,12 @@ from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.denied import DenyCache, send
-from ratelimits.engine.fallback import FAILURES
-from ratelimits.engine.multiplexed import Multiplexed
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from ratelimits.engine.split import slot_of
+from ratelimits.engine.transport.breaker import FAILURES
+from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger import GapKind

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from ratelimits.engine.idle import IDLE_CONNECTIONS
+from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from tests.rows import rule
 
 AT_ONCE = """

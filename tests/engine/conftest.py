@@ -10,7 +10,7 @@ import pytest
 
 from ratelimits.engine import scripts
 from ratelimits.engine.program import program
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from tests.engine.guards import Edit
 from tests.engine.replaying import EngineReplay, opening

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import Outcome, Reader, Replay, Simulator, read_rules
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from tests.traces import cases, guava, properties, published
 from tests.traces.agreement import first_difference, shortest, trace
 from tests.traces.machine import machine

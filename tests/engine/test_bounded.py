@@ -11,7 +11,7 @@ import pytest
 from benchmarks.bounded import CHARGES, KINDS, fill, operations
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.server import Server
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from tests.traces.agreement import disagreement, shortest, trace
 from tests.traces.traffic import us
 

@@ -12,12 +12,12 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
 from ratelimits.engine.call import Call
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
+from ratelimits.engine.transport.connection import run_named
 from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 from tests.raw import RawRedis
 

@@ -9,7 +9,8 @@ import pytest
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine import fallback
-from ratelimits.engine.fallback import FAILURES, MOST_KEYS, PAUSE, Breaker, LocalLimiter
+from ratelimits.engine.fallback import MOST_KEYS, LocalLimiter
+from ratelimits.engine.transport.breaker import FAILURES, PAUSE, Breaker
 from tests.engine.asking import limit
 
 

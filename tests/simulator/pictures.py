@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from ratelimits.simulate.summary import spark
 from tests.engine.replaying import opening

@@ -15,7 +15,7 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.replay import Asking, forget, replay
 from ratelimits.engine.server import Server
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from tests.servers import TestServers
 from tests.simulator.pictures import chart, pictures

@@ -10,8 +10,8 @@ import redis
 from django.test import override_settings
 
 from ratelimits.embedded import Server
-from ratelimits.engine.connection import run_named
 from ratelimits.engine.server import server
+from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Batch
 from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain

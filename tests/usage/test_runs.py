@@ -17,7 +17,7 @@ from ratelimits.engine.call import Call, home, nonce
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decide import ask, call_for
 from ratelimits.engine.server import Server, server
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport.wire import Wire
 from ratelimits.models import Batch, DurabilityGap
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 
 from ratelimits.embedded import ServerStartError
-from ratelimits.engine.connection import Unavailable
+from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.simulate import (
     BadLine,
     Line,

@@ -20,13 +20,13 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.connection import NotSent, Unanswered, ask, greet
-from ratelimits.engine.idle import IdleConnections, process
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.multiplexed import Multiplexed
 from ratelimits.engine.resp import Prepared, loading
 from ratelimits.engine.scripts import Script
-from ratelimits.engine.strict import strict, twin
+from ratelimits.engine.transport.connection import NotSent, Unanswered, ask, greet
+from ratelimits.engine.transport.idle import IdleConnections, process
+from ratelimits.engine.transport.multiplexed import Multiplexed
+from ratelimits.engine.transport.strict import strict, twin
 
 
 def configured(alias: str) -> Any:

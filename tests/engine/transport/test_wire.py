@@ -23,11 +23,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.embedded import Server as RunningServer
 from ratelimits.embedded import free_port
-from ratelimits.engine import idle, multiplexed
-from ratelimits.engine.connection import NotSent, Unanswered, run_named
 from ratelimits.engine.resp import resp
 from ratelimits.engine.scripts import Script, read
-from ratelimits.engine.wire import Wire
+from ratelimits.engine.transport import idle, multiplexed
+from ratelimits.engine.transport.connection import NotSent, Unanswered, run_named
+from ratelimits.engine.transport.wire import Wire
 from tests.engine.proxy import Proxy
 from tests.eventually import until
 from tests.servers import TestServers, server_binary
@@ -457,7 +457,10 @@ class TestRuns:
         assert command.runs[-1] == run != command.runs[0]
 
     def test_a_pool_of_another_kind_learns_it_too(self, opened: Callable[..., Wire], own_server: RunningServer) -> None:
-        wire, command = opened(own_server.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool"), say(b"PING")
+        wire, command = (
+            opened(own_server.url, CONNECTION_POOL_CLASS="tests.engine.transport.test_wire.Pool"),
+            say(b"PING"),
+        )
         wire.call(command, b"")
         own_server.stop()
         own_server.start()
@@ -498,7 +501,7 @@ class TestConfiguration:
             {"CONNECTION_POOL_KWARGS": {"max_connections": 1, "decode_responses": True, "protocol": 3}},
             {"CONNECTION_POOL_KWARGS": {"health_check_interval": 1, "retry_on_timeout": True}},
             {"CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool", "CONNECTION_POOL_KWARGS": {"timeout": 1}},
-            {"CONNECTION_POOL_CLASS": "tests.engine.test_wire.Pool"},
+            {"CONNECTION_POOL_CLASS": "tests.engine.transport.test_wire.Pool"},
             {"SOCKET_TIMEOUT": 30, "SOCKET_CONNECT_TIMEOUT": 30},
         ],
     )
@@ -518,14 +521,14 @@ class TestConfiguration:
     def test_a_client_of_ones_own_names_the_server_and_each_thread_keeps_its_own_connection(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url, REDIS_CLIENT_CLASS="tests.engine.test_wire.Client")
+        wire = opened(proxy.url, REDIS_CLIENT_CLASS="tests.engine.transport.test_wire.Client")
         assert [wire.call(WHO, b"") for _ in range(3)] == [wire.call(WHO, b"")] * 3
         assert (proxy.connections, wire.client.ping()) == (1, True)
 
     def test_threads_take_turns_with_the_connections_of_a_pool_of_ones_own(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool")
+        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.transport.test_wire.Pool")
         first, seen = wire.call(WHO, b""), []
         for _ in range(3):
             thread = threading.Thread(target=lambda: seen.append(wire.call(WHO, b"")))
@@ -542,7 +545,7 @@ class TestConfiguration:
             asyncio.run(wire.acall(say(b"ECHO", b"hello"), b""))
 
     def test_a_pool_keeps_no_connection_whose_server_was_away(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
-        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.test_wire.Pool")
+        wire = opened(proxy.url, CONNECTION_POOL_CLASS="tests.engine.transport.test_wire.Pool")
         proxy.cut.set()
         for _ in range(3):
             with pytest.raises(NotSent):

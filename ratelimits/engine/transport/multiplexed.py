@@ -18,9 +18,9 @@ import hiredis
 from redis.asyncio.connection import DefaultParser
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 from ratelimits.engine.resp import Prepared, loading
 from ratelimits.engine.scripts import Script
+from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
 #: Commands of one connection that are written and unanswered at most. A server decides so many in some 10 ms.
 IN_FLIGHT = 128

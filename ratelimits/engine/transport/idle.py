@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ratelimits.engine.connection import NotSent, Own
+from ratelimits.engine.transport.connection import NotSent, Own
 
 #: Idle connections that a process keeps to one server; one more that is given back closes the one unused longest.
 IDLE_CONNECTIONS = 100
