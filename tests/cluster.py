@@ -12,7 +12,7 @@ import redis
 from django.test import override_settings
 
 from ratelimits.embedded import Server, free_port
-from ratelimits.engine.split import slot_of
+from ratelimits.engine.cluster.split import slot_of
 from tests.engine.asking import KEYS
 from tests.eventually import until
 
@@ -88,7 +88,7 @@ class Cluster:
 
     def settings(self, **options: Any) -> Any:
         """The app's cache alias on the cluster."""
-        factory = {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"}
+        factory = {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"}
         backend = "django_redis.cache.RedisCache"
         alias = {"BACKEND": backend, "LOCATION": self.url, "OPTIONS": {**factory, **options}}
         return override_settings(CACHES={"ratelimits": alias, "default": alias})

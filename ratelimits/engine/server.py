@@ -93,7 +93,7 @@ def _wire(alias: str, timeout: float) -> Wire:
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
         return Wire(alias, timeout)
-    from ratelimits.engine.cluster import ClusterWire
+    from ratelimits.engine.cluster.wire import ClusterWire
 
     return ClusterWire(source, timeout)
 

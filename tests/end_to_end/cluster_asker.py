@@ -32,7 +32,7 @@ def work(seed: int, times: int, keys: list[str]) -> int:
 if __name__ == "__main__":
     django.setup()
     url, seed, times, *keys = sys.argv[1:]
-    options = {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"}
+    options = {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"}
     alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
     # An answer that comes late is an answer: the processes and the nodes may share one busy core.
     with override_settings(CACHES={"ratelimits": alias}, RATELIMITS={**settings.RATELIMITS, "TIMEOUT": 30}):

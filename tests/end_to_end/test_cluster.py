@@ -24,12 +24,12 @@ from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
+from ratelimits.engine.cluster.split import slot_of
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.denied import DenyCache, send
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
-from ratelimits.engine.split import slot_of
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
@@ -743,7 +743,7 @@ def test_a_cluster_of_which_no_node_answers_was_sent_nothing(nodes: Cluster) -> 
     alias = {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": f"redis://127.0.0.1:{free_port()}/0",
-        "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"},
+        "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"},
     }
     with override_settings(CACHES={"ratelimits": alias}):
         with pytest.raises(NotSent):
@@ -762,7 +762,7 @@ def test_a_cluster_that_was_away_is_asked_again_after_a_pause_and_by_no_request_
                 "ratelimits": {
                     "BACKEND": "django_redis.cache.RedisCache",
                     "LOCATION": proxy.url,
-                    "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.cluster.ConnectionFactory"},
+                    "OPTIONS": {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"},
                 }
             }
         ),

@@ -15,7 +15,7 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine
 from ratelimits.conf import conf
-from ratelimits.engine.cluster import ClusterWire
+from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import server
 from ratelimits.models import Line
 from tests.cluster import Cluster

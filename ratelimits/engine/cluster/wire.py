@@ -16,11 +16,11 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ratelimits.engine.call import Command
+from ratelimits.engine.cluster.split import Reply, course, parts, slot_of
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Prepared, resp
 from ratelimits.engine.scripts import Script
-from ratelimits.engine.split import Reply, course, parts, slot_of
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
 from ratelimits.engine.transport.wire import Wire

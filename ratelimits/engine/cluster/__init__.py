@@ -1,0 +1,3 @@
+"""Decisions on a Redis Cluster: which node has which slots, and calls that lie on several nodes."""
+
+from __future__ import annotations
