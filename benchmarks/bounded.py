@@ -69,7 +69,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
-    from ratelimits.engine.replay import Asking, replay
+    from ratelimits.simulate.batch import Asking, replay
 
     room = sum(map(costs, range(entries)))
     terms = (Term(algorithm_from_json({**rule, "capacity": room + room // 2}), "limit", 0, 0),)

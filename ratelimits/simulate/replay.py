@@ -22,10 +22,10 @@ from ratelimits.embedded import Server as EmbeddedServer
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.replay import Answer, Asking, Question, forget, replay
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
+from ratelimits.simulate.batch import Answer, Asking, Question, forget, replay
 from ratelimits.simulate.lines import Line, Rules
 
 #: Questions that travel in one round trip.

@@ -13,12 +13,12 @@ from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.replay import Asking, forget, replay
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
+from ratelimits.simulate.batch import Asking, forget, replay
 from tests.servers import TestServers
-from tests.simulator.pictures import chart, pictures
+from tests.simulate.pictures import chart, pictures
 
 PAGE = Path("docs/algorithms.md").read_text()
 NOW = 1_774_745_999_000_000

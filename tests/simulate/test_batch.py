@@ -12,9 +12,9 @@ from ratelimits.engine import Stale
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.replay import Asking, Question, forget, replay
 from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, server
+from ratelimits.simulate.batch import Asking, Question, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.asking import NOW, SECOND
 from tests.raw import RawRedis

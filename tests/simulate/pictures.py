@@ -1,6 +1,6 @@
 """What docs/algorithms.md shows: the same bursty half minute under a rule of each algorithm.
 
-    python -m tests.simulator.pictures [FILE.svg]
+    python -m tests.simulate.pictures [FILE.svg]
 
 prints the pictures, on an embedded server, or draws them into a file.
 """
