@@ -68,10 +68,10 @@ def layers(url: str) -> list[Case]:
     """From a round trip up to the throttle, each upon the one before it: three rules on one key, metered."""
     from benchmarks import floors, in_place, ours
     from benchmarks.pipelines import run_of
-    from ratelimits import quota, waiting
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.decide import ask
     from ratelimits.engine.resp import resp
+    from ratelimits.quota import checking, waiting
 
     here, raw = ours.engine_server(), floors.RawSocket(url)
     command = Command(here.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
@@ -86,10 +86,10 @@ def layers(url: str) -> list[Case]:
     someone = ours.someone("42")
 
     def check() -> object:
-        return quota.check(someone, "three", "GET").allowed
+        return checking.check(someone, "three", "GET").allowed
 
     def check_and_wait() -> object:
-        return waiting.check_and_wait(someone, "three", "GET", quota.ONE_REQUEST).allowed
+        return waiting.check_and_wait(someone, "three", "GET", checking.ONE_REQUEST).allowed
 
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("ping", "raw PING", lambda: raw.ask(floors.PING)),
@@ -113,15 +113,16 @@ def steps() -> list[Case]:
     """Single steps of this app's Python code."""
     from benchmarks import in_place, ours
     from benchmarks.pipelines import run_of
-    from ratelimits import costs, headers, quota, rules
+    from ratelimits import rules
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.server import server
-    from ratelimits.http import costs_of
     from ratelimits.identity import Identity, address_of, identify
+    from ratelimits.quota import checking, costs, headers
+    from ratelimits.quota.http import costs_of
     from ratelimits.throttling import QuotaThrottle
 
     request, here = in_place.drf_request(), ours.engine_server()
-    answer = quota.check(ours.someone("42"), "three", "GET")
+    answer = checking.check(ours.someone("42"), "three", "GET")
     rule, decision = answer.binding, answer.decision
     assert rule is not None
     assert decision is not None
@@ -144,11 +145,11 @@ def steps() -> list[Case]:
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),
         ("server()", server),
-        ("costs.valid(costs)", lambda: costs.valid(quota.ONE_REQUEST)),
+        ("costs.valid(costs)", lambda: costs.valid(checking.ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
         ("nonce()", nonce),
         ("command.to(run, nonce)", lambda: command.to(run_id, b"0123456789abcdef")),
-        ("Answer(…)", lambda: quota.Answer(True, decision, answer.prepared, 0.0, 0.0)),
+        ("Answer(…)", lambda: checking.Answer(True, decision, answer.prepared, 0.0, 0.0)),
         ("QuotaThrottle()", QuotaThrottle),
         (
             "a route that is not known: Command(…)",

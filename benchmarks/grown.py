@@ -110,8 +110,8 @@ def make_keys(size: Size) -> None:
 def requests(size: Size) -> Any:
     """One request by whoever's turn it is."""
     from benchmarks.pipelines import FIRST_ID
-    from ratelimits import quota
     from ratelimits.identity import Identity
+    from ratelimits.quota import checking
 
     chosen = random.Random(1)
     count = min(size.spread, MOST_ASKED)
@@ -121,7 +121,7 @@ def requests(size: Size) -> Any:
 
     def ask() -> None:
         user = next(turns)
-        if not quota.check(Identity(user=f"user:{user}", account=f"account:{user}"), "any", "GET").allowed:
+        if not checking.check(Identity(user=f"user:{user}", account=f"account:{user}"), "any", "GET").allowed:
             raise AssertionError("refused")
 
     return ask

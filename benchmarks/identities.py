@@ -55,10 +55,10 @@ def resident_mb() -> float:
 def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     """The whole run, as JSON has it."""
     from benchmarks import ours
-    from ratelimits import quota
     from ratelimits.engine.server import server
     from ratelimits.models import Rule
     from ratelimits.models.versions import editing
+    from ratelimits.quota import checking
 
     rows = [
         ours.row("user", "month", "admitted"),
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     ]
     with editing("default"):
         Rule.objects.bulk_create(rows)
-    quota.check(invented("warm", 0), "admitted", "GET")
+    checking.check(invented("warm", 0), "admitted", "GET")
     about = report.machine(redis_server.url)
     before = resident_mb()
     phases: dict[str, dict[str, Any]] = {}
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         looks = []
         step = max(options.identities // LOOKS, 1)
         for number in range(options.identities):
-            quota.check(invented(name, number), name, "GET")
+            checking.check(invented(name, number), name, "GET")
             if (number + 1) % step == 0:
                 looks.append(round(resident_mb() - before, 1))
         phases[name] = {"grown_mb": looks, "connections": connections()}
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     with away(redis_server):
         phase("away", lambda: None)
     server().wire.client.close()
-    quota.denials.clear()
+    checking.denials.clear()
     claims = [
         claim
         for name, one in phases.items()

@@ -7,19 +7,20 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks.timing import Case
-from ratelimits import engine, quota, rules
+from ratelimits import engine, rules
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
-from ratelimits.engine.allotment import Allotment
 from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import ask
-from ratelimits.engine.denied import DenyCache
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.models.versions import editing
+from ratelimits.quota import checking as quota
+from ratelimits.quota.deny_cache import DenyCache
+from ratelimits.quota.prefetch import Allotment
 from ratelimits.rules import Selection
 
 SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))

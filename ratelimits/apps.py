@@ -13,11 +13,12 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import background, checks, row_checks, stop_signals, usage_checks, witness  # noqa: F401  (the system checks)
+        from ratelimits import background, checks, row_checks, stop_signals, usage_checks  # noqa: F401  (the system checks)
         from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
+        from ratelimits.quota import process_totals
         from ratelimits.usage import totals
 
-        witness.write_with(totals.write)
+        process_totals.write_with(totals.write)
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
         # Here, since a server loads the app in its main thread and may then answer requests in others alone.
         stop_signals.watch(background.end)

@@ -10,11 +10,11 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ratelimits import finishing
-from ratelimits.costs import WrongCost
-from ratelimits.http import Cost, costs_of, refusal, scope_of, told, wrong_cost
 from ratelimits.identity import aidentify, identify
-from ratelimits.waiting import acheck_and_wait, check_and_wait
+from ratelimits.quota import finishing
+from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.http import Cost, costs_of, refusal, scope_of, told, wrong_cost
+from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -22,7 +22,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
     """Govern a view by the rules of `scope`; `cost` is that of DRF's `throttle_cost`, a callable gets the request.
 
-    The answer is kept as `request.quota`; ratelimits.receipts settles or refunds it.
+    The answer is kept as `request.quota`; ratelimits.quota.receipts settles or refunds it.
     """
 
     def decorate(view: View) -> View:

@@ -14,12 +14,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 
-from ratelimits import finishing
 from ratelimits.conf import conf
-from ratelimits.http import refusal, told
 from ratelimits.identity import aidentify, identify
-from ratelimits.quota import ONE_REQUEST
-from ratelimits.waiting import acheck_and_wait, check_and_wait
+from ratelimits.quota import finishing
+from ratelimits.quota.checking import ONE_REQUEST
+from ratelimits.quota.http import refusal, told
+from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 

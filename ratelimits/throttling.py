@@ -12,12 +12,12 @@ from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from ratelimits import finishing
-from ratelimits.costs import WrongCost
-from ratelimits.http import costs_of, scope_of, wrong_cost
 from ratelimits.identity import identify
-from ratelimits.quota import ONE_REQUEST, Answer
-from ratelimits.waiting import check_and_wait
+from ratelimits.quota import finishing
+from ratelimits.quota.checking import ONE_REQUEST, Answer
+from ratelimits.quota.costs import WrongCost
+from ratelimits.quota.http import costs_of, scope_of, wrong_cost
+from ratelimits.quota.waiting import check_and_wait
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # which itself imports the throttle classes

@@ -107,12 +107,12 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(autouse=True)
 def _empty_server(redis_url: str) -> None:
     """Every test meets an empty server, and a process that has nothing left to send to it."""
-    from ratelimits import quota
     from ratelimits.engine.server import isolate
+    from ratelimits.quota import checking
 
     isolate("")  # the keys of a test that was rolled back were its own
-    quota.denials.clear()
-    quota.sender.flush()  # behind what its thread was just sending
+    checking.denials.clear()
+    checking.sender.flush()  # behind what its thread was just sending
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
 
@@ -149,8 +149,8 @@ def crash_seed(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(params=["check", "acheck"])
 def check(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`quota.check`, and its twin that is awaited."""
-    from ratelimits import quota
+    from ratelimits.quota import checking
 
     if request.param == "check":
-        return quota.check
-    return lambda *args, **more: asyncio.run(quota.acheck(*args, **more))
+        return checking.check
+    return lambda *args, **more: asyncio.run(checking.acheck(*args, **more))

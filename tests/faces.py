@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from django.db.backends.utils import CursorWrapper
 
-from ratelimits import quota, rules, witness
-from ratelimits.engine.allotment import give_back
-from ratelimits.engine.fallback import LocalLimiter
+from ratelimits import rules
 from ratelimits.engine.transport.breaker import Breaker
+from ratelimits.quota import checking, process_totals
+from ratelimits.quota.fallback import LocalLimiter
+from ratelimits.quota.prefetch import give_back
 from tests.raw import RawRedis
 
 
@@ -29,11 +30,11 @@ class Clock:
 def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """As in a process that has just started; the clock is that of all that remembers."""
     clock = Clock()
-    monkeypatch.setattr(quota, "breaker", Breaker(clock))
-    monkeypatch.setattr(quota, "local", LocalLimiter(clock))
-    monkeypatch.setattr(quota.denials, "clock", clock)
+    monkeypatch.setattr(checking, "breaker", Breaker(clock))
+    monkeypatch.setattr(checking, "local", LocalLimiter(clock))
+    monkeypatch.setattr(checking.denials, "clock", clock)
     give_back(everything=True)
-    witness._begin()
+    process_totals._begin()
     rules.forget()
     return clock
 

@@ -16,10 +16,11 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from project.models import ApiKey
-from ratelimits import identity, quota
+from ratelimits import identity
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
 from ratelimits.models.keys import UNKNOWN_ADDRESS
+from ratelimits.quota import checking
 from tests.faces import begin_afresh
 
 
@@ -223,7 +224,7 @@ class TestIdentities:
         who = identify(request())
         assert who.account == key
         assert ledger_name(who.owner) == who.owner
-        answer = quota.check(who)
+        answer = checking.check(who)
         assert (answer.allowed, answer.decision is not None) == (True, True)
 
     def test_drfs_request_brings_its_credential(self, settings: Any) -> None:

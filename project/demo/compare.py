@@ -14,9 +14,9 @@ from rich.table import Table
 from project.demo.seed import IssuedKey
 from project.demo.traffic import Tally
 from ratelimits.conf import conf
-from ratelimits.engine.denied import INTERVAL
 from ratelimits.engine.keys import shard_of
 from ratelimits.models import Line, ShardState
+from ratelimits.quota.deny_cache import INTERVAL
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from ratelimits import finishing, rules
+from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
@@ -19,8 +19,9 @@ from ratelimits.engine.decide import ask
 from ratelimits.engine.program import program
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity, identify
-from ratelimits.quota import RELOADS, Answer
-from ratelimits.routes import Prepared, prepare
+from ratelimits.quota import finishing
+from ratelimits.quota.checking import RELOADS, Answer
+from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY
 from ratelimits.throttling import QuotaUnavailable

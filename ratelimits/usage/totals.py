@@ -17,7 +17,7 @@ from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
 
 if TYPE_CHECKING:
     from ratelimits.models.ledger import ProcessTotal
-    from ratelimits.witness import Totals
+    from ratelimits.quota.process_totals import Totals
 
 _CHUNK = 1000
 _SECOND = 1_000_000

@@ -13,9 +13,9 @@ from django.test import Client
 
 from ratelimits.admin import reports as pages
 from ratelimits.models import Adjustment, Line, Report, ReportLine
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import totals
-from ratelimits.witness import Place
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, close, spend
 from tests.rows import rule

@@ -15,11 +15,11 @@ MOST = 20_000
 
 
 def spend(user: str) -> int:
-    from ratelimits import quota
     from ratelimits.identity import Identity
+    from ratelimits.quota import checking
 
     identity = Identity(user)
-    return next((admitted for admitted in range(MOST) if not quota.check(identity).allowed), MOST)
+    return next((admitted for admitted in range(MOST) if not checking.check(identity).allowed), MOST)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from project.celery import app
 @app.task(name="tests.ask", ignore_result=True)
 def ask(user: str, times: int) -> None:
     """Ask so many times, then say so in the broker's list "asked"."""
-    from ratelimits import quota
     from ratelimits.identity import Identity
+    from ratelimits.quota import checking
 
     for _ in range(times):
-        quota.check(Identity(user, account="account:acme"))
+        checking.check(Identity(user, account="account:acme"))
     with redis.Redis.from_url(settings.CELERY_BROKER_URL) as client:
         client.rpush("asked", user)

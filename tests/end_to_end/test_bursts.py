@@ -19,12 +19,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ratelimits import quota
 from ratelimits.decorators import limited
 from ratelimits.engine.server import server
 from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
-from ratelimits.quota import Answer
+from ratelimits.quota import checking
+from ratelimits.quota.checking import Answer
 from ratelimits.throttling import QuotaThrottle
 from tests.faces import begin_afresh
 from tests.rows import rule
@@ -56,11 +56,11 @@ def _used_up(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     # A server that gets no processor time for a while, on a busy machine, is not to be taken for one that is away.
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0, "TIMEOUT": 10}
     rule("all", "token_bucket", capacity=10, rate=1, period=86_400, key_kind="global")
-    assert [quota.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]
+    assert [checking.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]
 
 
 def check_as(number: int, _thread: int) -> None:
-    quota.check(someone(number))
+    checking.check(someone(number))
 
 
 def someone(number: int) -> Identity:
@@ -78,7 +78,7 @@ def connections(client: redis.Redis) -> int:
 
 
 async def ask_at_once(tasks: int) -> Counter[str]:
-    return answers(await asyncio.gather(*(quota.acheck(someone(number)) for number in range(tasks))))
+    return answers(await asyncio.gather(*(checking.acheck(someone(number)) for number in range(tasks))))
 
 
 def test_three_thousand_tasks_at_once_cold_and_warm(redis_client: redis.Redis) -> None:
@@ -92,7 +92,7 @@ def test_three_thousand_tasks_at_once_cold_and_warm(redis_client: redis.Redis) -
         return connections(redis_client)
 
     assert asyncio.run(and_connections()) == before + 1
-    assert quota.breaker.closed
+    assert checking.breaker.closed
     assert connections(redis_client) == before
 
 
@@ -131,11 +131,11 @@ def test_four_hundred_threads_at_once(redis_client: redis.Redis) -> None:
 
     def work(number: int) -> None:
         ready.wait()
-        found.append(quota.check(someone(number)))
+        found.append(checking.check(someone(number)))
 
     in_threads(400, work)
     assert answers(found) == Counter(refused=400)
-    assert quota.breaker.closed
+    assert checking.breaker.closed
     assert connections(redis_client) <= before + IDLE_CONNECTIONS
 
 
@@ -182,7 +182,7 @@ def test_a_thousand_views_at_once_behind_asgi(redis_client: redis.Redis, setting
         return found
 
     assert asyncio.run(all_at_once()) == Counter({429: 1000})
-    assert quota.breaker.closed
+    assert checking.breaker.closed
 
 
 def test_short_threads_one_after_the_other_use_one_connection_and_learn_its_run_once(

@@ -19,14 +19,13 @@ from django.test import override_settings
 from redis.cluster import LoadBalancingStrategy
 from redis.exceptions import AskError, ResponseError
 
-from ratelimits import engine, quota
+from ratelimits import engine
 from ratelimits.embedded import free_port
 from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotSent, Stale, Unanswered
 from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.cluster.split import slot_of
 from ratelimits.engine.decide import ask as decide_call
-from ratelimits.engine.denied import DenyCache, send
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
@@ -35,6 +34,8 @@ from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger import GapKind
+from ratelimits.quota import checking
+from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.cluster import NODES, Cluster, wait_until_loaded
@@ -398,7 +399,7 @@ def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_
 
     def decided(node: int) -> bool:
         who = Identity(account=f"account:{accounts[node]}")
-        answer = asyncio.run(quota.acheck(who)) if asynchronous else quota.check(who)
+        answer = asyncio.run(checking.acheck(who)) if asynchronous else checking.check(who)
         assert answer.allowed
         return answer.decision is not None
 
@@ -701,7 +702,7 @@ def test_rules_edits_and_reports_of_requests_by_several_kinds_of_keys(
     }
 
     def check() -> tuple[bool, str]:
-        answer = asyncio.run(quota.acheck(who)) if asynchronous else quota.check(who)
+        answer = asyncio.run(checking.acheck(who)) if asynchronous else checking.check(who)
         assert answer.decision is not None
         assert answer.binding is not None
         return answer.allowed, answer.binding.name

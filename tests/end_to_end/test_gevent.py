@@ -17,7 +17,7 @@ from collections import Counter
 from django.conf import settings
 settings.RATELIMITS.update(TIMEOUT=10)
 django.setup()
-from ratelimits import quota
+from ratelimits.quota import checking as quota
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
 

@@ -26,8 +26,8 @@ def use() -> None:
 
     from ratelimits import engine
     from ratelimits.models import Adjustment, DurabilityGap, Report
+    from ratelimits.quota.process_totals import Place
     from ratelimits.usage import totals
-    from ratelimits.witness import Place
     from tests.reports.invoices import account, close, spend
     from tests.rows import rule
     from tests.usage.traffic import at, flow

@@ -18,11 +18,11 @@ from django.db import connection
 
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, GapKind, ShardState
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.close import home_shard
 from ratelimits.usage import totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from ratelimits.witness import Place
 from tests.push.fakes import LagoFake, options
 from tests.reports.invoices import account, spend
 from tests.rows import rule

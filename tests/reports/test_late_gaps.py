@@ -9,6 +9,7 @@ import pytest
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.close import home_shard
 from ratelimits.reports.late_gaps import LateGaps
 from ratelimits.reports.statements import version_rows
@@ -16,7 +17,6 @@ from ratelimits.reports.verify import verify_report
 from ratelimits.reports.verify_printed import verify_printed
 from ratelimits.reports.verify_totals import verify_totals
 from ratelimits.usage import gaps, totals
-from ratelimits.witness import Place
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import findings, owed, priced
 from tests.usage.traffic import at

@@ -12,10 +12,10 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.manifest import ManifestError, build, compare, parse
 from ratelimits.usage import totals
 from ratelimits.usage.gaps import declare
-from ratelimits.witness import Place
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_verify import SIGNED
 from tests.usage.traffic import at, flow

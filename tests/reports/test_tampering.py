@@ -45,13 +45,13 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.manifest import build, parse
 from ratelimits.usage import archive, totals
 from ratelimits.usage.archive import ArchiveError
 from ratelimits.usage.compact import compact
 from ratelimits.usage.gaps import declare
 from ratelimits.verification import Verification
-from ratelimits.witness import Place
 from tests.push.fakes import FAKES, options
 from tests.reports.edits import change as change_terms
 from tests.reports.edits import edit_at

@@ -16,13 +16,13 @@ from django.test import override_settings
 from ratelimits.management.commands import ratelimits_archive
 from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
 from ratelimits.models.ledger import COUNTERS, SUBJECT
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
 from ratelimits.signatures import sign
 from ratelimits.usage import compact as compacting
 from ratelimits.usage import totals
 from ratelimits.usage.packet import canonical, checksum
-from ratelimits.witness import Place
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_close import adjust
 from tests.usage.traffic import at, flow

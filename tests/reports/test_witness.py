@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from ratelimits.models import Report
+from ratelimits.quota.process_totals import Kind, Place
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
 from ratelimits.reports.verify import verify_report
 from ratelimits.reports.witness import Comparison, compare
 from ratelimits.usage import totals
-from ratelimits.witness import Kind, Place
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import at, flow
 

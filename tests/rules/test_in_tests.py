@@ -96,7 +96,7 @@ class InTestCase(Common, TestCase):
         self.assertEqual((await client.get("/hello/")).status_code, 200)
 
     async def test_acheck(self):
-        from ratelimits import quota
+        from ratelimits.quota import checking as quota
         from ratelimits.identity import Identity
 
         await Rule.objects.acreate(**LIMIT)
@@ -122,7 +122,7 @@ class WithTestData(TestCase):
         self.assertEqual(statuses(self.client), USED_UP)
 
     async def test_the_event_loop_is_the_first_to_ask(self):
-        from ratelimits import quota
+        from ratelimits.quota import checking as quota
         from ratelimits.identity import Identity
 
         who = Identity(address="ip:192.0.2.1")

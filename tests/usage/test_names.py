@@ -10,6 +10,7 @@ from django.test import RequestFactory
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.rows import report_id
 from ratelimits.usage import totals
 from ratelimits.usage.apply import Outcome, quarantine
@@ -17,7 +18,6 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify import verify_ledger
-from ratelimits.witness import Place
 from tests.raw import RawRedis
 from tests.usage.test_gaps import keys
 from tests.usage.traffic import NOON, flow, use

@@ -11,12 +11,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.test import override_settings
 
-from ratelimits import witness
 from ratelimits.models import DurabilityGap, ProcessTotal
+from ratelimits.quota import process_totals
+from ratelimits.quota.process_totals import Place
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.witness import Comparison, compare
 from ratelimits.usage import totals
-from ratelimits.witness import Place
 from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,50 +121,50 @@ def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
 
 
 def test_only_what_has_grown_is_written_again(django_assert_num_queries: Callable[[int], Any]) -> None:
-    witness._begin()
+    process_totals._begin()
     now = int(time.time()) * 1_000_000
     for account in ("account:acme", "account:other"):
-        witness.admitted(account, {"requests": 1, "tokens": 5}, now)
-    witness.write()
+        process_totals.admitted(account, {"requests": 1, "tokens": 5}, now)
+    process_totals.write()
     with django_assert_num_queries(0):
-        witness.write()
-    witness.admitted("account:acme", {"tokens": 7}, now)
+        process_totals.write()
+    process_totals.admitted("account:acme", {"tokens": 7}, now)
     ProcessTotal.objects.update(units=0)
-    witness.write()
+    process_totals.write()
     rows = ProcessTotal.objects.order_by("account", "meter").values_list("account", "meter", "requests", "units")
     assert list(rows) == [
         ("acme", "requests", 1, 0), ("acme", "tokens", 2, 12), ("other", "requests", 1, 0), ("other", "tokens", 1, 0),
     ]  # fmt: skip
-    witness._begin()
+    process_totals._begin()
 
 
 def test_what_could_not_be_written_is_written_the_next_time() -> None:
-    witness._begin()
-    witness.admitted("account:acme", {"requests": 1}, int(time.time()) * 1_000_000)
+    process_totals._begin()
+    process_totals.admitted("account:acme", {"requests": 1}, int(time.time()) * 1_000_000)
     with (
         override_settings(RATELIMITS={**settings.RATELIMITS, "DATABASE": "nowhere"}),
         pytest.raises(ImproperlyConfigured),
     ):
-        witness.write()
-    witness.write()
+        process_totals.write()
+    process_totals.write()
     assert ProcessTotal.objects.get().requests == 1
-    witness._begin()
+    process_totals._begin()
 
 
 def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    witness._begin()
-    monkeypatch.setattr(witness, "_forgotten", 0)
+    process_totals._begin()
+    monkeypatch.setattr(process_totals, "_forgotten", 0)
     start = int(time.time()) // 900 * 900
     now = start - 3 * 900
     monkeypatch.setattr(time, "time", lambda: now)
-    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
+    process_totals.admitted("account:acme", {"requests": 1}, now * 1_000_000)
     now = start
-    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
-    witness.write()
-    assert [place.bin for place in witness.totals()] == [start]
+    process_totals.admitted("account:acme", {"requests": 1}, now * 1_000_000)
+    process_totals.write()
+    assert [place.bin for place in process_totals.totals()] == [start]
     now = start - 3 * 900
-    witness.admitted("account:acme", {"requests": 1}, now * 1_000_000)
-    witness.write()
+    process_totals.admitted("account:acme", {"requests": 1}, now * 1_000_000)
+    process_totals.write()
     # The bin that was forgotten is not begun again: its total would replace the one that was written.
     assert sum(ProcessTotal.objects.values_list("requests", flat=True)) == 3
-    witness._begin()
+    process_totals._begin()

@@ -13,22 +13,24 @@ from typing import NamedTuple
 from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
-from ratelimits import headers, routes, rules, testcase, witness
+from ratelimits import rules, testcase
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
-from ratelimits.costs import valid
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
-from ratelimits.engine.allotment import Allotment, Take, Taken
 from ratelimits.engine.call import Op
 from ratelimits.engine.decide import aask, ask
-from ratelimits.engine.denied import Denied, DenyCache, Sender
-from ratelimits.engine.fallback import LocalLimiter
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
-from ratelimits.routes import Prepared, Question, Routes
+from ratelimits.quota import headers, process_totals
+from ratelimits.quota import prepared as routes
+from ratelimits.quota.costs import valid
+from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
+from ratelimits.quota.fallback import LocalLimiter
+from ratelimits.quota.prefetch import Allotment, Take, Taken
+from ratelimits.quota.prepared import Prepared, Question, Routes
 from ratelimits.rules import AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
@@ -103,8 +105,8 @@ def _begin_test(**kwargs: object) -> None:
     local.clear()
 
 
-testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota")
-post_migrate.connect(_begin_test, dispatch_uid="ratelimits.quota")
+testcase.changed.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
+post_migrate.connect(_begin_test, dispatch_uid="ratelimits.quota.checking")
 
 
 def check(
@@ -225,7 +227,7 @@ def _answer(
         return _without(prepared, identity, costs, metered=True)
     if decision.allowed:
         # A view may go on to change its mapping.
-        witness.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
+        process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
         return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
     return _refused(decision, prepared, place)
 
@@ -294,7 +296,7 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
     if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
         breaker.failed(cause.event)
     if isinstance(cause, Unanswered) and metered:
-        witness.unanswered(identity.owner, routes.booked_to(identity), costs)
+        process_totals.unanswered(identity.owner, routes.booked_to(identity), costs)
     if not answered:
         raise error
     logger.error("No decision could be had, the failure policy decides: %s", error)
@@ -316,5 +318,5 @@ def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, 
     if "deny" in choices or not local.admits(asked):
         return Answer(False, None, prepared, 1.0, unavailable=True)
     if metered:
-        witness.unmetered(identity.owner, routes.booked_to(identity), costs)
+        process_totals.unmetered(identity.owner, routes.booked_to(identity), costs)
     return Answer(True, None, prepared)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimits import headers
-from ratelimits.headers import Policy
+from ratelimits.quota import headers
+from ratelimits.quota.headers import Policy
 from tests.engine.asking import limit
 
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ratelimits import headers
 from ratelimits.algorithms.limits import Concurrency
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
-from ratelimits.engine.allotment import Allotment, Take, lends_itself
 from ratelimits.engine.call import Call, Command, Op, clock
 from ratelimits.engine.decision import Decision, blocked
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
+from ratelimits.quota import headers
+from ratelimits.quota.prefetch import Allotment, Take, lends_itself
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
 #: Routes that are remembered at most; past it, all of a process' are found anew.

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits import quota, receipts, witness
 from ratelimits.engine import Unanswered
-from ratelimits.engine.allotment import Allotment, Take
 from ratelimits.engine.decision import Decision
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.quota import Answer
+from ratelimits.quota import checking, process_totals, receipts
+from ratelimits.quota.checking import Answer
+from ratelimits.quota.prefetch import Allotment, Take
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.faces import Clock, away, begin_afresh, counted
 from tests.rows import rule
@@ -62,9 +62,9 @@ class TestAllotments:
         ahead(capacity=5)
         for _ in range(10):
             check(WHO)
-        quota.sender.flush()
+        checking.sender.flush()
         assert counted(redis_client) == {}
-        assert witness.totals() == {}
+        assert process_totals.totals() == {}
 
     def test_a_refusal_is_repeated_without_asking(self, check: Check, redis_url: str) -> None:
         ahead(capacity=1)
@@ -112,7 +112,7 @@ class TestAllotments:
 
         monkeypatch.setattr(Allotment, "book", beside_others)
         for _ in range(3):
-            quota.denials.clear()
+            checking.denials.clear()
             answer = check(WHO)
             assert (answer.allowed, answer.unavailable) == (False, False)
 
@@ -168,7 +168,7 @@ class TestAllotments:
         ahead()
         away(settings, 1)
         assert check(WHO).allowed
-        assert witness.totals() == {}
+        assert process_totals.totals() == {}
 
     def test_no_time_at_all_takes_nothing_ahead(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
         settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 0}
@@ -182,10 +182,10 @@ class TestAllotments:
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         row = ahead()
-        assert quota.check(WHO).allowed
+        assert checking.check(WHO).allowed
         row.allotment = None
         row.save()
-        real, calls = quota.ask, []  # type: ignore[attr-defined]
+        real, calls = checking.ask, []  # type: ignore[attr-defined]
 
         def lose(*args: Any) -> Any:
             calls.append(args)
@@ -196,10 +196,10 @@ class TestAllotments:
         async def alose(*args: Any) -> Any:
             return lose(*args)
 
-        monkeypatch.setattr(quota, name, lose if name == "ask" else alose)
+        monkeypatch.setattr(checking, name, lose if name == "ask" else alose)
         if name == "ask":
-            quota.check(WHO)
+            checking.check(WHO)
         else:
-            asyncio.run(quota.acheck(WHO))
+            asyncio.run(checking.acheck(WHO))
         assert len(calls) == 2
-        assert {place.kind for place in witness.totals()} == {"unanswered", "unmetered"}
+        assert {place.kind for place in process_totals.totals()} == {"unanswered", "unmetered"}

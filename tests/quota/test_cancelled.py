@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import redis
 
-from ratelimits import quota, witness
 from ratelimits.engine import adecide
 from ratelimits.engine.server import server
 from ratelimits.identity import Identity
-from ratelimits.waiting import acheck_and_wait
+from ratelimits.quota import checking, process_totals
+from ratelimits.quota.waiting import acheck_and_wait
 from tests.engine.asking import limit
 from tests.engine.proxy import Proxy
 from tests.faces import away, begin_afresh, counted
@@ -64,7 +64,7 @@ async def cancelled(proxy: Proxy, entry: Entry, *, times: int = 1) -> None:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize(
     "entry",
-    [lambda: quota.acheck(WHO), lambda: acheck_and_wait(WHO, "*", "GET", ONE)],
+    [lambda: checking.acheck(WHO), lambda: acheck_and_wait(WHO, "*", "GET", ONE)],
     ids=["acheck", "acheck_and_wait"],
 )
 async def test_what_was_granted_is_given_back(
@@ -72,12 +72,12 @@ async def test_what_was_granted_is_given_back(
 ) -> None:
     await asyncio.to_thread(rule, "bucket", capacity=2, rate="0.000001")
     await asyncio.to_thread(rule, "flights", "concurrency", capacity=2)
-    assert (await quota.acheck(WHO)).allowed
+    assert (await checking.acheck(WHO)).allowed
     for number in range(1, 4):
         await cancelled(proxy, entry, times=times)
         assert counted(redis_client) == {"a requests 0 acme user:1 1": 1 + number, "r requests 0 acme user:1 1": number}
-    assert (await quota.acheck(WHO)).allowed
-    assert not (await quota.acheck(WHO)).allowed
+    assert (await checking.acheck(WHO)).allowed
+    assert not (await checking.acheck(WHO)).allowed
 
 
 async def test_the_engine_gives_back_as_well(proxy: Proxy) -> None:
@@ -89,28 +89,28 @@ async def test_the_engine_gives_back_as_well(proxy: Proxy) -> None:
 
 
 async def test_a_reply_that_is_lost_meanwhile_is_declared(proxy: Proxy) -> None:
-    assert (await quota.acheck(WHO)).allowed
+    assert (await checking.acheck(WHO)).allowed
     before = proxy.count(b"EVALSHA")
     proxy.hold()
-    task = asyncio.ensure_future(quota.acheck(WHO))
+    task = asyncio.ensure_future(checking.acheck(WHO))
     await asyncio.to_thread(proxy.wait_for, b"EVALSHA", before + 1)
     task.cancel()
     proxy.cut.set()
     proxy.let_go()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert {place.kind for place in witness.totals()} == {"admitted", "unanswered"}
+    assert {place.kind for place in process_totals.totals()} == {"admitted", "unanswered"}
 
 
 async def test_who_waits_no_longer_than_so_long_is_told_that_the_time_is_over(
     proxy: Proxy, redis_client: redis.Redis
 ) -> None:
-    assert (await quota.acheck(WHO)).allowed
+    assert (await checking.acheck(WHO)).allowed
     proxy.hold()
 
     async def ask() -> None:
         async with asyncio.timeout(0.01):
-            await quota.acheck(WHO)
+            await checking.acheck(WHO)
 
     task = asyncio.ensure_future(ask())
     await asyncio.sleep(0.1)
@@ -126,7 +126,7 @@ async def test_a_task_that_was_cancelled_before_may_still_ask(redis_client: redi
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return (await quota.acheck(WHO)).allowed
+            return (await checking.acheck(WHO)).allowed
         raise AssertionError
 
     task = asyncio.ensure_future(ask_at_last())
@@ -147,7 +147,7 @@ def test_a_thread_that_is_stopped_while_it_waits_for_the_reply_declares_it(
 ) -> None:
     if pooled:
         monkeypatch.setattr(server().wire, "_idle", None)  # as with Sentinel and clusters
-    assert quota.check(WHO).allowed
+    assert checking.check(WHO).allowed
     before, connections = proxy.count(b"EVALSHA"), proxy.connections
     proxy.hold()
 
@@ -163,16 +163,16 @@ def test_a_thread_that_is_stopped_while_it_waits_for_the_reply_declares_it(
     other.start()
     try:
         with pytest.raises(stop):
-            quota.check(WHO)
+            checking.check(WHO)
     finally:
         other.join()
         signal.signal(signal.SIGUSR1, usual)
     proxy.let_go()
-    assert {place.kind: total for place, total in witness.totals().items()} == {
+    assert {place.kind: total for place, total in process_totals.totals().items()} == {
         "admitted": (1, 1),
         "unanswered": (1, 1),
     }
     # The next one reads its own reply, and is asked at once: the server did not fail.
-    assert quota.check(WHO).decision is not None
+    assert checking.check(WHO).decision is not None
     assert proxy.connections == connections + 1
     assert counted(redis_client) == {"a requests 0 acme user:1 1": 3}

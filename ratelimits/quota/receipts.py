@@ -10,11 +10,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ratelimits import finishing
 from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import settle as _settle
-from ratelimits.engine.allotment import Taken
+from ratelimits.quota import finishing
+from ratelimits.quota.prefetch import Taken
 
 logger = logging.getLogger(__name__)
 

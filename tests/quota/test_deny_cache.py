@@ -11,8 +11,8 @@ from django.test import override_settings
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
-from ratelimits.engine.denied import DenyCache, Sender, send
 from ratelimits.engine.server import server
+from ratelimits.quota.deny_cache import DenyCache, Sender, send
 from tests.faces import away
 from tests.raw import RawRedis
 

@@ -22,9 +22,9 @@ from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from ratelimits import finishing, receipts
 from ratelimits.decorators import limited
-from ratelimits.waiting import waiters
+from ratelimits.quota import finishing, receipts
+from ratelimits.quota.waiting import waiters
 from tests.engine.proxy import Proxy
 from tests.faces import away, begin_afresh, counted
 from tests.hanging import FILES, Asgi, Wsgi, awaited, until
@@ -33,7 +33,7 @@ from tests.servers import TestServers
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.urls("tests.test_finishing"),
+    pytest.mark.urls("tests.quota.test_finishing"),
     # Where a stream fails, Django's ASGI handler closes neither the response nor the request's body.
     pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.SpooledTemporaryFile:ResourceWarning"),
 ]
@@ -175,7 +175,7 @@ def sync_only(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callab
     return get_response
 
 
-SYNC_ONLY = "tests.test_finishing.sync_only"
+SYNC_ONLY = "tests.quota.test_finishing.sync_only"
 #: The middleware with others around it, the outermost first; without it nothing governs by path.
 STACKS = {"alone": [OURS], "below sync": [SYNC_ONLY, OURS], "above sync": [OURS, SYNC_ONLY], "none": []}
 #: Each entry point of a sync view, and the middleware.

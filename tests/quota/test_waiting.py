@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from ratelimits.identity import Identity
-from ratelimits.quota import Answer
-from ratelimits.waiting import Waiters, acheck_and_wait, check_and_wait, waiters
+from ratelimits.quota.checking import Answer
+from ratelimits.quota.waiting import Waiters, acheck_and_wait, check_and_wait, waiters
 from tests.faces import Clock, begin_afresh, counted
 from tests.rows import rule
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from ratelimits import witness
 from ratelimits.models import ProcessTotal
-from ratelimits.witness import Place
+from ratelimits.quota import process_totals
+from ratelimits.quota.process_totals import Place
 from tests.servers import TestServers
 
 
 @pytest.fixture(autouse=True)
 def _no_totals() -> Iterator[None]:
-    witness._begin()
+    process_totals._begin()
     yield
-    witness._begin()
+    process_totals._begin()
 
 
 def start() -> int:
@@ -33,37 +33,37 @@ def start() -> int:
 
 def test_totals_are_requests_and_units_by_place_and_only_grow() -> None:
     bin_start = start()
-    witness.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 250})
-    witness.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 50})
-    witness.unanswered("acme", "api_key:1", {"requests": 1})
-    witness.unmetered("", "anonymous", {"requests": 3})
-    assert witness.totals() == {
+    process_totals.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 250})
+    process_totals.unmetered("acme", "api_key:1", {"requests": 1, "tokens": 50})
+    process_totals.unanswered("acme", "api_key:1", {"requests": 1})
+    process_totals.unmetered("", "anonymous", {"requests": 3})
+    assert process_totals.totals() == {
         Place("unmetered", "acme", "api_key:1", "requests", bin_start): (2, 2),
         Place("unmetered", "acme", "api_key:1", "tokens", bin_start): (2, 300),
         Place("unanswered", "acme", "api_key:1", "requests", bin_start): (1, 1),
         Place("unmetered", "", "anonymous", "requests", bin_start): (1, 3),
     }
-    assert witness.totals() == witness.totals()
+    assert process_totals.totals() == process_totals.totals()
 
 
 def test_a_total_is_of_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     for moment in (899.9, 900.0, 1799.9):
         monkeypatch.setattr(time, "time", lambda moment=moment: moment)
-        witness.unanswered("acme", "user:1", {"requests": 1})
-    assert {place.bin: counts for place, counts in witness.totals().items()} == {0: (1, 1), 900: (2, 2)}
+        process_totals.unanswered("acme", "user:1", {"requests": 1})
+    assert {place.bin: counts for place, counts in process_totals.totals().items()} == {0: (1, 1), 900: (2, 2)}
 
 
 def test_threads_lose_nothing() -> None:
     def work() -> None:
         for _ in range(500):
-            witness.unmetered("acme", "user:1", {"requests": 1})
+            process_totals.unmetered("acme", "user:1", {"requests": 1})
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(requests for requests, _units in witness.totals().values()) == 4000
+    assert sum(requests for requests, _units in process_totals.totals().values()) == 4000
 
 
 def in_a_child(work: Any) -> str:
@@ -84,16 +84,16 @@ def in_a_child(work: Any) -> str:
 
 
 def test_a_forked_child_is_another_process_with_totals_of_its_own() -> None:
-    witness.unmetered("acme", "user:1", {"requests": 1})
-    mine = witness.process()
+    process_totals.unmetered("acme", "user:1", {"requests": 1})
+    mine = process_totals.process()
 
     def work() -> str:
-        before = len(witness.totals())
-        witness.unmetered("acme", "user:1", {"requests": 1})
-        return f"{witness.process()} {before} {len(witness.totals())}"
+        before = len(process_totals.totals())
+        process_totals.unmetered("acme", "user:1", {"requests": 1})
+        return f"{process_totals.process()} {before} {len(process_totals.totals())}"
 
     theirs, before, after = in_a_child(work).split()
-    assert theirs != mine == witness.process()
+    assert theirs != mine == process_totals.process()
     assert (before, after) == ("0", "1")
 
 
@@ -101,7 +101,7 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
     holding, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with witness._lock:
+        with process_totals._lock:
             holding.set()
             done.wait(10)
 
@@ -111,7 +111,7 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
     try:
 
         def work() -> int:
-            counting = threading.Thread(target=witness.unmetered, args=("a", "k", {"requests": 1}), daemon=True)
+            counting = threading.Thread(target=process_totals.unmetered, args=("a", "k", {"requests": 1}), daemon=True)
             counting.start()
             counting.join(5)
             return int(counting.is_alive())
@@ -127,7 +127,7 @@ import django
 from django.conf import settings
 settings.RATELIMITS["WITNESS_INTERVAL"] = 3600
 django.setup()
-from ratelimits import witness
+from ratelimits.quota import process_totals as witness
 witness.unmetered("acme", "api_key:1", {"requests": 1})
 """
 
@@ -146,25 +146,25 @@ def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_tota
 ) -> None:
     from ratelimits.usage import totals
 
-    monkeypatch.setattr(witness, "MOST_WRITTEN", 10)
-    before, now = witness.process(), int(time.time()) * 1_000_000
+    monkeypatch.setattr(process_totals, "MOST_WRITTEN", 10)
+    before, now = process_totals.process(), int(time.time()) * 1_000_000
 
-    def write(process: str, found: witness.Totals) -> None:
+    def write(process: str, found: process_totals.Totals) -> None:
         totals.write(process, found)
         # What is counted while it is written is not written yet.
-        witness.unmetered("acme", "user:1", {"requests": 2})
-        witness.unmetered("late", "user:1", {"requests": 3})
+        process_totals.unmetered("acme", "user:1", {"requests": 2})
+        process_totals.unmetered("late", "user:1", {"requests": 3})
 
-    monkeypatch.setattr(witness, "_write", write)
+    monkeypatch.setattr(process_totals, "_write", write)
     for number in range(20):
-        witness.admitted(f"account:{number}", {"requests": 1}, now)
-    witness.unmetered("acme", "user:1", {"requests": 1})
-    witness.write()
-    assert witness.process() != before
-    monkeypatch.setattr(witness, "_write", totals.write)
-    witness.admitted("account:3", {"requests": 1}, now)
-    assert len(witness.totals()) == 3
-    witness.write()
+        process_totals.admitted(f"account:{number}", {"requests": 1}, now)
+    process_totals.unmetered("acme", "user:1", {"requests": 1})
+    process_totals.write()
+    assert process_totals.process() != before
+    monkeypatch.setattr(process_totals, "_write", totals.write)
+    process_totals.admitted("account:3", {"requests": 1}, now)
+    assert len(process_totals.totals()) == 3
+    process_totals.write()
     rows = ProcessTotal.objects.order_by("process")
     assert sum(row.requests for row in rows if row.kind == "admitted") == 21
     sums = {name: [sum(r.requests for r in of), sum(r.units for r in of)] for name, of in by_account(rows).items()}
@@ -181,10 +181,10 @@ def by_account(rows: Any) -> dict[str, list[ProcessTotal]]:
 def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from_the_ledger_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(witness, "MOST_KEPT", 10)
+    monkeypatch.setattr(process_totals, "MOST_KEPT", 10)
     for number in range(100):
-        witness.admitted(f"account:{number}", {"requests": 1}, int(time.time()) * 1_000_000)
-        witness.unmetered(str(number), f"user:{number}", {"requests": 2})
-    found = witness.totals()
+        process_totals.admitted(f"account:{number}", {"requests": 1}, int(time.time()) * 1_000_000)
+        process_totals.unmetered(str(number), f"user:{number}", {"requests": 2})
+    found = process_totals.totals()
     assert len(found) <= 11
     assert sum(units for place, (_requests, units) in found.items() if place.kind == "unmetered") == 200

@@ -11,10 +11,10 @@ from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
-from ratelimits import finishing, quota, routes
 from ratelimits.conf import conf
 from ratelimits.identity import Identity
-from ratelimits.quota import Answer
+from ratelimits.quota import checking, finishing, prepared
+from ratelimits.quota.checking import Answer
 
 
 class Waiters:
@@ -51,10 +51,10 @@ def check_and_wait(
     wait ends and asyncio.CancelledError is raised, so that the view does not run.
     """
     # Where nothing waits no place is needed; an edit under way may still make this one wait.
-    crowded = routes.may_wait()
+    crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
-        answer = quota.check(identity, scope, method, costs, at_once=crowded and not entered)
+        answer = checking.check(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait or (answer.allowed and finishing.is_abandoned(request)):
             try:
                 _hold_back(answer.wait, request)
@@ -93,10 +93,10 @@ def _runs_a_loop() -> bool:
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
     """`check_and_wait`, awaited: other requests of the event loop go on meanwhile."""
-    crowded = routes.may_wait()
+    crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
-        answer = await quota.acheck(identity, scope, method, costs, at_once=crowded and not entered)
+        answer = await checking.acheck(identity, scope, method, costs, at_once=crowded and not entered)
         if answer.wait:
             try:
                 await asyncio.sleep(answer.wait)

@@ -11,14 +11,15 @@ import pytest
 import redis
 from django.db import connection
 
-from ratelimits import quota, routes, rules
+from ratelimits import rules
 from ratelimits.embedded import free_port
 from ratelimits.engine.counting import Count
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.engine.publish import publications
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.quota import Answer
+from ratelimits.quota import checking, prepared
+from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.faces import Clock, away, begin_afresh, counted
 from tests.rows import NEEDED, rule, unsaved
@@ -53,7 +54,7 @@ class TestCapacityZero:
         assert fields["RateLimit"] == '"closed";r=0'
         assert '"closed";q=0' in fields["RateLimit-Policy"]
         assert "Retry-After" not in fields
-        quota.sender.flush()
+        checking.sender.flush()
         assert counted(redis_client) == {f"d requests {row.pk} acme api_key:9 1": 6}
         row.delete()
         after = check(WHO)
@@ -65,7 +66,7 @@ class TestCapacityZero:
         rule(capacity=2, rate="0.000001")
         assert [check(WHO).allowed for _ in range(2)] == [True, True]
         Rule.objects.update(capacity=0)
-        quota.denials.clear()
+        checking.denials.clear()
         assert [check(WHO).allowed for _ in range(6)] == [False] * 6
         Rule.objects.update(capacity=3)
         assert [check(WHO).allowed for _ in range(2)] == [True, False]
@@ -77,9 +78,9 @@ class TestCapacityZero:
         # As another process does: this one is told of nothing.
         published = publications()
         Rule.objects.update(capacity=3)
-        routes.by(known).publications = published + 1
+        prepared.by(known).publications = published + 1
         assert not check(WHO).allowed
-        quota.sender.flush()
+        checking.sender.flush()
         assert check(WHO).allowed
 
     def test_an_override_of_zero_blocks_one_key_and_a_cost_of_nothing_passes(self, check: Check) -> None:
@@ -114,7 +115,7 @@ class TestCapacityZero:
         rule(capacity=0)
 
         async def burst() -> list[Answer]:
-            return await asyncio.gather(*(quota.acheck(WHO) for _ in range(1000)))
+            return await asyncio.gather(*(checking.acheck(WHO) for _ in range(1000)))
 
         assert not any(answer.allowed for answer in asyncio.run(burst()))
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
-from ratelimits.engine.allotment import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import ask, call_for
 from ratelimits.engine.server import Server, server
+from ratelimits.quota.prefetch import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
 from tests.engine.asking import NOW, SECOND, limit
 from tests.engine.proxy import Proxy
 from tests.faces import Clock, away

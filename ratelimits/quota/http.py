@@ -10,10 +10,10 @@ from django.http import HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.functional import Promise
 
-from ratelimits import headers
 from ratelimits.conf import shown
-from ratelimits.costs import WrongCost
-from ratelimits.quota import ONE_REQUEST, Answer
+from ratelimits.quota import headers
+from ratelimits.quota.checking import ONE_REQUEST, Answer
+from ratelimits.quota.costs import WrongCost
 
 Cost = int | Mapping[str, int]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ratelimits.algorithms.limits import Algorithm
-from ratelimits.engine import fallback
-from ratelimits.engine.fallback import MOST_KEYS, LocalLimiter
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE, Breaker
+from ratelimits.quota import fallback
+from ratelimits.quota.fallback import MOST_KEYS, LocalLimiter
 from tests.engine.asking import limit
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from ratelimits import quota, routes, rules, witness
+from ratelimits import rules
 from ratelimits.embedded import free_port
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
-from ratelimits.quota import Answer
+from ratelimits.quota import checking, process_totals
+from ratelimits.quota import prepared as routes
+from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.engine.proxy import Proxy
 from tests.faces import Clock, away, begin_afresh, counted, queries
@@ -190,9 +192,9 @@ class TestHotPath:
             slow(f"per-{kind}", key_kind=kind, capacity=3 if refused else 100)
         for _ in range(3):
             check(WHO)
-        if check is not quota.check:
+        if check is not checking.check:
             # A loop of its own has connections of its own.
-            monkeypatch.setattr(quota, "acheck", _twice(quota.acheck, redis_url, monkeypatch))
+            monkeypatch.setattr(checking, "acheck", _twice(checking.acheck, redis_url, monkeypatch))
             assert check(WHO).allowed is not refused
             return
         with queries(monkeypatch) as asked, commands_of_clients(redis_url) as commands:
@@ -213,7 +215,7 @@ class TestHotPath:
         monkeypatch.setattr(routes, "MOST_ROUTES", 10)
         slow(key_kind="ip")
         for number in range(100):
-            assert quota.check(Identity(address=f"ip:203.0.113.{number}")).allowed
+            assert checking.check(Identity(address=f"ip:203.0.113.{number}")).allowed
         assert len(routes._routes.known) <= 10
 
 
@@ -260,7 +262,7 @@ class TestEdits:
         Rule.objects.update(capacity=100)
         clock.now += 0.6
         assert check(WHO).allowed
-        quota.sender.flush()
+        checking.sender.flush()
         assert counted(redis_client)[f"d requests {row.pk} acme api_key:9 1"] == 2
 
     def test_a_version_that_the_database_does_not_have_is_decided_by_the_rules_that_it_has(
@@ -366,7 +368,7 @@ class TestFailures:
         slow(capacity=100)
         check(WHO)
         for _ in range(FAILURES):
-            quota.breaker.failed()
+            checking.breaker.failed()
         clock.now += PAUSE
         Rule.objects.update(capacity=50)
         answer = check(WHO)
@@ -380,14 +382,14 @@ class TestFailures:
         check(WHO)
         before, sent = counted(redis_client), proxy.count(b"EVALSHA")
         proxy.lose.set()
-        if check is quota.check:
+        if check is checking.check:
             assert check(WHO).allowed
         else:
             asyncio.run(_connected_then_lost(proxy))
         proxy.lose.clear()
         assert counted(redis_client) != before
-        assert proxy.count(b"EVALSHA") == sent + (1 if check is quota.check else 2)
-        kinds = {(place.kind, place.account, place.key): units for place, units in witness.totals().items()}
+        assert proxy.count(b"EVALSHA") == sent + (1 if check is checking.check else 2)
+        kinds = {(place.kind, place.account, place.key): units for place, units in process_totals.totals().items()}
         assert kinds["unanswered", "acme", "api_key:9"] == (1, 1)
 
     def test_what_was_let_through_unmetered_is_witnessed(self, check: Check, settings: Any) -> None:
@@ -396,7 +398,8 @@ class TestFailures:
         check(WHO, costs={"requests": 1, "tokens": 30})
         check(Identity(), costs={"requests": 1})
         kinds = {
-            (place.kind, place.account, place.key, place.meter): units for place, units in witness.totals().items()
+            (place.kind, place.account, place.key, place.meter): units
+            for place, units in process_totals.totals().items()
         }
         assert kinds == {
             ("unmetered", "acme", "api_key:9", "requests"): (1, 1),
@@ -408,7 +411,7 @@ class TestFailures:
         slow(on_failure="deny")
         away(settings, free_port())
         assert not check(WHO).allowed
-        assert witness.totals() == {}
+        assert process_totals.totals() == {}
 
     def test_the_server_comes_back_with_nothing_lost(self, check: Check, proxy: Proxy, settings: Any) -> None:
         no_repeats(settings)
@@ -424,9 +427,9 @@ class TestFailures:
 
 async def _connected_then_lost(proxy: Proxy) -> None:
     proxy.lose.clear()
-    await quota.acheck(WHO)
+    await checking.acheck(WHO)
     proxy.lose.set()
-    assert (await quota.acheck(WHO)).allowed
+    assert (await checking.acheck(WHO)).allowed
 
 
 @pytest.fixture

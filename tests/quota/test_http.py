@@ -22,8 +22,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ratelimits.costs import MOST_METERS
 from ratelimits.decorators import limited
+from ratelimits.quota.costs import MOST_METERS
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.urlconf import named_by_views
 from tests.faces import begin_afresh, counted
@@ -122,7 +122,7 @@ class TestCosts:
             with pytest.raises(ValueError) as error:
                 ask(made)
             text = str(error.value)
-            assert text.startswith("tests.test_http.")
+            assert text.startswith("tests.quota.test_http.")
             assert "hrottled: the cost in 'requests' must be a whole number from 0 to 2**40, not " + said in text
             assert len(text) < 400
 
