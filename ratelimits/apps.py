@@ -16,7 +16,7 @@ class RatelimitsConfig(AppConfig):
         from ratelimits import background, checks, row_checks, stop_signals, usage_checks  # noqa: F401  (the system checks)
         from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.quota import process_totals
-        from ratelimits.usage import totals
+        from ratelimits.usage import process_totals as totals
 
         process_totals.write_with(totals.write)
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")

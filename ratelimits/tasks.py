@@ -28,9 +28,9 @@ from ratelimits.reports import close as closing
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import compact as compacting
 from ratelimits.usage import drain as draining
+from ratelimits.usage import process_totals
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
-from ratelimits.usage import totals
 from ratelimits.usage.fence import NotFencedError
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def compact() -> None:
     """Join the batches of past hours in the ledger, and the totals of processes that have ended."""
     for _joined in compacting.compact():
         pass
-    totals.fold(int(time.time()))
+    process_totals.fold(int(time.time()))
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger import moment
-from ratelimits.reports import lineage, witness
+from ratelimits.reports import cross_check, lineage
 from ratelimits.reports.periods import month_in, month_window
 from ratelimits.reports.verify import verify_report
 
@@ -167,7 +167,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     @admin.display(description=_("second witness"))
     def compared(self, report: Report) -> str:
         """The ledger beside what the processes say, as both are now."""
-        found = witness.compare(_database(report), report.account, report.period_start, report.period_end)
+        found = cross_check.compare(_database(report), report.account, report.period_start, report.period_end)
         text = _("{mark} {meter}: {ledger} in the ledger, {said} granted as processes say")
         beside = _("; {unanswered} unanswered, {unmetered} unmetered")
         rows = [

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q
 
 from ratelimits.models import Account, Adjustment, PeriodUsage, Report, ShardState
-from ratelimits.reports import signing, witness
+from ratelimits.reports import cross_check, signing
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.ahead import Around, GroupsAhead
 from ratelimits.reports.build import Group, between, grouped
@@ -46,7 +46,7 @@ class Books:
         self._included = cache(IncludedBook(self._terms).of)
         self._gaps = Around(lambda start, end: Gaps.between(using, start, end, shards=[*states], accounts=accounts))
         self._unknown = Around(lambda start, end: Unknown(using, start, end, accounts))
-        self._compared: dict[tuple[int, int], dict[str, list[witness.Comparison]]] = defaultdict(dict)
+        self._compared: dict[tuple[int, int], dict[str, list[cross_check.Comparison]]] = defaultdict(dict)
         self._ahead = cache(lambda chain: GroupsAhead(using, self._unreported(), dict(chain)))
         self._heads = cache(lambda chain: signing.chain_head(dict(chain), using))
 
@@ -87,10 +87,10 @@ class Books:
         """Return what a report of the account prints of the gaps in its period."""
         gaps = self._gaps.of(start, end)
         texts = [gaps.text(shard, account, start, end) for shard in shards]
-        texts.append(witness.text(self._comparisons(account, start, end)))
+        texts.append(cross_check.text(self._comparisons(account, start, end)))
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
-    def _comparisons(self, account: str, start: int, end: int) -> list[witness.Comparison]:
+    def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         found = self._compared[start, end]
         if account not in found:
             # Accounts with usage from the same start on will ask for the same period.
@@ -98,7 +98,7 @@ class Books:
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),
             }
-            found |= witness.compare_all(self.using, {name: self._usage[name] for name in alike}, start, end)
+            found |= cross_check.compare_all(self.using, {name: self._usage[name] for name in alike}, start, end)
         return found[account]
 
     def groups(self, account: str, period: int, since: Mapping[str, int], chain: Mapping[str, int]) -> Iterable[Group]:

@@ -15,7 +15,7 @@ from ratelimits.admin import reports as pages
 from ratelimits.models import Adjustment, Line, Report, ReportLine
 from ratelimits.quota.process_totals import Place
 from ratelimits.reports.exports import DOWNLOADS
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, close, spend
 from tests.rows import rule
@@ -32,7 +32,7 @@ def report() -> Report:
     monthly = rule("monthly", bills=True)
     spend(account(included=5), "2026-11-10T12:00", cost=7, rule=monthly.pk, version=monthly.version)
     place = Place("admitted", "acme", "", "requests", at("2026-11-10T12:00") // 10**6)
-    totals.write("p1", {place: (4, 4)})
+    process_totals.write("p1", {place: (4, 4)})
     (report,) = close("2026-12-02")
     return report
 

@@ -144,7 +144,7 @@ def test_a_process_that_ends_before_its_first_writing_writes_then(servers: TestS
 def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_total_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ratelimits.usage import totals
+    from ratelimits.usage import process_totals as totals
 
     monkeypatch.setattr(process_totals, "MOST_WRITTEN", 10)
     before, now = process_totals.process(), int(time.time()) * 1_000_000

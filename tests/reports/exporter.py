@@ -27,7 +27,7 @@ def use() -> None:
     from ratelimits import engine
     from ratelimits.models import Adjustment, DurabilityGap, Report
     from ratelimits.quota.process_totals import Place
-    from ratelimits.usage import totals
+    from ratelimits.usage import process_totals
     from tests.reports.invoices import account, close, spend
     from tests.rows import rule
     from tests.usage.traffic import at, flow
@@ -48,7 +48,7 @@ def use() -> None:
         monthly.capacity = 20
         monthly.save()
     lost = Place("unanswered", "acme", "api_key:b", "requests", at("2026-10-05") // 10**6)
-    totals.write("p1", {lost: (2, 2)})
+    process_totals.write("p1", {lost: (2, 2)})
     DurabilityGap.objects.create(event="a restart", kind="restart", since=at("2026-10-04"), until=at("2026-10-05"))
     close("2026-11-02")
     spend(payers[3], "2026-10-21", 11, key="late")

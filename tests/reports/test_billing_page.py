@@ -20,7 +20,7 @@ from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, GapKind, ShardState
 from ratelimits.quota.process_totals import Place
 from ratelimits.reports.close import home_shard
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.push.fakes import LagoFake, options
@@ -48,7 +48,7 @@ def _october() -> None:
     monthly = rule("monthly", bills=True, key_kind="key")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
     place = Place("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
-    totals.write("p1", {place: (1, 7)})
+    process_totals.write("p1", {place: (1, 7)})
     spend(account("initech"), "2025-10-10T12:00")
     flow()
     assert home_shard("initech") != home_shard("acme")

@@ -16,7 +16,7 @@ from ratelimits.reports.statements import version_rows
 from ratelimits.reports.verify import verify_report
 from ratelimits.reports.verify_printed import verify_printed
 from ratelimits.reports.verify_totals import verify_totals
-from ratelimits.usage import gaps, totals
+from ratelimits.usage import gaps, process_totals
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import findings, owed, priced
 from tests.usage.traffic import at
@@ -29,7 +29,7 @@ def lost(
 ) -> None:
     """A process says how many of its requests in a quarter of an hour got no answer."""
     place = Place("unanswered", name, key, "requests", at(day) // 10**6)
-    totals.write(process, {place: (count, count)})
+    process_totals.write(process, {place: (count, count)})
 
 
 def shown(report: Report) -> list[tuple[Any, ...]]:

@@ -47,7 +47,7 @@ from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
 from ratelimits.quota.process_totals import Place
 from ratelimits.reports.manifest import build, parse
-from ratelimits.usage import archive, totals
+from ratelimits.usage import archive, process_totals
 from ratelimits.usage.archive import ArchiveError
 from ratelimits.usage.compact import compact
 from ratelimits.usage.gaps import declare
@@ -101,7 +101,7 @@ def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
     spend(initech, "2026-10-16", 9)
     for number, process in enumerate(("p1", "p2"), 2):
         bin_ = at("2026-10-15") // 10**6
-        totals.write(
+        process_totals.write(
             process,
             {
                 Place("admitted", "acme", "api_key:1", "requests", bin_): (number, number),

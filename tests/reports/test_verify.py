@@ -21,7 +21,7 @@ from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
 from ratelimits.signatures import sign
 from ratelimits.usage import compact as compacting
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals
 from ratelimits.usage.packet import canonical, checksum
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_close import adjust
@@ -216,7 +216,7 @@ def test_the_last_months_are_kept_by_their_number(
 
 def test_what_processes_said_of_archived_usage_is_dropped(reports: list[Report], tmp_path: Path) -> None:
     for moment in ("2026-10-15", "2026-11-15"):
-        totals.write("p1", {Place("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
+        process_totals.write("p1", {Place("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
     call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
     assert ProcessTotal.objects.get().bin == at("2026-11-15") // 10**6
 

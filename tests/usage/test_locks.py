@@ -16,7 +16,7 @@ from django.db.models import F
 
 from ratelimits.models import Batch, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.reports.close import finalise
-from ratelimits.usage import archive, resolve, totals
+from ratelimits.usage import archive, process_totals, resolve
 from ratelimits.usage import compact as compacting
 from ratelimits.usage.compact import compact
 from ratelimits.usage.drain import drain
@@ -93,7 +93,7 @@ def test_totals_are_folded_while_others_write() -> None:
     for process in ("one", "two"):
         ProcessTotal.objects.create(process=process, requests=1, **about)
     with others_write() as written:
-        assert totals.fold(int(time.time())) == 1
+        assert process_totals.fold(int(time.time())) == 1
     assert written == []
 
 

@@ -12,7 +12,7 @@ from ratelimits.identity import identify
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.quota.process_totals import Place
 from ratelimits.reports.rows import report_id
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals
 from ratelimits.usage.apply import Outcome, quarantine
 from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
@@ -88,7 +88,7 @@ def test_a_total_that_the_database_refuses_does_not_hold_up_the_others(
 ) -> None:
     start = NOON // 10**6
     of = {account: Place("unmetered", account, "k", "requests", start) for account in ("a", bad, "b", "c")}
-    totals.write("p1", dict.fromkeys(of.values(), (2, 3)))
+    process_totals.write("p1", dict.fromkeys(of.values(), (2, 3)))
     assert sorted(ProcessTotal.objects.values_list("account", "units")) == [("a", 3), ("b", 3), ("c", 3)]
     assert sorted(DurabilityGap.objects.values_list("account", flat=True)) == ["a", "b", "c"]
     assert "cannot be kept by the database" in caplog.text

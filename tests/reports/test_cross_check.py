@@ -4,11 +4,11 @@ import pytest
 
 from ratelimits.models import Report
 from ratelimits.quota.process_totals import Kind, Place
+from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
 from ratelimits.reports.verify import verify_report
-from ratelimits.reports.witness import Comparison, compare
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import at, flow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def say(requests: int, moment: str = "2026-10-15", kind: Kind = "admitted", key: str = "") -> None:
     place = Place(kind, "acme", key, "requests", at(moment) // 10**6)
-    totals.write(f"process {moment} {kind}", {place: (requests, requests)})
+    process_totals.write(f"process {moment} {kind}", {place: (requests, requests)})
 
 
 def october() -> Comparison:

@@ -14,9 +14,9 @@ from django.test import override_settings
 from ratelimits.models import DurabilityGap, ProcessTotal
 from ratelimits.quota import process_totals
 from ratelimits.quota.process_totals import Place
+from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.statements import rows, statements
-from ratelimits.reports.witness import Comparison, compare
-from ratelimits.usage import totals
+from ratelimits.usage import process_totals as totals
 from tests.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
