@@ -17,11 +17,11 @@ from redis import ConnectionPool
 from redis.exceptions import RedisError
 
 from ratelimits.conf import A_DICT, DEFAULTS, conf, shown
+from ratelimits.conf.setting_rules import complaint
 from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
-from ratelimits.setting_rules import complaint
 from ratelimits.throttling import QuotaThrottle
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"

@@ -15,9 +15,9 @@ from django.http import HttpRequest
 from rest_framework.settings import api_settings
 
 from ratelimits.conf import conf, shown
+from ratelimits.conf.setting_rules import complaint
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models.keys import UNKNOWN_ADDRESS
-from ratelimits.setting_rules import complaint
 
 logger = logging.getLogger(__name__)
 

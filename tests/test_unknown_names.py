@@ -21,7 +21,7 @@ from rest_framework.viewsets import ViewSet
 from ratelimits.decorators import limited
 from ratelimits.models import Account
 from ratelimits.unknown_names import in_key, in_rule
-from ratelimits.urlconf import Named, named_by_views
+from ratelimits.unknown_names.urlconf import Named, named_by_views
 
 
 class Search(APIView):

@@ -22,9 +22,9 @@ from django.utils import timezone
 from ratelimits.alerts import deliver
 from ratelimits.alerts.evaluate import _write
 from ratelimits.alerts.webhook import TYPE, post, signature
+from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.alerts import new_secret
-from ratelimits.setting_rules import LONGEST_POST
 from ratelimits.signals import threshold_reached
 from tests.alerts.conftest import Received, Receiver
 from tests.usage.traffic import at

@@ -13,8 +13,8 @@ from django.test import Client, override_settings
 
 from project.celery import app
 from ratelimits import tasks
+from ratelimits.conf.setting_rules import complaint
 from ratelimits.models import PushDelivery, PushedReport, PushReceiver
-from ratelimits.setting_rules import complaint
 from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states

@@ -14,6 +14,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 from django.test import override_settings
 
+from ratelimits.conf.setting_rules import LONGEST_POST
 from ratelimits.models import Adjustment, PushDelivery, PushedReport, PushReceiver, Report, ReportLine
 from ratelimits.models.ledger import moment
 from ratelimits.push import send as sending
@@ -23,7 +24,6 @@ from ratelimits.push.send import send
 from ratelimits.push.service import NotTaken
 from ratelimits.push.settle import Decision, NotSettledError, settle
 from ratelimits.reports.close import finalise
-from ratelimits.setting_rules import LONGEST_POST
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
 from tests.reports.invoices import account, close, spend

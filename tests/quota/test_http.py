@@ -25,7 +25,7 @@ from rest_framework.views import APIView
 from ratelimits.decorators import limited
 from ratelimits.quota.costs import MOST_METERS
 from ratelimits.throttling import QuotaThrottle
-from ratelimits.urlconf import named_by_views
+from ratelimits.unknown_names.urlconf import named_by_views
 from tests.faces import begin_afresh, counted
 from tests.rows import rule
 

@@ -14,8 +14,8 @@ from hypothesis import settings as sized
 from hypothesis import strategies as st
 
 from ratelimits.conf import DEFAULTS, conf
+from ratelimits.conf.setting_rules import RULES, complaint
 from ratelimits.engine.keys import Keyspace
-from ratelimits.setting_rules import RULES, complaint
 
 NUMBERS = [float("nan"), float("inf"), -1, "1", None, True, [], 10**400, 1e300]
 #: Values of each setting that break its rule.
@@ -101,9 +101,9 @@ RIGHT: dict[str, list[Any]] = {
         {},
         {"stripe": {"KEY": "sk_1", "SINCE": "2026-11"}, "lago": {"KEY": "k", "SINCE": "2026-11"}},
         {"openmeter": {"SINCE": "2026-01", "URL": "http://openmeter:8888/", "REMEMBERS": None}},
-        {"eu": {"FORMAT": "stripe", "KEY": "k", "SINCE": "2026-11", "CUSTOMER": "tests.test_conf.account_of"}},
+        {"eu": {"FORMAT": "stripe", "KEY": "k", "SINCE": "2026-11", "CUSTOMER": "tests.conf.test_conf.account_of"}},
     ],
-    "ACCOUNT": ["tests.test_conf.account_of"],
+    "ACCOUNT": ["tests.conf.test_conf.account_of"],
 }
 
 

@@ -14,7 +14,7 @@ from django.views import View
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule, as_code
 from ratelimits.models.scopes import split_scope
-from ratelimits.urlconf import named_by_views
+from ratelimits.unknown_names.urlconf import named_by_views
 
 _METHODS = frozenset(map(str.upper, View.http_method_names))
 

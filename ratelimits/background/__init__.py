@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ratelimits import stop_signals
+from ratelimits.background import stop_signals
 
 logger = logging.getLogger(__name__)
 

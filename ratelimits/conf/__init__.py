@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ratelimits.setting_rules import complaint
+from ratelimits.conf.setting_rules import complaint
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

@@ -8,7 +8,7 @@ import sys
 _STOPPED = """
 import os, signal, sys
 from django.core.signals import request_finished
-from ratelimits import stop_signals
+from ratelimits.background import stop_signals
 
 signal.signal(signal.SIGTERM, lambda *args: sys.exit(7))
 ended = []

@@ -70,5 +70,7 @@ def watch(end: Callable[..., None]) -> None:
             continue
         handler = StopHandler(end, before)  # type: ignore[arg-type]
         # Not in the handler: it may interrupt its own thread where that holds the lock of Django's signal.
-        request_finished.connect(handler.after_request, weak=False, dispatch_uid=f"ratelimits.stop_signals.{number:d}")
+        request_finished.connect(
+            handler.after_request, weak=False, dispatch_uid=f"ratelimits.background.stop_signals.{number:d}"
+        )
         signal.signal(number, handler)

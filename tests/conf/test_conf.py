@@ -43,6 +43,6 @@ def test_every_default_is_declared_with_a_type() -> None:
 
 
 def test_the_documentation_names_every_setting_with_its_default() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "settings.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     documented = dict(re.findall(r"^\| `([A-Z_]+)` \| `([^`]*)` \|", page, re.MULTILINE))
     assert {name: ast.literal_eval(default) for name, default in documented.items()} == DEFAULTS
