@@ -13,8 +13,9 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import background, checks, row_checks, usage_checks  # noqa: F401  (the system checks)
+        from ratelimits import background
         from ratelimits.background import stop_signals
+        from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
         from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.quota import process_totals
         from ratelimits.usage import process_totals as totals

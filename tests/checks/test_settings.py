@@ -173,16 +173,16 @@ def test_requests_that_settings_have_decided_need_the_middleware(changes: dict[s
     assert warning.id == "ratelimits.W002"
     assert decided in warning.msg
     assert "'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware" in str(warning.hint)
-    assert messages(MIDDLEWARE=[*without_the_middleware(), "tests.test_checks.OwnMiddleware"], **changes) == []
+    assert messages(MIDDLEWARE=[*without_the_middleware(), "tests.checks.test_settings.OwnMiddleware"], **changes) == []
 
 
 @pytest.mark.parametrize(
     ("view", "name"),
     [
-        (decorated, "tests.test_checks.decorated"),
-        (wrapped, "tests.test_checks.decorated"),
-        (Throttled.as_view({"get": "list"}), "tests.test_checks.Throttled"),
-        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.test_checks.Extra"),
+        (decorated, "tests.checks.test_settings.decorated"),
+        (wrapped, "tests.checks.test_settings.decorated"),
+        (Throttled.as_view({"get": "list"}), "tests.checks.test_settings.Throttled"),
+        (Extra.as_view({"get": "extra"}, **Extra.extra.kwargs), "tests.checks.test_settings.Extra"),
     ],
 )
 def test_a_view_that_is_decided_needs_the_middleware(view: Any, name: str) -> None:
@@ -205,12 +205,14 @@ class Elsewhere:
 
 
 def test_rows_that_routers_write_to_another_database_than_the_rules_are_read_from_are_an_error() -> None:
-    (error,) = messages(DATABASE_ROUTERS=["tests.test_checks.Elsewhere"])
+    (error,) = messages(DATABASE_ROUTERS=["tests.checks.test_settings.Elsewhere"])
     assert error.id == "ratelimits.E005"
     assert "Rule" in error.msg
     assert "HistoricalRule" in error.msg
     assert "'ratelimits.routers.RatelimitsRouter'" in str(error.hint)
-    assert messages(DATABASE_ROUTERS=["ratelimits.routers.RatelimitsRouter", "tests.test_checks.Elsewhere"]) == []
+    assert (
+        messages(DATABASE_ROUTERS=["ratelimits.routers.RatelimitsRouter", "tests.checks.test_settings.Elsewhere"]) == []
+    )
 
 
 class UsersElsewhere:
@@ -238,7 +240,7 @@ class Beside(Related):
 
 @pytest.mark.parametrize("router", ["UsersElsewhere", "Beside"])
 def test_users_in_another_database_whom_no_row_could_name_are_an_error(router: str) -> None:
-    (error,) = messages(DATABASE_ROUTERS=[f"tests.test_checks.{router}"])
+    (error,) = messages(DATABASE_ROUTERS=[f"tests.checks.test_settings.{router}"])
     assert error.id == "ratelimits.E006"
     assert "'default' and users in 'users'" in error.msg
     assert "'ratelimits.routers.RatelimitsRouter'" in str(error.hint)
@@ -246,7 +248,10 @@ def test_users_in_another_database_whom_no_row_could_name_are_an_error(router: s
 
 @pytest.mark.parametrize(
     "routers",
-    [["ratelimits.routers.RatelimitsRouter", "tests.test_checks.UsersElsewhere"], ["tests.test_checks.Related"]],
+    [
+        ["ratelimits.routers.RatelimitsRouter", "tests.checks.test_settings.UsersElsewhere"],
+        ["tests.checks.test_settings.Related"],
+    ],
 )
 def test_users_in_another_database_whom_rows_can_name_are_none(routers: list[str]) -> None:
     assert messages(DATABASE_ROUTERS=routers) == []
