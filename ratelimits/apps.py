@@ -16,7 +16,7 @@ class RatelimitsConfig(AppConfig):
         from ratelimits import background
         from ratelimits.background import stop_signals
         from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
-        from ratelimits.models import adoption, fixtures  # noqa: F401  (receives what is saved raw)
+        from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.quota import process_totals
         from ratelimits.usage import process_totals as totals
 

@@ -15,7 +15,7 @@ from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
-from ratelimits.models.sentences import amount
+from ratelimits.models.fields.sentences import amount
 
 
 class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[type-arg]

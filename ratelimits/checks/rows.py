@@ -19,8 +19,8 @@ from ratelimits.algorithms import calendar
 from ratelimits.conf import conf
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Rule
-from ratelimits.models.crowding import too_many
 from ratelimits.models.overrides import readable_rules
+from ratelimits.models.validation.crowding import too_many
 
 
 @checks.register("ratelimits", checks.Tags.database)

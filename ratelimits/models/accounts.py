@@ -11,9 +11,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms import calendar
+from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
-from ratelimits.models.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 from ratelimits.pricing.money import minor_digits
 

@@ -16,12 +16,12 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.calendar import UNITS
 from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_json, fields_of
 from ratelimits.conf import conf
-from ratelimits.models import sentences
 from ratelimits.models.accounts import Plan
-from ratelimits.models.durations import SecondsField
+from ratelimits.models.fields import sentences
+from ratelimits.models.fields.durations import SecondsField
+from ratelimits.models.fields.scopes import SCOPE
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
-from ratelimits.models.scopes import SCOPE
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 #: The fields that some algorithms take and others do not, and what they hold when theirs does not.
@@ -345,7 +345,7 @@ class Rule(Versioned):
 
     def clean(self) -> None:
         """Refuse what makes no sense, at the field that is wrong; drop the fields of other algorithms."""
-        from ratelimits.models import validation
+        from ratelimits.models.validation import rules
 
         if self.algorithm not in ALGORITHMS:
             return  # said by the field itself
@@ -355,4 +355,4 @@ class Rule(Versioned):
                 setattr(self, name, empty)
         if self.algorithm not in LENDS:
             self.max_wait = None
-        validation.check_rule(self)
+        rules.check_rule(self)

@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publish_version
 from ratelimits.models.history import record
-from ratelimits.testcase import tests
+from ratelimits.models.testcase import tests
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from django.db.models.signals import post_migrate
 from redis.exceptions import ResponseError
 
-from ratelimits import rules, testcase
+from ratelimits import rules
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
@@ -24,6 +24,7 @@ from ratelimits.engine.server import server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
+from ratelimits.models import testcase
 from ratelimits.quota import headers, process_totals
 from ratelimits.quota import prepared as routes
 from ratelimits.quota.costs import valid

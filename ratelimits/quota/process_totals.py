@@ -20,7 +20,7 @@ from ratelimits.background import Background
 from ratelimits.conf import conf
 from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
-from ratelimits.testcase import tests
+from ratelimits.models.testcase import tests
 
 Kind = Literal["admitted", "unanswered", "unmetered"]
 Totals = dict["Place", tuple[int, int]]

@@ -24,8 +24,8 @@ from ratelimits.models import (
     Report,
     ReportLine,
 )
-from ratelimits.models.adoption import MODELS, never_recorded
 from ratelimits.models.ledger import moment
+from ratelimits.models.raw.adoption import MODELS, never_recorded
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.periods import SECOND, iso, starts_in
 from ratelimits.reports.rows import report_id

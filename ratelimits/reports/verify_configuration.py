@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import F, Max, OuterRef, Q, Subquery
 
 from ratelimits.models import ConfigVersion
-from ratelimits.models.adoption import MODELS, never_recorded, unrecorded
+from ratelimits.models.raw.adoption import MODELS, never_recorded, unrecorded
 from ratelimits.models.versions import Versioned
 
 

@@ -17,8 +17,8 @@ from django.db.models import Sum
 
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.models import Account, KeptPeriod, PeriodUsage, Plan, PlanPrice, Report, ReportLine
-from ratelimits.models.adoption import ADOPTED, never_recorded
 from ratelimits.models.keys import key_shard
+from ratelimits.models.raw.adoption import ADOPTED, never_recorded
 from ratelimits.reports.included import Included, IncludedBook
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.price_book import PriceBook

@@ -17,10 +17,10 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from ratelimits.conf import conf
+from ratelimits.models.testcase import tests
 from ratelimits.models.versions import ConfigVersion
 from ratelimits.rules import keyed, rows
 from ratelimits.rules.snapshot import Snapshot
-from ratelimits.testcase import tests
 
 logger = logging.getLogger(__name__)
 

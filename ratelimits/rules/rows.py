@@ -16,8 +16,8 @@ from django.db.models import Max
 
 from ratelimits.algorithms.limits import Algorithm, algorithm_from_json, fields_of
 from ratelimits.models.accounts import Plan
+from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.rules import Rule
-from ratelimits.models.scopes import split_scope
 from ratelimits.models.versions import KEY_SHARDS, ConfigVersion, Tombstone
 from ratelimits.rules import keyed
 from ratelimits.rules.keyed import KeyRows

@@ -11,9 +11,10 @@ from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.views import View
 
+from ratelimits import as_code
 from ratelimits.conf import conf
-from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule, as_code
-from ratelimits.models.scopes import split_scope
+from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.models.fields.scopes import split_scope
 from ratelimits.unknown_names.urlconf import named_by_views
 
 _METHODS = frozenset(map(str.upper, View.http_method_names))

@@ -26,9 +26,9 @@ from ratelimits.models import (
     Report,
     Rule,
 )
-from ratelimits.models.adoption import MODELS
 from ratelimits.models.keys import key_shard
 from ratelimits.models.ledger import moment
+from ratelimits.models.raw.adoption import MODELS
 from tests.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
 from tests.usage.traffic import at
 

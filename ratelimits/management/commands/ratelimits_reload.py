@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine.publish import publish_version
-from ratelimits.models.adoption import adopt
+from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
 #: Tombstones younger than this, in µs, still say since when the limits that replaced theirs hold.

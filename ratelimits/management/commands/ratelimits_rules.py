@@ -10,9 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
 
-from ratelimits import unknown_names
+from ratelimits import as_code, unknown_names
 from ratelimits.conf import conf
-from ratelimits.models import as_code
 
 
 class Command(BaseCommand):

@@ -147,4 +147,4 @@ def _innermost(blocks: list[Any]) -> Any:
 
 
 tests = Tests()
-connection_created.connect(tests._connected, dispatch_uid="ratelimits.testcase")
+connection_created.connect(tests._connected, dispatch_uid="ratelimits.models.testcase")

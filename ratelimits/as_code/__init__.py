@@ -12,8 +12,8 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
 
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.as_code.types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.accounts import Plan, PlanInclusion
-from ratelimits.models.code_types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import LENDS, PARAMETERS, Rule
 from ratelimits.models.versions import editing

@@ -7,8 +7,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.rules import Rule
-from ratelimits.models.scopes import split_scope
 
 
 class Crowd(NamedTuple):

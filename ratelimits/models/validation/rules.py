@@ -16,12 +16,12 @@ from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models.crowding import too_many
+from ratelimits.models.fields.sentences import WHOSE, number
+from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
-from ratelimits.models.sentences import WHOSE, number
-from ratelimits.models.validity import overlapping
+from ratelimits.models.validation.crowding import too_many
 
 Errors = dict[str, list[Any]]
 

@@ -11,7 +11,8 @@ from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimits.models import ConfigVersion, Plan, Rule, as_code
+from ratelimits import as_code
+from ratelimits.models import ConfigVersion, Plan, Rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

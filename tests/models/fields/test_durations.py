@@ -7,7 +7,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ratelimits.models import Rule
-from ratelimits.models.durations import SecondsField, seconds
+from ratelimits.models.fields.durations import SecondsField, seconds
 from tests.rows import unsaved
 
 
