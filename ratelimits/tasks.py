@@ -26,12 +26,12 @@ from ratelimits.push import receivers
 from ratelimits.push import send as sending
 from ratelimits.reports import close as closing
 from ratelimits.rules import RulesUnavailable
-from ratelimits.usage import compact as compacting
 from ratelimits.usage import drain as draining
 from ratelimits.usage import process_totals
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
 from ratelimits.usage.fence import NotFencedError
+from ratelimits.usage.retention import compact as compacting
 
 logger = logging.getLogger(__name__)
 

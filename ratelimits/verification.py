@@ -22,10 +22,10 @@ from ratelimits.reports.verify_configuration import count_without_history, verif
 from ratelimits.reports.verify_printed import verify_printed
 from ratelimits.reports.verify_terms import verify_terms
 from ratelimits.reports.verify_totals import verify_totals
-from ratelimits.usage import archive
-from ratelimits.usage.archive import ArchiveError
-from ratelimits.usage.heads import verify_archives
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention.archive import ArchiveError
+from ratelimits.usage.verify.heads import verify_archives
+from ratelimits.usage.verify.ledger import verify_ledger
 
 #: What is counted, in the order in which it is told.
 _KINDS = (

@@ -29,7 +29,7 @@ from ratelimits.models.raw.adoption import MODELS, never_recorded
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.periods import SECOND, iso, starts_in
 from ratelimits.reports.rows import report_id
-from ratelimits.usage.archive import day_of
+from ratelimits.usage.retention.archive import day_of
 
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
 #: What is listed of a delivery: who was to get which event of which line, and what became of it.

@@ -47,10 +47,11 @@ from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
 from ratelimits.quota.process_totals import Place
 from ratelimits.reports.manifest import build, parse
-from ratelimits.usage import archive, process_totals
-from ratelimits.usage.archive import ArchiveError
-from ratelimits.usage.compact import compact
+from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention.archive import ArchiveError
+from ratelimits.usage.retention.compact import compact
 from ratelimits.verification import Verification
 from tests.push.fakes import FAKES, options
 from tests.reports.edits import change as change_terms

@@ -20,9 +20,9 @@ from ratelimits.quota.process_totals import Place
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify import verify_report
 from ratelimits.signatures import sign
-from ratelimits.usage import compact as compacting
 from ratelimits.usage import process_totals
 from ratelimits.usage.packet import canonical, checksum
+from ratelimits.usage.retention import compact as compacting
 from tests.reports.invoices import account, close, spend
 from tests.reports.test_close import adjust
 from tests.usage.traffic import at, flow

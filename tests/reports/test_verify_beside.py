@@ -19,8 +19,8 @@ from django.test import override_settings
 
 from ratelimits.models import Batch, Report, ShardState
 from ratelimits.reports.close import finalise
-from ratelimits.usage.compact import compact
 from ratelimits.usage.drain import drain
+from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.reports.invoices import account, close, spend

@@ -31,7 +31,7 @@ app.conf.broker_transport_options = {"visibility_timeout": 2}
 
 @app.on_after_finalize.connect
 def _compact_at_once(sender: object, **kwargs: object) -> None:
-    from ratelimits.usage import compact
+    from ratelimits.usage.retention import compact
 
     compact.SPAN = 300_000
 

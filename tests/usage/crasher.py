@@ -25,10 +25,11 @@ SPAN = 300_000
 def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
-    from ratelimits.usage import compact, crash
+    from ratelimits.usage import crash
     from ratelimits.usage.apply import Outcome
     from ratelimits.usage.drain import drain
     from ratelimits.usage.fence import NotFencedError
+    from ratelimits.usage.retention import compact
     from ratelimits.usage.seal import seal
     from ratelimits.usage.tally import tally
 

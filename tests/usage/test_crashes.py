@@ -21,7 +21,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.usage.load import Load
 
 pytestmark = pytest.mark.django_db(transaction=True)

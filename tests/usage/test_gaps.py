@@ -13,7 +13,7 @@ from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, Shar
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.raw import RawRedis
 from tests.usage.traffic import use
 

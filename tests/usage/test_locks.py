@@ -16,10 +16,11 @@ from django.db.models import F
 
 from ratelimits.models import Batch, ProcessTotal, QuarantinedBatch, ShardState
 from ratelimits.reports.close import finalise
-from ratelimits.usage import archive, process_totals, resolve
-from ratelimits.usage import compact as compacting
-from ratelimits.usage.compact import compact
+from ratelimits.usage import process_totals, resolve
 from ratelimits.usage.drain import drain
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention import compact as compacting
+from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.reports.invoices import account, spend

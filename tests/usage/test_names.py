@@ -17,7 +17,7 @@ from ratelimits.usage.apply import Outcome, quarantine
 from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.raw import RawRedis
 from tests.usage.test_gaps import keys
 from tests.usage.traffic import NOON, flow, use

@@ -20,7 +20,7 @@ from ratelimits.embedded import Server, valkey_binary
 from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage.fence import NotFencedError
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.usage.conftest import on_server
 from tests.usage.load import Load
 from tests.usage.power import Fsyncs, stalled_disk, unwritten

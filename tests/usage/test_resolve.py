@@ -7,13 +7,14 @@ import redis
 from django.db.models import F
 
 from ratelimits.models import Batch, Line, QuarantinedBatch, ShardState
-from ratelimits.usage import archive, resolve
-from ratelimits.usage import compact as compacting
-from ratelimits.usage.compact import compact
+from ratelimits.usage import resolve
 from ratelimits.usage.drain import drain
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention import compact as compacting
+from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.usage.quarantine import Fork
 from tests.usage.test_gaps import keys, state, units
 from tests.usage.traffic import flow, use

@@ -8,7 +8,7 @@ from django.utils.timezone import now
 
 from ratelimits.conf import conf
 from ratelimits.reports.periods import SECOND, month_window
-from ratelimits.usage import archive
+from ratelimits.usage.retention import archive
 
 
 def _months_ago(months: int) -> str:

@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.reports.manifest import ManifestError, parse
-from ratelimits.usage import archive
 from ratelimits.usage.complete import completeness
+from ratelimits.usage.retention import archive
 from ratelimits.verification import Verification
 
 

@@ -8,7 +8,7 @@ from django.db.models import F
 from ratelimits.models import Batch, Line
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.usage.packet import canonical, checksum
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)

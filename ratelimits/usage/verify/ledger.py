@@ -21,9 +21,9 @@ from ratelimits.models.ledger import (
     Line,
     ShardState,
 )
-from ratelimits.usage.compact import signed_text
-from ratelimits.usage.heads import verify_heads
 from ratelimits.usage.packet import CUM_MODULUS, canonical, chained, checksum, content_digester, header_of
+from ratelimits.usage.retention.compact import signed_text
+from ratelimits.usage.verify.heads import verify_heads
 
 _CHUNK = 2000
 #: How often a shard is read anew, where batches of it were joined or archived meanwhile.

@@ -10,13 +10,14 @@ from django.db.models import F
 from django.test import override_settings
 
 from ratelimits.models import Batch, ChainMark, DurabilityGap, GapKind, Line, QuarantinedBatch, ShardState
-from ratelimits.usage import archive, verify
-from ratelimits.usage import compact as compacting
 from ratelimits.usage.apply import Outcome
-from ratelimits.usage.compact import Compacted, compact
 from ratelimits.usage.drain import drain
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention import compact as compacting
+from ratelimits.usage.retention.compact import Compacted, compact
 from ratelimits.usage.seal import seal
-from ratelimits.usage.verify import verify_ledger
+from ratelimits.usage.verify import ledger
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.usage.test_gaps import keys, put_back
 from tests.usage.traffic import flow, use
 
@@ -157,14 +158,14 @@ def test_compacted_batches_go_through_an_archive(tmp_path: Path) -> None:
 def test_compaction_while_the_ledger_is_verified_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     three_batches()
     pass_time()
-    verify_lines = verify._verify_lines
+    verify_lines = ledger._verify_lines
     compacted: list[Any] = []
 
     def compact_first(batch: Batch) -> Iterator[str]:
         compacted.extend(compact())
         return verify_lines(batch)
 
-    monkeypatch.setattr(verify, "_verify_lines", compact_first)
+    monkeypatch.setattr(ledger, "_verify_lines", compact_first)
     assert list(verify_ledger("default")) == []
     assert [done.batches for done in compacted] == [3]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratelimits.models import ArchivedRange, Batch, Line
-from ratelimits.usage import archive
+from ratelimits.usage.retention import archive
 from tests.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
