@@ -91,7 +91,7 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
     """Close the month: seconds, reports, and the memory that the process grew by."""
     from benchmarks.usage import month
     from ratelimits.models import Report, ShardState
-    from ratelimits.reports.close import finalise_each
+    from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in
 
     end = month_in(month(), "UTC")[1] + 2 * 3_600_000_000

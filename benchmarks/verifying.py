@@ -85,7 +85,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 def manifest(options: argparse.Namespace) -> dict[str, Any]:
     """Write the month's manifest."""
     from benchmarks.usage import month
-    from ratelimits.reports.manifest import build
+    from ratelimits.reports.verify.manifest import build
 
     return _timed("manifest", options.accounts[0], lambda: json.dumps(build("default", month())))
 
@@ -93,7 +93,7 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
 def verify(options: argparse.Namespace) -> dict[str, Any]:
     """Verify everything, with the month's manifest at hand."""
     from benchmarks.usage import month
-    from ratelimits.reports.manifest import build
+    from ratelimits.reports.verify.manifest import build
     from ratelimits.verification import Verification
 
     verification = Verification(manifests=[build("default", month())])

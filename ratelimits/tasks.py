@@ -24,7 +24,7 @@ from ratelimits.conf import conf
 from ratelimits.push import plan as planning
 from ratelimits.push import receivers
 from ratelimits.push import send as sending
-from ratelimits.reports import close as closing
+from ratelimits.reports.closing import close as closing
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import drain as draining
 from ratelimits.usage import process_totals

@@ -15,13 +15,13 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Report
 from ratelimits.push.verify import verify_pushed
-from ratelimits.reports.manifest import compare
 from ratelimits.reports.periods import month_window, starts_in
-from ratelimits.reports.verify import ReportVerifier
-from ratelimits.reports.verify_configuration import count_without_history, verify_configuration
-from ratelimits.reports.verify_printed import verify_printed
-from ratelimits.reports.verify_terms import verify_terms
-from ratelimits.reports.verify_totals import verify_totals
+from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
+from ratelimits.reports.verify.manifest import compare
+from ratelimits.reports.verify.printed import verify_printed
+from ratelimits.reports.verify.report import ReportVerifier
+from ratelimits.reports.verify.terms import verify_terms
+from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.archive import ArchiveError
 from ratelimits.usage.verify.heads import verify_archives

@@ -21,8 +21,9 @@ from ratelimits.admin.readonly import BoundedPaginator
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment
-from ratelimits.reports import adjusting, close
-from ratelimits.reports.effect import Effect, effect_of
+from ratelimits.reports import adjusting
+from ratelimits.reports.closing import close
+from ratelimits.reports.statements.effect import Effect, effect_of
 
 #: What the page that shows the effect sends along: that it was seen, that more than all usage is meant, and the
 #: reference that the adjustment will have: who posts the page twice means one adjustment.

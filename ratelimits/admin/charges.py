@@ -15,8 +15,8 @@ from ratelimits.models import Report
 from ratelimits.models.ledger import moment
 from ratelimits.pricing.money import minus, written
 from ratelimits.reports.amounts import UnreadableError, prices_of, readable
-from ratelimits.reports.charges import version_charges
 from ratelimits.reports.periods import SECOND
+from ratelimits.reports.statements.charges import version_charges
 
 
 def summary(report: Report) -> str:

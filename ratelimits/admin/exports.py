@@ -18,11 +18,11 @@ from django.urls import URLPattern, path, reverse
 from django.utils.timezone import now
 
 from ratelimits.models import Report
-from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.rows import FINAL, report_id
 from ratelimits.reports.statements import statement, statements
+from ratelimits.reports.statements.charges import lines_for
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.usage import shown
 from ratelimits.models import QuarantinedBatch, Report
-from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods
+from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Report]

@@ -24,9 +24,10 @@ from ratelimits.admin.usage import accounts_and_keys, link_to_lines, shown
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger import moment
-from ratelimits.reports import cross_check, lineage
+from ratelimits.reports import cross_check
 from ratelimits.reports.periods import month_in, month_window
-from ratelimits.reports.verify import verify_report
+from ratelimits.reports.statements import lineage
+from ratelimits.reports.verify.report import verify_report
 
 #: Lines that a report's page shows, batches that a line's page names, and lines that a web request verifies, at most.
 _LINES, _BATCHES, _VERIFIED = 200, 50, 50_000

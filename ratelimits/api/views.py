@@ -26,10 +26,10 @@ from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
-from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements import statements
+from ratelimits.reports.statements.charges import lines_for
 from ratelimits.reports.terms import Terms, TermsBook
 
 

@@ -18,7 +18,7 @@ from ratelimits.models import Report, ReportLine
 from ratelimits.pricing.money import ZERO, added, minus, plus, rounded
 from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.price_book import Record
+from ratelimits.reports.terms.price_book import Record
 
 #: A meter's total before (None: nothing was billed) and after a version.
 Span = Sequence[Any]

@@ -15,9 +15,9 @@ from fractions import Fraction
 from itertools import chain, pairwise
 
 from ratelimits.conf import conf
-from ratelimits.reports.account_book import Records
 from ratelimits.reports.periods import period_at
 from ratelimits.reports.terms import AccountTerms, Terms
+from ratelimits.reports.terms.account_book import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,15 @@ from django.test import Client
 from ratelimits.admin.adjustments import AdjustmentAdmin
 from ratelimits.models import Adjustment, Report, ShardState
 from ratelimits.reports.adjusting import NotDecidedError, approve
-from ratelimits.reports.close import home_shard
-from ratelimits.reports.effect import Effect, Owed, Quantities, effect_of
-from ratelimits.reports.open_periods import open_periods
+from ratelimits.reports.closing.close import home_shard
+from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
+from ratelimits.reports.statements.effect import Effect, Owed, Quantities, effect_of
 from tests.admin.test_usage import text, url
+from tests.reports.closing.test_close import adjust
 from tests.reports.edits import edit_at
 from tests.reports.invoices import account, close, spend
 from tests.reports.priced import charge, priced
-from tests.reports.test_close import adjust
 from tests.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]

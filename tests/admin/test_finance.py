@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from ratelimits.models import Account, Adjustment, GapKind, QuarantinedBatch, Report, ShardState
-from ratelimits.reports.close import finalise, home_shard
+from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.usage import gaps
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from ratelimits.models import DurabilityGap, QuarantinedBatch, Report, ShardState
-from ratelimits.reports.close import home_shard
+from ratelimits.reports.closing.close import home_shard
 from tests.admin.test_usage import text, url
 from tests.reports.invoices import account, spend
 from tests.usage.traffic import at, flow

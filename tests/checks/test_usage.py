@@ -9,7 +9,7 @@ from django.core import checks
 from django.test import override_settings
 
 from ratelimits.models import ShardState
-from ratelimits.reports.close import home_shard
+from ratelimits.reports.closing.close import home_shard
 from tests.raw import RawRedis
 from tests.rows import rule
 from tests.usage.traffic import flow, use

@@ -23,7 +23,7 @@ from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
 from ratelimits.push.service import NotTaken
 from ratelimits.push.settle import Decision, NotSettledError, settle
-from ratelimits.reports.close import finalise
+from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
 from tests.reports.invoices import account, close, spend

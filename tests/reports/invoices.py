@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 
 from ratelimits import engine
 from ratelimits.models import Account, ConfigVersion, Plan, PlanInclusion, Report, ReportLine, ShardState
-from ratelimits.reports.close import finalise
+from ratelimits.reports.closing.close import finalise
 from tests.usage.traffic import at, flow, use
 
 

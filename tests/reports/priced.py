@@ -11,9 +11,9 @@ from django.core.management import CommandError, call_command
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Plan, PlanPrice, Report
-from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
+from ratelimits.reports.statements.charges import lines_for
 from tests.reports.invoices import account
 
 TIERS = "10: 1\n20: 0.5 + 2\nmore: 0.333"

@@ -43,7 +43,7 @@ def work(now: datetime, rng: random.Random) -> None:
     from ratelimits.push.plan import plan
     from ratelimits.push.receivers import receivers
     from ratelimits.push.send import send
-    from ratelimits.reports.close import finalise
+    from ratelimits.reports.closing.close import finalise
 
     finalise(int(now.timestamp()) * 1_000_000)
     everybody = receivers()

@@ -21,13 +21,13 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import Account, Adjustment, Plan, PlanPrice, Report, ReportLine, ShardState
 from ratelimits.reports import signing
-from ratelimits.reports.charges import charges
-from ratelimits.reports.close import close_together, home_shard
+from ratelimits.reports.closing.close import close_together, home_shard
+from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.exports import FORMATS
-from ratelimits.reports.lineage import terms_edits
-from ratelimits.reports.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import statements
+from ratelimits.reports.statements.charges import charges
+from ratelimits.reports.statements.lineage import terms_edits
 from tests.pricing.test_prices import modelled
 from tests.reports import edits
 from tests.reports.edits import edit_at

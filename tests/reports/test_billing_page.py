@@ -19,7 +19,7 @@ from django.db import connection
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, GapKind, ShardState
 from ratelimits.quota.process_totals import Place
-from ratelimits.reports.close import home_shard
+from ratelimits.reports.closing.close import home_shard
 from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal

@@ -7,7 +7,7 @@ from ratelimits.quota.process_totals import Kind, Place
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
-from ratelimits.reports.verify import verify_report
+from ratelimits.reports.verify.report import verify_report
 from ratelimits.usage import process_totals
 from tests.reports.invoices import account, close, spend
 from tests.usage.traffic import at, flow

@@ -14,7 +14,7 @@ from ratelimits import engine
 from ratelimits.models import Account, PlanInclusion, Report, ReportLine
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import rows, statements
-from ratelimits.reports.verify import verify_report
+from ratelimits.reports.verify.report import verify_report
 from tests.reports.edits import change, edit_at, plan, spend
 from tests.reports.invoices import account, close
 from tests.usage.traffic import flow

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.reports.statements import rows, statements
-from ratelimits.reports.verify import verify_report
+from ratelimits.reports.verify.report import verify_report
 from tests.reports.invoices import account, close, spend
 from tests.rows import rule
 from tests.usage.traffic import flow

@@ -10,8 +10,8 @@ from django.core import checks
 from ratelimits.engine import scripts
 from ratelimits.engine.server import server
 from ratelimits.models import DurabilityGap, Report, ShardState
-from ratelimits.reports.close import finalise, home_shard
-from ratelimits.reports.open_periods import open_periods
+from ratelimits.reports.closing.close import finalise, home_shard
+from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally

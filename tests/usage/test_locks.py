@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import F
 
 from ratelimits.models import Batch, ProcessTotal, QuarantinedBatch, ShardState
-from ratelimits.reports.close import finalise
+from ratelimits.reports.closing.close import finalise
 from ratelimits.usage import process_totals, resolve
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive

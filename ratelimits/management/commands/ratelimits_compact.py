@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.models import Report
-from ratelimits.reports.close import mark_ends
+from ratelimits.reports.closing.close import mark_ends
 from ratelimits.usage.retention.compact import compact
 
 

@@ -7,8 +7,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ratelimits.algorithms.calendar import instant
 from ratelimits.engine.keys import ledger_name
-from ratelimits.reports.close import finalise_each
-from ratelimits.reports.open_periods import NotForcedError, OpenPeriod, force, open_periods
+from ratelimits.reports.closing.close import finalise_each
+from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import iso
 from ratelimits.usage.tally import tally
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ratelimits.conf import conf
-from ratelimits.reports.manifest import build
+from ratelimits.reports.verify.manifest import build
 
 
 class Command(BaseCommand):

@@ -14,12 +14,12 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
 from ratelimits.models import PeriodUsage, Report
 from ratelimits.reports.amounts import UnreadableError
-from ratelimits.reports.charges import lines_for
 from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import FINAL, PROVISIONAL
 from ratelimits.reports.statements import Statement, statements
+from ratelimits.reports.statements.charges import lines_for
 from ratelimits.usage.complete import completeness
 
 

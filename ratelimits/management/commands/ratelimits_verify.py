@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name
-from ratelimits.reports.manifest import ManifestError, parse
+from ratelimits.reports.verify.manifest import ManifestError, parse
 from ratelimits.usage.complete import completeness
 from ratelimits.usage.retention import archive
 from ratelimits.verification import Verification

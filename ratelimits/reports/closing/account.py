@@ -1,0 +1,353 @@
+"""Closing one account: which of its periods are complete, and the reports that they become."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain as chained
+from itertools import islice
+from typing import Any
+
+from django.db.models import Sum
+
+from ratelimits import signatures
+from ratelimits.conf import conf
+from ratelimits.models import Adjustment, Report, ReportLine, ShardState
+from ratelimits.reports import amounts, signing
+from ratelimits.reports.build import (
+    CHUNK,
+    Allowance,
+    Group,
+    adjustment_line,
+    at_home,
+    gap_line,
+    remaining,
+    row,
+    usage_lines,
+)
+from ratelimits.reports.closing.account_periods import AccountPeriods
+from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.late_gaps import says_more
+from ratelimits.reports.closing.writing import Writing
+from ratelimits.reports.included import Included
+from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.rows import FINAL, USAGE
+from ratelimits.reports.terms.price_book import Record
+from ratelimits.reports.tiles import Tile
+from ratelimits.reports.unknown import KeyAndMeter
+from ratelimits.usage.watermark import is_ahead
+
+Positions = Mapping[str, int]
+
+
+class Closing:
+    """One account's closing at `now` (µs since 1970 UTC); its shards are locked, its books read.
+
+    `gapped` are the starts of closed periods that a gap touches which was declared, or has changed, since. What is
+    handed to `writing` is in the database once that is flushed.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        account: str,
+        shards: list[int],
+        now: int,
+        gapped: Collection[int] = frozenset(),
+        writing: Writing | None = None,
+    ) -> None:
+        self._books, self._using, self.account, self._now = books, books.using, account, now
+        self._writing = Writing(books.using) if writing is None else writing
+        self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
+        self._usage = books.usage(account)
+        self._reports = list(books.reports(account))
+        self._gapped = gapped
+        self._headless = False
+        self.periods = AccountPeriods(books, account)
+        self.chain = {str(state.shard): state.tallied for state in self._states}
+
+    def close(self) -> list[Report]:
+        """Write the reports that can be written."""
+        late = {tile.start: tile for tile in self.periods.tiles if tile.closed and self._is_late(tile)}
+        written = []
+        for tile in self.periods.tiles:
+            mine = self.periods.adjustments(tile)
+            if tile.closed:
+                versioned = tile.start in late and self._is_versioned(tile)
+                if versioned or mine or (tile.start in self._gapped and self._lacks(tile.start)):
+                    written.append(self._next_version(tile, mine, versioned=versioned))
+                if versioned:
+                    del late[tile.start]
+            elif tile.end <= self._now:
+                period = self.periods.period(tile)
+                if not self.open_because(period):
+                    carried = [each for start, each in late.items() if start < tile.start]
+                    carried = [each for each in carried if not self._is_versioned(each)]
+                    written.append(self._first_version(period, tile, mine, carried))
+                    late = {start: each for start, each in late.items() if each not in carried}
+        return written
+
+    def _is_versioned(self, tile: Tile) -> bool:
+        """Return whether late usage of a closed period becomes a further version of its report.
+
+        With LATE_USAGE "period" it does where the account had another name in the period, and where no later period
+        will have a report: the account's next one is over, and without usage.
+        """
+        if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).names:
+            return True
+        if any(each.start > tile.start for each in self.periods.open()):
+            return False
+        return not self.open_because(self.periods.next())
+
+    def open_because(self, period: Period) -> str:
+        """Return why a period cannot be closed yet, as a sentence; "" if it can."""
+        end = period.end + conf.GRACE_SECONDS * SECOND
+        if self._now < end:
+            return f"it can be closed from {iso(end)} on, by this machine's clock"
+        if not self._states:
+            return "nothing of its shard has reached the ledger yet: is a worker draining?"
+        return next(filter(None, (_not_yet(state, end, self._now) for state in self._states)), "")
+
+    @property
+    def quarantined(self) -> list[int]:
+        """Return the account's shards that have a quarantined batch, which nobody has resolved."""
+        return [state.shard for state in self._states if state.frozen]
+
+    def why(self, period: Period) -> str:
+        """Return what a period without a report waits for, as a sentence."""
+        waits = self.open_because(period)
+        if waits:
+            return waits
+        try:
+            self._head()
+        except signing.BrokenChainError as error:
+            return f"{error}: restore it from a backup, or close by force"
+        try:
+            self.charged(period.start, period.end)
+        except ValueError as error:
+            return f"{error}: correct it"
+        return "nothing: the next ratelimits_finalise closes it"
+
+    def _head(self) -> str:
+        try:
+            return self._books.chain_head(self.chain)
+        except signing.BrokenChainError:
+            if self._headless:
+                return ""  # verifying the report names the batch for as long as it is missing
+            raise
+
+    def close_one(self, tile: Tile) -> Report:
+        """Write the first report of a period, complete or not; without a chain's head where a batch is missing."""
+        self._headless = True
+        report = self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
+        self._writing.flush()
+        return report
+
+    def _included(self, start: int, end: int) -> Included:
+        return self._books.included(self.account, start, end)
+
+    def _taken(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
+        """Return what other names of the account have of an allowance that they share, on reports after a row."""
+        self._writing.flush()
+        lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
+        lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
+        return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
+
+    def _less(self, included: Mapping[str, int], tile: Tile, since: int = 0) -> dict[str, int]:
+        """Return what is left of these quantities for this name of the account."""
+        shared = self._included(tile.start, tile.end).shared
+        taken = self._taken(shared, tile.start, tile.end, since) if shared else Counter()
+        return {meter: quantity - taken[meter] for meter, quantity in included.items()}
+
+    def _versions(self, start: int) -> list[Report]:
+        """The versions of a period's report, oldest first."""
+        versions = (report for report in self._reports if report.period_start == start)
+        return sorted(versions, key=lambda report: report.version)
+
+    def _lacks(self, start: int) -> bool:
+        """Whether a closed period's report lacks a gap, or lost replies, that are known now."""
+        versions = self._versions(start)
+        shards = [state.shard for state in self._states]
+        now = self._books.gaps(self.account, shards, start, versions[-1].period_end)
+        return says_more(versions[-1].gaps, now) or bool(self._late_unknown(versions))
+
+    def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
+        """The lost replies of a closed period that no version of its report has, by key and meter."""
+        self._writing.flush()
+        lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
+        sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
+        known = Counter({(key, meter): count for key, meter, count in sums})
+        lost: Counter[KeyAndMeter] = self._books.unknown(self.account, versions[0].period_start, versions[0].period_end)
+        return lost - known
+
+    def _covered(self, start: int) -> Positions:
+        """The positions up to which some report has the usage of a period."""
+        having = [report for report in self._reports if str(start // SECOND) in report.since]
+        covered: Positions = having[-1].chain if having else {}
+        return covered
+
+    def _is_late(self, tile: Tile) -> bool:
+        covered = {start // SECOND: self._covered(start) for start in tile.members}
+        rows = (usage for usage in self._usage if usage.period in covered)
+        return any(usage.position > covered[usage.period].get(str(usage.shard), 0) for usage in rows)
+
+    def _allowance(self, tile: Tile, included: Mapping[str, int], plan: str | None = None) -> Allowance:
+        self._writing.flush()
+        left = remaining(self._using, self.account, {*tile.members, tile.start}, included)
+        left.plan = plan
+        return left
+
+    def left(self, tile: Tile) -> Allowance:
+        """Return what the reports of a closed period leave of its allowance."""
+        newest = self._versions(tile.start)[-1]
+        assert newest.pk is not None
+        return self._allowance(tile, self._less(newest.included, tile, newest.pk))
+
+    def _first_version(self, period: Period, tile: Tile, adjustments: list[Adjustment], carried: list[Tile]) -> Report:
+        report = self._report(period, 1, [tile, *carried])
+        includes = self._included(tile.start, tile.end)
+        report.plan, report.included = includes.plan, self._less(includes.included, tile)
+        report.prices = self._prices(report, [tile, *carried], sorted(includes.names))
+        allowances = {tile.start: Allowance(report.included)}
+        for late in carried:
+            before = self._versions(late.start)[-1]
+            allowances[late.start] = self._allowance(late, before.included, before.plan)
+        lost = self._books.unknown(self.account, period.start, period.end)
+        groups = self._books.limits.of(self._groups([tile, *carried], report.since))
+        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        return self._write(report, chained(lines, adjusted), adjustments)
+
+    def _next_version(self, tile: Tile, adjustments: list[Adjustment], *, versioned: bool) -> Report:
+        versions = self._versions(tile.start)
+        before = versions[-1]
+        taken = [tile] if versioned else []
+        report = self._report(Period(tile.start, before.period_end, before.timezone), before.version + 1, taken)
+        assert before.pk is not None
+        report.plan, report.previous_digest = before.plan, before.digest
+        report.included = self._less(before.included, tile, before.pk)
+        report.prices = self._prices(report, [tile], before.prices.get("names", ()))
+        allowances = {tile.start: self._allowance(tile, report.included)}
+        lost = self._late_unknown(versions)
+        groups = self._books.limits.of(self._groups(taken, report.since))
+        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        if not (versioned or lost or adjustments):
+            lines = iter([gap_line(report)])
+        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        return self._write(report, chained(lines, adjusted), adjustments)
+
+    def _groups(self, taken: list[Tile], since: Mapping[str, Positions]) -> Iterator[Group]:
+        """Return the sums of what was counted under the periods of these tiles and is on no report, by their starts."""
+        home = {start: tile.start for tile in taken for start in tile.members}
+        every = (
+            self._books.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
+            for start in sorted(home)
+        )
+        return at_home(chained.from_iterable(every), home)
+
+    def _report(self, period: Period, version: int, taken: list[Tile]) -> Report:
+        shards = [state.shard for state in self._states]
+        return Report(
+            account=self.account,
+            period_start=period.start,
+            period_end=period.end,
+            timezone=period.timezone,
+            version=version,
+            since={
+                str(start // SECOND): self._covered(start)
+                for start in sorted(start for tile in taken for start in tile.members)
+            },
+            chain=self.chain,
+            chain_head=self._head(),
+            gaps=self._books.gaps(self.account, shards, period.start, period.end),
+        )
+
+    def _adjusted(self, report: Report, adjustments: list[Adjustment], allowance: Allowance) -> Iterator[ReportLine]:
+        return (adjustment_line(report, adjustment, allowance) for adjustment in adjustments)
+
+    def _known(self, names: set[str]) -> set[str]:
+        """Which of these lines were reported: usage that came late may have no line that it corrects."""
+        if not names:
+            return set()
+        self._writing.flush()
+        found = ReportLine.objects.using(self._using).filter(line_id__in=names)
+        return set(found.values_list("line_id", flat=True))
+
+    def _prices(self, report: Report, taken: list[Tile], names: Sequence[str]) -> dict[str, Any]:
+        """What the report's lines cost, which are of these periods; {} where no plan has prices.
+
+        `names` are the account's other names in the report's period.
+        """
+        own = self.charged(report.period_start, report.period_end) if report.version == 1 else {}
+        periods = amounts.recorded(
+            report, self._priced_before(names), {str(tile.start // SECOND) for tile in taken}, own
+        )
+        if not periods:
+            return {}
+        homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
+        members = {member: home for member, home in homes.items() if member != home}
+        found = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
+        return found | ({"names": list(names)} if names else {})
+
+    def _priced_before(self, names: Sequence[str]) -> list[Report]:
+        """Return the reports that a version's price comes after; `names` are the account's other names."""
+        if names:
+            self._writing.flush()
+        return amounts.priced_together(self._using, self._reports, self.account, names)
+
+    def charged(self, start: int, end: int) -> Record:
+        """Return what the account's plan charges in a billing period; {} for nothing.
+
+        Raises ValueError for a price that makes no sense.
+        """
+        return self._books.prices.of(*self._included(start, end).priced)
+
+    def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
+        totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
+        digest, number = signing.Digest(report), 0
+        chunk = list(islice(lines, CHUNK))
+        # Most reports fit in one chunk: they are written once, with their digest, and with those of other accounts.
+        small = len(chunk) < CHUNK
+        if not small:
+            self._writing.begin(report)
+        while chunk:
+            corrected = self._known({line.corrects_line_id for line in chunk} - {""})
+            for number, line in enumerate(chunk, number + 1):  # noqa: B020
+                line.report, line.number = report, number
+                if line.corrects_line_id not in corrected and line.charge_category == USAGE:
+                    line.corrects_line_id = ""
+                digest.add(row(report, line, FINAL))
+                totals.add(line)
+            if small:
+                break
+            self._writing.lines(chunk)
+            chunk = list(islice(lines, CHUNK))
+        report.line_count, report.digest = number, digest.hexdigest()
+        report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
+        if small:
+            self._writing.add(report, chunk, adjustments)
+        else:
+            self._writing.end(report, adjustments)
+        self._reports.append(report)
+        return report
+
+
+def _not_yet(state: ShardState, end: int, now: int) -> str:
+    """Why a shard's usage is not complete until `end`, as a sentence; "" if it is."""
+    name = f"shard {state.shard:02d}"
+    if state.frozen:
+        return f"{name} has a quarantined batch: accept or discard it"
+    if is_ahead(state.watermark, now):
+        return f"{name} is complete until {iso(state.watermark)}, which is yet to come: the next drain puts that right"
+    if state.watermark < end:
+        until = iso(state.watermark) if state.watermark else "nothing yet"
+        known = f"{name} is complete until {until}, and {iso(end)} is needed"
+        if state.ahead:
+            lead = f"{state.ahead // SECOND:,} seconds"
+            return f"{known}: its server's clock is {lead} ahead of the worker's, put the wrong one right"
+        if state.shard >= conf.SHARDS:
+            return f"{known}: it is not drained any more, since SHARDS is {conf.SHARDS}"
+        return f"{known}: is a worker sealing and draining?"
+    if state.tallied != state.position:
+        return f"{name} has batches that are not added up yet: the next drain does that"
+    return ""

@@ -1,0 +1,144 @@
+"""Billing periods that are over and have no report: why each is still open, and closing one in spite of that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from time import time_ns
+
+from django.db import transaction
+from django.db.models import Q
+
+from ratelimits.conf import conf
+from ratelimits.engine.keys import ANONYMOUS
+from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
+from ratelimits.reports.adjusting import unreported
+from ratelimits.reports.closing.account import Closing
+from ratelimits.reports.closing.account_periods import SHORTEST
+from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.close import ended, in_chunks, locked_with, mark, shards_of
+from ratelimits.reports.periods import SECOND, Period, iso
+from ratelimits.reports.tiles import Tile
+
+
+class NotForcedError(ValueError):
+    """A period cannot be closed, whatever may be missing; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPeriod:
+    """A period of an account that starts at `start` (µs since 1970 UTC) and has no report.
+
+    period  None where the account's terms cannot be read
+    over    whether it has ended, and its grace too, by this machine's clock
+    why     what it waits for, as a sentence
+    units   billable units by meter so far, with what was adjusted
+    quarantined  its account's shards that have a quarantined batch
+    """
+
+    account: str
+    start: int
+    period: Period | None
+    over: bool
+    why: str
+    units: dict[str, int]
+    quarantined: Sequence[int] = ()
+
+
+def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
+    """Yield the periods that may have ended and have no report, by shard and account; of one account, or of all.
+
+    `now` is µs since 1970 UTC, by default this machine's clock.
+    """
+    using = conf.DATABASE
+    now = time_ns() // 1000 if now is None else now
+    over = ended(now) | Q(period__lte=(now - SHORTEST) // SECOND)
+    usage = PeriodUsage.objects.using(using).filter(over, covered=None)
+    names = {name for rows in (usage, unreported(using)) for name in rows.order_by().values_list("account", flat=True)}
+    for chunk in in_chunks(names if account is None else names & {account}):
+        shards = shards_of(using, chunk)
+        states = ShardState.objects.using(using).in_bulk({each for those in shards.values() for each in those})
+        books = Books(using, chunk, states)
+        for name in chunk:
+            closing = Closing(books, name, shards[name], now)
+            yield from _of_account(books, closing, now)
+
+
+def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod]:
+    periods = closing.periods
+    try:
+        found = [tile for tile in periods.open() if tile.end <= now or tile.start <= now - SHORTEST]
+    except ValueError as error:
+        yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
+        return
+    for tile in found:
+        yield _described(closing, tile, now, _units(books, closing, tile))
+
+
+def _units(books: Books, closing: Closing, tile: Tile) -> dict[str, int]:
+    units: Counter[str] = Counter()
+    for row in books.usage(closing.account):
+        if row.period * SECOND in tile.members:
+            units[row.meter] += row.admitted_units - row.refunded_units
+    for adjustment in closing.periods.adjustments(tile):
+        units[adjustment.meter] += adjustment.quantity
+    return dict(sorted(units.items()))
+
+
+def _described(closing: Closing, tile: Tile, now: int, units: dict[str, int]) -> OpenPeriod:
+    try:
+        period = closing.periods.period(tile)
+    except ValueError as error:
+        return OpenPeriod(closing.account, tile.start, None, True, f"{error}: correct the account", units)
+    over = now >= period.end + conf.GRACE_SECONDS * SECOND
+    return OpenPeriod(closing.account, tile.start, period, over, closing.why(period), units, closing.quarantined)
+
+
+def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
+    """Close a period with what the ledger has of it, and declare on its report that usage may be missing.
+
+    `start` is µs since 1970 UTC; `by` names the person. What comes later is late usage, as after any closing. Raises
+    NotForcedError for a period that is not over, has a report, or has nothing to report, and without a reason.
+    """
+    using = conf.DATABASE
+    now = time_ns() // 1000 if now is None else now
+    if not reason.strip():
+        raise NotForcedError("say why: the reason stands in the declared gap")
+    shards = shards_of(using, [account])
+    beside = locked_with(using, shards)
+    with transaction.atomic(using=using, durable=True):
+        locked = [ShardState.lock(using, shard) for shard in beside]
+        states = {state.shard: state for state in locked if state is not None}
+        closing = Closing(Books(using, [account], states), account, shards[account], now)
+        tile, period = _forcible(closing, start, now)
+        why = closing.why(period)
+        DurabilityGap.objects.using(using).create(
+            event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
+            kind=GapKind.FORCED,
+            account=account or ANONYMOUS,
+            since=period.start,
+            until=period.end - 1,
+            detail=f"{by}: {reason} ({why})",
+        )
+        # The gap is on the report: the books are read once more, with it.
+        closing = Closing(Books(using, [account], states), account, shards[account], now)
+        report = closing.close_one(tile)
+        mark(using, [report])
+    return report
+
+
+def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
+    try:
+        tile = next((tile for tile in closing.periods.open() if tile.start == start), None)
+        period = None if tile is None else closing.periods.period(tile)
+        if period is not None:
+            closing.charged(period.start, period.end)
+    except ValueError as error:
+        raise NotForcedError(f"{error}: correct it first") from error
+    if tile is None or period is None:
+        raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
+    if now < period.end:
+        raise NotForcedError(f"the period ends at {iso(period.end)}: nobody can bill it before")
+    return tile, period

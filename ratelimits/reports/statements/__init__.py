@@ -1,0 +1,225 @@
+"""What there is to export: finalised reports as they were, and provisional ones from what the ledger holds now."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from typing import NamedTuple
+
+from django.db.models import Exists, OuterRef, Q
+
+from ratelimits.conf import conf
+from ratelimits.models import Adjustment, Report, ReportLine
+from ratelimits.reports.adjusting import of_open_periods
+from ratelimits.reports.build import (
+    CHUNK,
+    Allowance,
+    Group,
+    adjustment_line,
+    grouped,
+    in_order,
+    row,
+    unused_line,
+    usage_lines,
+)
+from ratelimits.reports.closing.account_periods import AccountPeriods
+from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.close import home_shard
+from ratelimits.reports.gaps import Gaps
+from ratelimits.reports.included import Included
+from ratelimits.reports.limits import Limits
+from ratelimits.reports.periods import LONGEST, SECOND, Period, month_window, starts_in
+from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
+from ratelimits.reports.statements.unused import candidates
+from ratelimits.reports.terms import RuleBook
+from ratelimits.reports.unknown import Unknown
+
+#: What a row has of its line; the rest is its report's.
+_OF_LINE = (
+    *("line_id", "key", "meter", "unit", "charge_category", "charge_class", "corrects_line_id"),
+    *("charge_period_start", "charge_period_end", "consumed_quantity", "included_quantity", "overage_quantity"),
+    *("refunded_quantity", "admitted_count", "denied_count", "unknown_count", "limit", "rule", "rule_version", "plan"),
+    "batch_range",
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One report and its rows, to be read once, in order; `included` is what a provisional one's period includes."""
+
+    report: Report
+    status: str
+    rows: Iterable[Row]
+    included: Included | None = None
+
+
+def statements(
+    month: str, *, account: str | None = None, using: str | None = None, all_accounts: bool = False
+) -> Iterator[Statement]:
+    """The reports of all billing periods that start in a month like "2026-11", by account and start.
+
+    Of one account, or of all; finalised ones in their newest version. With `all_accounts` also a line of zeros for each
+    account that has no other. Memory stays bounded: a statement's rows must be read before the next statement is asked
+    for. Raises ValueError for what is no month.
+    """
+    using = using or conf.DATABASE
+    start, end = month_window(month)
+    used = heapq.merge(
+        _final(using, month, account, start, end),
+        _provisional(using, month, account, start, end),
+        key=lambda found: (found.report.account, found.report.period_start),
+    )
+    return _with_unused(used, _unused(using, month, account, start, end)) if all_accounts else used
+
+
+def statement(report: Report) -> Statement:
+    """A finalised report as it was in that version."""
+    return Statement(report, FINAL, _final_rows(report))
+
+
+def rows(found: Iterable[Statement]) -> Iterator[Row]:
+    """All rows, one report after the other."""
+    for each in found:
+        yield from each.rows
+
+
+def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    reports = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
+    if account is not None:
+        reports = reports.filter(account=account)
+    newer = Report.objects.filter(
+        account=OuterRef("account"), period_start=OuterRef("period_start"), version__gt=OuterRef("version")
+    )
+    newest = reports.exclude(Exists(newer)).order_by(*in_order(using, "account", "period_start"))
+    for report in newest.iterator(chunk_size=CHUNK):
+        if starts_in(month, report.period_start, report.timezone):
+            yield statement(report)
+
+
+def versions(report: Report) -> Iterator[Report]:
+    """The versions of a report up to this one, oldest first."""
+    using = report._state.db or conf.DATABASE
+    reports = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
+    yield from reports.filter(version__lte=report.version).order_by("version")
+
+
+def _final_rows(report: Report) -> Iterator[Row]:
+    for version in versions(report):
+        yield from version_rows(version)
+
+
+def version_rows(report: Report) -> Iterator[Row]:
+    """The rows that a version brought in, streamed."""
+    return (row for row, _period in version_lines(report))
+
+
+def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
+    """The rows that a version brought in, streamed, each with the billing period (s, as text) of its usage."""
+    head = report_id(report.account, report.period_start), report.version, FINAL
+    account, period, timezone = (report.account,), (report.period_start, report.period_end), (report.timezone,)
+    lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
+    # Without a model instance for each line, which would take most of an export's time.
+    for used, *values in lines.values_list("usage_period", *_OF_LINE).iterator(chunk_size=CHUNK):
+        about = (*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:])
+        row = Row._make((*about, report.gaps))
+        yield row, str(used)
+
+
+def _provisional(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
+    if account is not None:
+        condition &= Q(account=account)
+    rules = RuleBook(using)
+    last = end + LONGEST
+    accounts = None if account is None else [account]
+    gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
+    adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
+    # A period may have adjustments and no usage: each has a group that stands for it, without usage.
+    marks = (_mark(name, period) for name, period in adjusted)
+    together: dict[tuple[frozenset[str], int], Allowance] = {}
+    groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
+    for _key, chunk in groupby(_open(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
+        group, of = next(chunk)
+        if starts_in(month, of.period.start, of.period.timezone):
+            report, allowance = draft(group, of.period, of.included, gaps), Allowance(of.included.included)
+            if of.included.shared:
+                names = frozenset({report.account}) | of.included.shared
+                allowance = together.setdefault((names, of.period.start), allowance)
+            used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
+            lost = unknown.of(report.account, report.period_start, report.period_end)
+            lines = chain(
+                usage_lines(report, used, rules, {of.period.start: allowance}, lost),
+                (adjustment_line(report, each, allowance) for each in of.adjustments),
+            )
+            yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines), of.included)
+
+
+class _Open(NamedTuple):
+    """A billing period without a report, what it includes as things stand, and its adjustments."""
+
+    period: Period
+    included: Included
+    adjustments: list[Adjustment]
+
+
+def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
+    """Yield the groups that are on no report, each with its billing period."""
+    while chunk := list(islice(groups, CHUNK)):
+        counted: dict[str, set[int]] = {}
+        for group in chunk:
+            starts = counted.setdefault(group["account"], set())
+            if "meter" in group:  # maybe of lines that no drain has added up yet
+                starts.add(group["period"] * SECOND)
+        books = Books(using, list(counted), {})
+        # One account whose time zone is no more does not end the export of all.
+        periods = {name: AccountPeriods(books, name, starts, lenient=True) for name, starts in counted.items()}
+        found = {name: each.open_by_member() for name, each in periods.items()}
+        for group in chunk:
+            name = group["account"]
+            if (group["period"] * SECOND) in found[name]:
+                tile, period = found[name][group["period"] * SECOND]
+                included = books.included(name, period.start, period.end)
+                yield {**group, "home": period.start}, _Open(period, included, periods[name].adjustments(tile))
+
+
+def _mark(account: str, period: int) -> Group:
+    return {"account": account, "period": period, "first_shard": home_shard(account)}
+
+
+def _place(group: Group) -> tuple[str, int]:
+    return group["account"], group["period"]
+
+
+def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+    """A statement of nothing for every account."""
+    gaps = Gaps.between(using, start, end + LONGEST)
+    for group, period, terms in candidates(using, month, account):
+        report = draft(group, period, Included(terms.plan, terms.included), gaps)
+        yield Statement(report, PROVISIONAL, (row(report, unused_line(report), PROVISIONAL),))
+
+
+def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
+    """All statements, those of nothing only of accounts that have no other."""
+    # Of one account what was used comes first: a merge takes equal ones in this order.
+    marked = ((each, True) for each in used), ((each, False) for each in unused)
+    seen = None
+    for found, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
+        if is_used or found.report.account != seen:
+            yield found
+        seen = found.report.account
+
+
+def draft(group: Group, period: Period, included: Included, gaps: Gaps) -> Report:
+    """The report, not to be saved, that a group of ledger lines belongs to."""
+    return Report(
+        account=group["account"],
+        period_start=period.start,
+        period_end=period.end,
+        timezone=period.timezone,
+        version=0,
+        plan=included.plan,
+        included=dict(included.included),
+        gaps=gaps.text(group["first_shard"], group["account"], period.start, period.end),
+    )

@@ -1,0 +1,189 @@
+"""The second schema of a report: its rows with what each costs, and rows for what no line alone can say.
+
+Those are flat fees, what a volume tier changes for units that were billed before, what is lacking of a minimum, and
+the rounding of a period's price to its currency's minor unit. The amounts of a report's rows add up to its total.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from ratelimits.conf import conf
+from ratelimits.models import Account, Report
+from ratelimits.pricing.money import ZERO, added, minus
+from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, readable, recorded, worth
+from ratelimits.reports.periods import SECOND
+from ratelimits.reports.rows import (
+    CORRECTION,
+    FEE,
+    FINAL,
+    MINIMUM,
+    REPRICING,
+    ROUNDING,
+    Charge,
+    Row,
+    line_id,
+    report_id,
+)
+from ratelimits.reports.statements import Statement, rows, version_lines, versions
+from ratelimits.reports.terms.price_book import PriceBook, Record
+
+if TYPE_CHECKING:
+    from ratelimits.reports.exports import Format
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a provisional report's rows that are held in memory; the rest waits in a temporary file.
+_HELD = 1 << 20
+
+
+def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
+    """Return what a format's `stream` takes: the charges of these reports if it is priced, else their rows."""
+    return charges(found) if form.priced else rows(found)
+
+
+def charges(found: Iterable[Statement]) -> Iterator[Charge]:
+    """Yield all rows with what they cost, one report after the other. Raises UnreadableError."""
+    books: dict[str, PriceBook] = {}
+    together: list[Report] = []
+    for statement in found:
+        using = statement.report._state.db or conf.DATABASE
+        if statement.status == FINAL:
+            for version in versions(statement.report):
+                yield from version_charges(version)
+        else:
+            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using, together)
+
+
+def version_charges(report: Report) -> Iterator[Charge]:
+    """Yield the rows that a version brought in, with what they cost, streamed. Raises UnreadableError."""
+    with readable(report):
+        yield from _priced(report, version_lines(report), FINAL)
+
+
+def _provisional(statement: Statement, book: PriceBook, using: str, together: list[Report]) -> Iterator[Charge]:
+    """The rows of an open period; `together` are the reports of other names of accounts that had several."""
+    report = statement.report
+    try:
+        included = statement.included
+        # At the end of a period that is yet to come: as things are now.
+        record = book.of(*included.priced) if included is not None else {}
+    except ValueError as error:
+        logger.warning("The open period of %r has no amounts: %s", report.account, error)
+        record = {}
+    if not record:
+        yield from map(Charge, statement.rows)
+        return
+    period = str(report.period_start // SECOND)
+    name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
+    names = sorted(included.names) if included is not None else []
+    earlier = priced_together(using, (), report.account, names)
+    earlier += [each for each in together if each.account in names]
+    periods = recorded(report, earlier, [period], record)
+    report.prices = {"account_name": name or "", "periods": periods, "names": names}
+    totals, used = Totals(report, earlier), False
+    # Read twice: what a unit costs may depend on the total.
+    with SpooledTemporaryFile(max_size=_HELD) as held:
+        for row in statement.rows:
+            held.write(json.dumps(row).encode() + b"\n")
+            totals.count(period, row.meter, row.overage_quantity)
+            used = used or bool(row.meter)
+        if used:
+            report.amounts = totals.amounts()
+            if names:
+                together.append(report)
+        else:
+            report.prices = {}  # an account that used nothing has no report when its period ends
+        held.seek(0)
+        yield from _priced(report, ((Row(*json.loads(line)), period) for line in held), statement.status)
+
+
+def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
+    """The rows, each with the period (s, as text) of its usage, with what they cost; then what no line alone says."""
+    records: dict[str, Record] = report.prices.get("periods", {})
+    if not records:
+        for row, _period in lines:
+            yield Charge(row)
+        return
+    spans: dict[str, dict[str, Span]] = {each: report.amounts["periods"][each]["quantities"] for each in records}
+    prices = {(each, meter): price for each, record in records.items() for meter, price in prices_of(record).items()}
+    done = {(each, meter): spans[each][meter][0] or 0 for each, meter in prices}
+    name = report.prices["account_name"]
+    owed: dict[str, str] = report.amounts["total"]
+    for row, counted in lines:
+        period = home(report, counted)
+        record = records.get(period)
+        if record is None:
+            yield Charge(row, name)
+            continue
+        price, about = prices.get((period, row.meter)), (name, record["currency"])
+        if price is None:
+            yield Charge(row, *about, (), None, owed[record["currency"]])
+            continue
+        parts = price.parts(done[period, row.meter], row.overage_quantity, spans[period][row.meter][1])
+        done[period, row.meter] += row.overage_quantity
+        yield Charge(row, *about, tuple(parts), added(part.amount for part in parts), owed[record["currency"]])
+    for period, record in records.items():
+        about = (name, record["currency"])
+        for category, meter, amount in _beside(record, spans[period]):
+            if amount:
+                row = _row(report, status, category, period, meter, record["plan"])
+                yield Charge(row, *about, (), amount, owed[record["currency"]])
+
+
+def _beside(record: Record, spans: dict[str, Span]) -> Iterator[tuple[str, str, Decimal]]:
+    """What a version charges beside its lines' units: category, meter and amount of each."""
+    exact = []
+    for meter, price in prices_of(record).items():
+        before, after = spans[meter]
+        exact.append(_difference(price.of, before, after))
+        yield FEE, meter, _difference(price.fees, before, after)
+        yield REPRICING, meter, price.repriced(before or 0, after)
+        yield MINIMUM, meter, _difference(price.top_up, before, after)
+    yield ROUNDING, "", minus(worth(record, spans), added(exact))
+
+
+def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:
+    return minus(charged(after), ZERO if before is None else charged(before))
+
+
+def _row(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
+    """A row of nothing but an amount."""
+    name, start = report_id(report.account, report.period_start), int(period) * SECOND
+    late = report.version > 1 or start != report.period_start
+    return Row(
+        report_id=name,
+        report_version=report.version,
+        status=status,
+        line_id=line_id(name, report.version, category, period, meter),
+        account=report.account,
+        key="",
+        meter=meter,
+        unit="",
+        charge_category=category,
+        charge_class=CORRECTION if late else "",
+        corrects_line_id="",
+        billing_period_start=report.period_start,
+        billing_period_end=report.period_end,
+        charge_period_start=start,
+        charge_period_end=report.period_end,
+        timezone=report.timezone,
+        consumed_quantity=0,
+        included_quantity=0,
+        overage_quantity=0,
+        refunded_quantity=0,
+        admitted_count=0,
+        denied_count=0,
+        unknown_count=0,
+        limit="",
+        rule="",
+        rule_version=0,
+        plan=plan,
+        batch_range="",
+        durability_gap="",
+    )

@@ -1,0 +1,276 @@
+"""The manifest of a month: one signed file outside the database, with which everything that it lists can be proven.
+
+It has every report of the periods that start in the month, with its digest and totals; where each shard's chain stood;
+and what no digest in the database covers: adjustments, durability gaps, totals of processes, quarantined batches, kept
+periods, what was pushed, and the history of the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import Any
+
+from django.db.models import Count, Max
+
+from ratelimits import signatures
+from ratelimits.conf import conf
+from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Line, PeriodUsage, Report, ShardState
+from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
+from ratelimits.reports.terms import TermsBook
+from ratelimits.reports.verify import manifest_sections
+from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
+from ratelimits.usage.packet import chained
+
+FORMAT = "ratelimits manifest 3"
+_TIMES = 3
+#: An edit that was under way when a manifest was written may have begun so long before.
+_UNDER_WAY = timedelta(hours=1)
+
+
+class ManifestError(ValueError):
+    """A file that is not a manifest; the message says why."""
+
+
+#: What each section lists, as sentences name it.
+_LISTED = {
+    "reports": "report",
+    **{section: table.what for section, table in TABLES.items()},
+    "deliveries": "what was pushed of",
+    "process_totals": "the totals of processes that were",
+}
+#: The parts of a manifest that have entries by name.
+_SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
+#: Sections in which something may be gone that was not taken away, and how that is known.
+_EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
+    "process_totals": lambda using, name, _month: _dropped(using, name),
+    "kept_periods": lambda using, name, month: _kept_later(using, name, month),
+}
+
+
+def build(using: str, month: str) -> dict[str, Any]:
+    """Return the signed manifest of a month like "2026-10". Raises ValueError for what is not a month."""
+    columns = {section: table.columns() for section, table in TABLES.items()}
+    for _try in range(_TIMES):
+        before = _newest(using)
+        listed = _sections(using, month, columns)
+        if _newest(using) == before:
+            break  # else a report that was finalised meanwhile is in one section and not in another
+    states = ShardState.objects.using(using).order_by("shard")
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "month": month,
+        "written_at": datetime.now(UTC).isoformat(),
+        "key_id": signatures.key_id(conf.SIGNING_KEY),
+        "shards": {str(state.shard): [state.position, state.head] for state in states},
+        "open": _open(using, month),
+        "unsettled": manifest_sections.unsettled(using, *month_window(month)),
+        "columns": columns,
+        "history": manifest_sections.history(using),
+        "without_history": manifest_sections.without_history(using),
+        "totals": _month_totals(listed["reports"]),
+        **listed,
+    }
+    manifest["signature"] = signatures.sign(_signed_text(manifest))
+    return manifest
+
+
+def _signed_text(manifest: dict[str, Any]) -> str:
+    signed = {name: value for name, value in manifest.items() if name != "signature"}
+    return json.dumps(signed, sort_keys=True, separators=(",", ":"))
+
+
+def _newest(using: str) -> dict[str, Any]:
+    return {
+        **Report.objects.using(using).aggregate(Max("pk")),
+        **Adjustment.objects.using(using).aggregate(Count("pk"), Count("report")),
+    }
+
+
+def _sections(using: str, month: str, columns: Mapping[str, list[str]]) -> dict[str, dict[str, Any]]:
+    start, end = month_window(month)
+    return {
+        "reports": dict(manifest_sections.reports(using, month, start, end)),
+        **{
+            section: rows_of(table.rows(using, start, end), table.name, columns[section])
+            for section, table in TABLES.items()
+        },
+        "deliveries": dict(manifest_sections.deliveries(using, month, start, end)),
+        "process_totals": dict(manifest_sections.process_totals(using, start, end)),
+    }
+
+
+def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]:
+    """Return the sums of all reports, by meter."""
+    totals: dict[str, list[int]] = {}
+    for report in reports.values():
+        for meter, counts in report["totals"].items():
+            had = totals.get(meter, [0] * len(counts))
+            totals[meter] = [one + other for one, other in zip(had, counts, strict=True)]
+    return totals
+
+
+def _open(using: str, month: str) -> list[str]:
+    """Name the periods of the month whose usage, or whose adjustments, no report has yet."""
+    start, end = month_window(month)
+    usage = PeriodUsage.objects.using(using).filter(covered=None)
+    usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
+    waiting = TABLES["adjustments"].rows(using, start, end).filter(report=None)
+    waiting = waiting.exclude(approval=Adjustment.Approval.REFUSED)
+    found = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
+    found |= {(account, int(at.timestamp()) * SECOND) for account, at in waiting.values_list("account", "period_start")}
+    terms = TermsBook(using).of({account for account, _period in found})
+    return [
+        f"{account or 'anonymous'} {iso(period)}"
+        for account, period in sorted(found)
+        if starts_in(month, period, terms[account].timezone)
+    ]
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the manifest that a file's text is. Raises ManifestError."""
+    try:
+        manifest = json.loads(text)
+        if manifest["format"] != FORMAT:
+            raise ManifestError(
+                f"its format is {manifest['format']!r}, and this version of ratelimits reads {FORMAT!r}: compare with"
+                " the version that wrote it"
+            )
+        month_window(manifest["month"])
+        shaped = [
+            isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns", "history", "without_history")
+        ]
+        shaped += [isinstance(manifest[name], list) for name in ("open",)]
+        shaped += [isinstance(manifest["columns"][section], list) for section in TABLES]
+        shaped += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
+        shaped += [type(each["newest"]) is int for each in manifest["history"].values()]
+        shaped += [isinstance(each["columns"], list) for each in manifest["history"].values()]
+        shaped += [
+            shard.isdecimal() and type(at) is int and isinstance(head, str)
+            for shard, (at, head) in manifest["shards"].items()
+        ]
+        if not all(shaped):
+            raise ManifestError("a part of it is not of the type that ratelimits_manifest writes")
+    except ManifestError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ManifestError(f"it is not the manifest of a month, or not all of it: {error!r}") from error
+    found: dict[str, Any] = manifest
+    return found
+
+
+def compare(using: str, manifest: dict[str, Any], *sources: str, checked: Counter[str] | None = None) -> Iterator[str]:
+    """Say what is not as a manifest lists it, one sentence for each finding; nothing if all is.
+
+    `sources` are the databases that the ledger's batches are in, by default `using`. `checked` is given the number of
+    things that were compared.
+    """
+    month, checked = manifest["month"], Counter() if checked is None else checked
+    if wrong := signatures.wrong(_signed_text(manifest), manifest["signature"]):
+        key = manifest.get("key_id") or "none"
+        yield f"the manifest of {month} (key {key}) was changed after it was written, or signed by another: {wrong}"
+    right: Counter[str] = Counter()
+    heads = list(_heads(using, manifest, sources or (using,), right))
+    checked.update(right)
+    if heads and not right:
+        yield (
+            f"no shard has the digest that the manifest of {month} has: it is of another database, or the ledger was"
+            " written anew, or set back to a state before it"
+        )
+        return
+    yield from heads
+    columns = manifest["columns"]
+    for section, table in TABLES.items():
+        if lost := set(columns[section]) - set(table.columns()):
+            yield (
+                f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of {section}, which this"
+                " version of ratelimits does not have: compare with the version that wrote it"
+            )
+            return
+    now = _sections(using, month, columns)
+    for section, what in _LISTED.items():
+        listed, found = manifest[section], now[section]
+        for name in sorted(listed.keys() | found.keys()):
+            checked["entries of manifests"] += 1
+            if name not in found:
+                if section not in _EXCUSED or not _EXCUSED[section](using, name, month):
+                    yield f"{what} {name} is in the manifest of {month}, and gone"
+            elif name not in listed:
+                yield f"{what} {name} is not in the manifest of {month}: it came after it, so write a further one"
+            elif listed[name] != found[name]:
+                yield f"{what} {name} is not what the manifest of {month} says"
+    yield from _compare_history(using, manifest, checked)
+
+
+def _compare_history(using: str, manifest: dict[str, Any], checked: Counter[str]) -> Iterator[str]:
+    """Say which records of the configuration's history were changed or taken away since, and which were dated back."""
+    month, listed = manifest["month"], manifest["history"]
+    now = manifest_sections.history(using, listed)
+    for name in sorted(listed):
+        checked["entries of manifests"] += 1
+        if lost := set(listed[name]["columns"]) - set(now.get(name, {}).get("columns", ())):
+            yield (
+                f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of the history of {name},"
+                " which this version of ratelimits does not have: compare with the version that wrote it"
+            )
+        elif now[name] != listed[name]:
+            yield (
+                f"the history of {name} up to record {listed[name]['newest']} is not what the manifest of {month} says"
+            )
+    for name, digest in manifest_sections.without_history(using).items():
+        if manifest["without_history"].get(name) != digest:
+            yield (
+                f"{name} has no history, and is not what the manifest of {month} says: it was written past the app"
+                " (ratelimits_reload makes that an edit)"
+            )
+    written = datetime.fromisoformat(manifest["written_at"]) - _UNDER_WAY
+    for record in manifest_sections.dated_back(using, listed, int(written.timestamp()) * SECOND):
+        yield f"the history of {record} tells of an edit from before the manifest of {month}, which does not have it"
+
+
+def _kept_later(using: str, account: str, month: str) -> bool:
+    """Return whether the account's terms changed again in a later period, which is kept instead."""
+    _start, end = month_window(month)
+    return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
+
+
+def _dropped(using: str, name: str) -> bool:
+    """Return whether totals of a day were dropped with the ledger's lines of that day, when those were archived."""
+    kind, _space, day = name.partition(" ")
+    start = int(datetime.fromisoformat(day).timestamp())
+    lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
+    return kind == "admitted" and ArchivedRange.objects.using(using).exists() and not lines.exists()
+
+
+def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], right: Counter[str]) -> Iterator[str]:
+    """Say which shards' chains have not the digests that the manifest has; those of archives away are not known."""
+    for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
+        digest = _digest_at(sources, int(shard), position) if position else head
+        if digest == head:
+            right.update(["heads of chains"] if position else [])
+        elif digest is not None:
+            yield (
+                f"shard {int(shard):02d} has not the digest at position {position} that the manifest of"
+                f" {manifest['month']} has"
+            )
+
+
+def _digest_at(sources: tuple[str, ...], shard: int, position: int) -> str | None:
+    """Return the digest that a shard's chain has at a position, which may lie within a compacted batch.
+
+    "" if nothing is there, None if what is there is in an archive that is not at hand.
+    """
+    archived = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
+    moved = archived.filter(last_position__gte=position).first()
+    if moved is not None and moved.last_position == position:
+        return moved.digest
+    for using in sources:
+        around = Batch.objects.using(using).filter(shard=shard, first_position__lte=position, position__gte=position)
+        batch = around.first()
+        if batch is not None:
+            contents = batch.contents()[: position - batch.first_position + 1]
+            return reduce(chained, contents, batch.previous_digest)
+    return "" if moved is None else None

@@ -1,0 +1,403 @@
+"""Accounts whose terms change in any way, at any time, checked by a model of its own: months, rows and fractions.
+
+Each account is a family of names: it is made, renamed, deleted and made again, put on other plans, anchors and time
+zones, while requests come under its names, some of which reach the ledger only after their period was closed.
+"""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from django.db.models import Sum
+from django.test import override_settings
+
+from ratelimits.models import Account, Line, Plan, Report, ReportLine, ShardState, versions
+from ratelimits.reports.closing.close import finalise
+from ratelimits.reports.verify.report import ReportVerifier
+from ratelimits.reports.verify.terms import verify_terms
+from ratelimits.rules.loader import Loader
+from tests.reports.edits import edit_at, plan
+from tests.usage.traffic import flow, use
+
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata")
+ANCHORS = ("", "", "2024-01-31T06:00", "2024-01-02T00:00", "2024-01-15T12:30", "2024-02-29T23:59")
+INCLUDED = {"small": 40, "middle": 101, "large": 1000}
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def micros(moment: datetime) -> int:
+    return int(moment.timestamp()) * SECOND
+
+
+@dataclass
+class State:
+    """What an account row was from a moment on; `name` is empty once it is deleted."""
+
+    since: int
+    name: str
+    plan: str
+    timezone: str
+    anchor: str
+
+
+@dataclass
+class Family:
+    """The names of one account, the states of each row that it had, and the requests under its names."""
+
+    number: int
+    names: list[str]
+    rows: dict[int, list[State]] = field(default_factory=dict)
+    #: Name, moment (µs), units, and whether it reached the ledger in time.
+    uses: list[tuple[str, int, int, bool]] = field(default_factory=list)
+
+    def row(self) -> int | None:
+        """The row that there is now."""
+        return next((pk for pk, states in self.rows.items() if states[-1].name), None)
+
+
+class LoaderHere(Loader):
+    """Reads the rules in the thread and over the connection of whoever asks: nothing else happens meanwhile."""
+
+    def _submit(self, job: Callable[[Any], Any], argument: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(job(argument))
+        return done
+
+    def _ask(self, query: Callable[[], Any]) -> Any:
+        return query()
+
+
+class World:
+    """Draws what happens, does it for real, and keeps for the model what was done."""
+
+    def __init__(self, draw: Random, families: int, months: int, server: redis.Redis) -> None:
+        self.draw, self.months, self.server = draw, months, server
+        self.families = [Family(number, [f"{number}"]) for number in range(families)]
+        self.now = micros(FIRST)
+        self.plans = {slug: plan(slug, quantity) for slug, quantity in INCLUDED.items()}
+        self.loader = LoaderHere(lambda: self.now)
+        self.late: list[tuple[int, dict[str, Any]]] = []
+        self.edits = 0
+
+    def run(self) -> None:
+        for _at, act, family in sorted(self.planned(), key=lambda each: each[0]):
+            self.now = _at
+            act(family) if family is not None else act()
+        end = self.now
+        for _step in range(4):
+            self.now += 35 * DAY
+            self.close(everything=True)
+        self.now = end
+
+    def planned(self) -> Iterator[tuple[int, Any, Any]]:
+        draw = self.draw
+        for month in range(self.months):
+            start = micros(FIRST + timedelta(days=30.44 * month)) // SECOND * SECOND
+            for family in self.families:
+                if draw.random() < 0.7:
+                    yield from (
+                        (start + draw.randrange(30 * DAY), self.use, family) for _ in range(draw.randrange(1, 5))
+                    )
+                if draw.random() < 0.3:
+                    at = start + draw.randrange(29 * DAY)
+                    # Several edits follow on each other at once, before anything of it reaches the ledger.
+                    for number in range(draw.choice((1, 1, 1, 2, 3))):
+                        yield at + number * 60 * SECOND, self.edit, family
+                        yield at + number * 60 * SECOND + SECOND, self.use, family
+            for day in range(2, 30, 5):
+                yield start + day * DAY, self.flow, None
+            for day in (3, 17):
+                yield start + day * DAY + SECOND, self.close, None
+
+    def use(self, family: Family) -> None:
+        name = family.names[-1] if self.draw.random() < 0.9 else self.draw.choice(family.names)
+        terms = self.loader.current().billing(f"account:{name}")
+        units, late = self.draw.randrange(1, 60), self.draw.random() < 0.05
+        about: dict[str, Any] = {
+            "account": name,
+            "key": f"api_key:{self.draw.randrange(2)}",
+            "cost": units,
+            "now": self.now,
+            "timezone": terms.timezone,
+            "anchor": terms.anchor,
+            "periods": terms.boundaries,
+            "configuration": self.loader.current().version,
+        }
+        family.uses.append((name, self.now, units, not late))
+        if late:
+            self.late.append((self.now + self.draw.randrange(10, 60) * DAY, about))
+        else:
+            use(**about)
+
+    def flow(self) -> None:
+        """Bring all usage into the ledger; only now does the server have to make sure of what it was told."""
+        self.server.config_set("appendfsync", "always")
+        flow()
+        self.server.config_set("appendfsync", "everysec")
+
+    def close(self, *, everything: bool = False) -> None:
+        due = [about for at, about in self.late if everything or at <= self.now]
+        self.late = [(at, about) for at, about in self.late if not everything and at > self.now]
+        for about in due:
+            use(**{**about, "configuration": self.loader.current().version})
+        self.flow()
+        ShardState.objects.update(watermark=self.now)
+        finalise(self.now)
+
+    def edit(self, family: Family) -> None:
+        draw, pk = self.draw, family.row()
+        with edit_at(self.now):
+            if pk is None:
+                state = State(self.now, family.names[-1], draw.choice(["", *INCLUDED]), *self.months_of())
+                row = Account.objects.create(identifier=state.name, **self.fields(state))
+                family.rows[row.pk] = [state]
+            else:
+                last, kind = family.rows[pk][-1], draw.choice(("plan", "plan", "zone", "anchor", "name", "delete"))
+                state = State(self.now, last.name, last.plan, last.timezone, last.anchor)
+                if kind == "plan":
+                    state.plan = draw.choice(["", *INCLUDED])
+                elif kind == "zone":
+                    state.timezone = draw.choice(ZONES)
+                elif kind == "anchor":
+                    state.anchor = draw.choice(ANCHORS)
+                elif kind == "name":
+                    known = draw.random() < 0.3
+                    state.name = draw.choice(family.names) if known else f"{family.number}-{len(family.names)}"
+                    family.names = [*(name for name in family.names if name != state.name), state.name]
+                else:
+                    state.name = ""
+                rows = Account.objects.filter(pk=pk)
+                if state.name:
+                    rows.update(identifier=state.name, **self.fields(state))
+                else:
+                    rows.delete()
+                family.rows[pk].append(state)
+        self.edits += 1
+        self.loader.reload()
+
+    def months_of(self) -> tuple[str, str]:
+        return self.draw.choice(ZONES), self.draw.choice(ANCHORS)
+
+    def fields(self, state: State) -> dict[str, Any]:
+        chosen: Plan | None = self.plans.get(state.plan)
+        return {"plan": chosen, "timezone": state.timezone, "billing_anchor": state.anchor}
+
+
+# The model: what a period includes, from the states alone.
+
+
+@dataclass(frozen=True)
+class Stay:
+    row: int
+    name: str
+    since: int
+    until: int
+    state: tuple[str, str, str]
+
+
+def stays(family: Family, start: int, end: int) -> list[Stay]:
+    """Which row had which name, and was on which plan, between two moments."""
+    found = []
+    for row, states in family.rows.items():
+        edges = [*(state.since for state in states), 2**62]
+        for state, (since, until) in zip(states, pairwise(edges), strict=True):
+            since, until = max(since, start), min(until, end)
+            if state.name and since < until:
+                found.append(Stay(row, state.name, since, until, (state.plan, state.timezone, state.anchor)))
+    return found
+
+
+def giver(family: Family, name: str, start: int, end: int) -> tuple[int, str]:
+    """The row, and the plan, that a name's allowance of a period comes from; (0, "") for none."""
+    every = stays(family, start, end)
+    for stay in every:
+        if stay.name == name and stay.until == end and stay.state[0]:
+            return stay.row, stay.state[0]
+    rows = {stay.row for stay in every if stay.name == name}
+    having = [stay for stay in every if stay.row in rows and stay.state[0]]
+    if not having:
+        return 0, ""
+    last = max(having, key=lambda stay: (stay.until, stay.since))
+    return last.row, last.state[0]
+
+
+def month_around(zone: str, anchor: str, at: int) -> tuple[int, int]:
+    """The month, in µs, around a moment."""
+    fixed = datetime.fromisoformat(anchor) if anchor else datetime(2024, 1, 1)
+    local = datetime.fromtimestamp(at // SECOND, ZoneInfo(zone))
+
+    def start(number: int) -> int:
+        year, month = divmod(number, 12)
+        day = min(fixed.day, monthrange(year, month + 1)[1])
+        return micros(fixed.replace(year=year, month=month + 1, day=day, tzinfo=ZoneInfo(zone)))
+
+    number = local.year * 12 + local.month
+    while start(number) > at:
+        number -= 1
+    return start(number), start(number + 1)
+
+
+def included(family: Family, name: str, start: int, end: int, *, by_time: bool) -> int:
+    if not by_time:
+        return INCLUDED.get(giver(family, name, start, end)[1], 0)
+    mine = [stay for stay in stays(family, start, end) if stay.name == name]
+    at_end = next((stay.state[1:] for stay in mine if stay.until == end), ("UTC", ""))
+    months = [month_around(*terms, end - 1) for terms in (at_end, *(s.state[1:] for s in sorted(mine, key=_since)))]
+    whole = next((month for month in months if month[1] == end), months[0])
+    length = end - start if (start, end) in months else whole[1] - whole[0]
+    total = sum(Fraction(INCLUDED.get(stay.state[0], 0) * (stay.until - stay.since), length) for stay in mine)
+    return int(total + Fraction(1, 2))
+
+
+def _since(stay: Stay) -> int:
+    return stay.since
+
+
+class Findings:
+    """Compares the reports with the model."""
+
+    def __init__(self, world: World, *, by_time: bool) -> None:
+        self.world, self.by_time = world, by_time
+        self.family = {name: family for family in world.families for name in family.names}
+        self.reports: dict[str, dict[int, Report]] = defaultdict(dict)
+        for report in Report.objects.filter(version=1).order_by("period_start"):
+            self.reports[report.account][report.period_start] = report
+        self.found: list[str] = []
+        self.units = 0
+        columns = ("report__account", "report__period_start")
+        sums = ReportLine.objects.values_list(*columns).order_by().annotate(Sum("consumed_quantity"))
+        #: Units by account and start of the billing period.
+        self.consumed = {(name, start): units for name, start, units in sums}
+
+    def all(self) -> list[str]:
+        self.usage()
+        for name, reports in self.reports.items():
+            self.tiles(name, list(reports.values()))
+        for family in self.world.families:
+            self.allowances(family)
+        return self.found
+
+    def usage(self) -> None:
+        """Every unit of the ledger is on exactly one report, and the ledger has what was sent."""
+        about = ("account", "period", "key", "meter", "rule", "version")
+        ledger = {tuple(row[:-1]): row[-1] for row in Line.objects.values_list(*about).annotate(Sum("admitted_units"))}
+        columns = ("report__account", "usage_period", "key", "meter", "rule_id", "rule_version")
+        lines = ReportLine.objects.values_list(*columns).annotate(Sum("consumed_quantity"))
+        reported = {tuple(row[:-1]): row[-1] for row in lines}
+        self.units = sum(ledger.values())
+        if ledger != reported:
+            differing = {key for key in ledger.keys() | reported.keys() if ledger.get(key) != reported.get(key)}
+            self.found += [f"{key}: ledger {ledger.get(key)}, reports {reported.get(key)}" for key in differing]
+        sent = sum(units for family in self.world.families for _name, _at, units, _early in family.uses)
+        if sent != self.units:
+            self.found.append(f"{sent} units were sent, the ledger has {self.units}")
+
+    def tiles(self, name: str, reports: list[Report]) -> None:
+        """No two periods overlap, none is empty, and each request that came in time lies within its period."""
+        spans = [(report.period_start, report.period_end) for report in reports]
+        for start, end in spans:
+            if not 2 * DAY <= end - start <= 64 * DAY:
+                self.found.append(f"{name}: a period from {start} to {end}")
+        self.found += [f"{name}: {one} and {other} overlap" for one, other in pairwise(spans) if one[1] > other[0]]
+        units: Counter[tuple[int, int]] = Counter()
+        for user, at, count, early in self.family[name].uses:
+            if user == name:
+                span = next((span for span in spans if span[0] <= at < span[1]), (0, 0))
+                units[span] += count
+                if early and span == (0, 0):
+                    self.found.append(f"{name}: {count} units at {at} lie in no period")
+        if any(not early for user, _at, _count, early in self.family[name].uses if user == name):
+            return  # what comes late may have been counted under terms that nobody knew of when the period was closed
+        for start, end in spans:
+            total = self.consumed.get((name, start), 0)
+            if total != units[start, end]:
+                self.found.append(f"{name}: {total} units from {start} to {end}, and {units[start, end]} were used")
+
+    def allowances(self, family: Family) -> None:
+        """Every period has its one allowance, and not a unit more is included."""
+        net: Counter[tuple[str, int]] = Counter()
+        taken = self.taken = Counter[tuple[str, int]]()
+        columns = ("report__account", "report__version", "report__period_start", "charge_class", "usage_period")
+        sums = ReportLine.objects.filter(report__account__in=family.names).order_by("report_id", "number")
+        home: dict[tuple[str, int], int] = {}
+        for name, version, start, kind, period, consumed, part in sums.values_list(
+            *columns, "consumed_quantity", "included_quantity"
+        ):
+            if kind == "" or version > 1:
+                home.setdefault((name, period), start)
+            of = home.get((name, period)) or self.around(name, period * SECOND, start)
+            net[name, of] += consumed
+            taken[name, of] += part
+        for name in family.names:
+            for start, report in self.reports[name].items():
+                self.compare(family, name, report, net, taken[name, start])
+
+    def around(self, name: str, start: int, otherwise: int) -> int:
+        spans = (report for report in self.reports[name].values() if report.period_start <= start < report.period_end)
+        return next((report.period_start for report in spans), otherwise)
+
+    def compare(self, family: Family, name: str, report: Report, net: Counter[tuple[str, int]], taken: int) -> None:
+        start, end = report.period_start, report.period_end
+        allowance = included(family, name, start, end, by_time=self.by_time)
+        wanted = min(allowance, net[name, start])
+        row = 0 if self.by_time else giver(family, name, start, end)[0]
+        others = {stay.name for stay in stays(family, start, end) if row and stay.row == row} - {name}
+        sharing = [other for other in others if giver(family, other, start, end)[0] == row]
+        if not sharing:
+            if taken != wanted:
+                self.found.append(f"{name}: {taken} units included from {start} to {end}, and not {wanted}")
+            return
+        if taken > wanted:
+            self.found.append(f"{name}: {taken} units included from {start} to {end}, more than {wanted}")
+        beside = [
+            (other, each)
+            for other in sharing
+            for each in self.reports[other].values()
+            if each.period_start < end and each.period_end > start
+        ]
+        if all((each.period_start, each.period_end) == (start, end) for _other, each in beside):
+            names = [name, *(other for other, _each in beside)]
+            together, used = (sum(counts[each, start] for each in names) for counts in (self.taken, net))
+            if together != min(allowance, used):
+                self.found.append(f"{names}: {together} units included from {start} to {end}, of {used}")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("late_usage", ["version", "period"])
+@pytest.mark.parametrize("proration", ["none", "time"])
+def test_whatever_becomes_of_the_terms(
+    late_usage: str, proration: str, long_run: bool, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Have 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; a few of them as a sample."""
+    chosen = {"LATE_USAGE": late_usage, "PRORATION": proration, "SHARDS": 4, "RELOAD_INTERVAL": 300_000_000}
+    with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", **chosen}):
+        size = (500, 24) if long_run else (3, 4)
+        world = World(Random(f"{late_usage} {proration}"), *size, redis_client)
+        world.run()
+        findings = Findings(world, by_time=proration == "time")
+        found = findings.all()
+        verifier = ReportVerifier("default")
+        for report in Report.objects.order_by("pk")[:: 10 if long_run else 1]:
+            found += verifier.findings(report)
+        found += verify_terms("default", Counter())
+    with capsys.disabled():
+        print(
+            f"\n{len(world.families)} accounts over {world.months} months ({late_usage}, {proration}):"
+            f" {world.edits} edits, {findings.units} units, {Report.objects.count()} reports, {len(found)} differences"
+        )
+    assert found == []
+    assert versions.ConfigVersion.read("default")[0] > world.edits

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models import QuerySet
+
+from ratelimits.models import Account, Batch, DurabilityGap, Report, ShardState
+from ratelimits.reports.closing.close import finalise, home_shard
+from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
+from ratelimits.reports.verify.report import verify_report
+from tests.reports.invoices import account, lines, spend
+from tests.usage.traffic import at, flow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OCTOBER = at("2026-10-01")
+
+
+@pytest.fixture
+def used() -> None:
+    """October's usage of one account, of which nobody knows yet whether it is complete."""
+    spend(account(included=3), "2026-10-15", 5)
+    flow()
+    ShardState.objects.update(watermark=at("2026-10-20"))
+
+
+def why(now: str = "2026-11-02") -> str:
+    (found,) = open_periods(at(now))
+    assert (found.account, found.start, found.units) == ("acme", OCTOBER, {"requests": 5})
+    return found.why
+
+
+def shard() -> QuerySet[ShardState]:
+    return QuerySet(ShardState).filter(shard=home_shard("acme"))
+
+
+@pytest.mark.usefixtures("used")
+def test_each_open_period_says_what_it_waits_for() -> None:
+    name = f"shard {home_shard('acme'):02d}"
+    assert why() == (
+        f"{name} is complete until 2026-10-20T00:00:00Z, and 2026-11-01T01:00:00Z is needed:"
+        " is a worker sealing and draining?"
+    )
+    shard().update(frozen=True)
+    assert why() == f"{name} has a quarantined batch: accept or discard it"
+    shard().update(frozen=False, watermark=at("2026-11-02"))
+    assert why() == "nothing: the next ratelimits_finalise closes it"
+    shard().update(tallied=0, position=1)
+    assert why() == f"{name} has batches that are not added up yet: the next drain does that"
+    shard().update(tallied=1)
+    QuerySet(Batch).all().delete()
+    assert why() == f"{name} has no batch at position 1: restore it from a backup, or close by force"
+    QuerySet(Account).update(timezone="Mars/Olympus")
+    assert "Mars/Olympus" in why()
+
+
+@pytest.mark.usefixtures("used")
+def test_a_period_that_is_not_over_waits_for_its_end() -> None:
+    (found,) = open_periods(at("2026-10-29"))
+    assert (found.over, found.why) == (
+        False,
+        "it can be closed from 2026-11-01T01:00:00Z on, by this machine's clock",
+    )
+
+
+@pytest.mark.usefixtures("used")
+def test_usage_in_shards_that_are_no_more_says_so(settings: Any) -> None:
+    assert home_shard("acme") >= 8
+    settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 8}
+    ShardState.objects.filter(shard__lt=8).update(watermark=at("2026-11-02"))
+    assert "it is not drained any more, since SHARDS is 8" in why()
+
+
+def test_a_closed_period_is_not_open(used: None) -> None:
+    ShardState.objects.update(watermark=at("2026-11-02"))
+    assert len(finalise(at("2026-11-02"))) == 1
+    assert list(open_periods(at("2026-11-02"))) == []
+
+
+@pytest.mark.usefixtures("used")
+def test_a_period_that_is_closed_by_force_declares_that_usage_may_be_missing() -> None:
+    shard().update(frozen=True)
+    report = force("acme", OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
+    assert report.gaps == "forced 2026-10-01T00:00:00Z/2026-10-31T23:59:59.999999Z"
+    assert [line["overage_quantity"] for line in lines(report)] == [2]
+    assert report.included == {"requests": 3}
+    gap = DurabilityGap.objects.get(kind="forced")
+    assert gap.detail == (
+        f"ada: the invoice is due (shard {home_shard('acme'):02d} has a quarantined batch: accept or discard it)"
+    )
+    assert list(verify_report(report)) == []
+
+
+@pytest.mark.usefixtures("used")
+def test_what_comes_after_a_closing_by_force_is_a_further_version() -> None:
+    force("acme", OCTOBER, "ada", "the invoice is due", at("2026-11-02"))
+    spend(Account.objects.get(), "2026-10-16", 4)
+    flow()
+    (second,) = finalise(at("2026-11-03"))
+    assert second.version == 2
+    assert [line["consumed_quantity"] for line in lines(second)] == [4]
+
+
+@pytest.mark.usefixtures("used")
+def test_a_missing_batch_is_still_named_by_verify_after_a_closing_by_force() -> None:
+    QuerySet(Batch).all().delete()
+    report = force("acme", OCTOBER, "ada", "no backup has it", at("2026-11-02"))
+    assert report.chain_head == ""
+    assert any("has no batch at position 1" in finding for finding in verify_report(report))
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize(
+    ("start", "reason", "now", "message"),
+    [
+        (OCTOBER, " ", "2026-11-02", "say why"),
+        (OCTOBER, "why not", "2026-10-31", "nobody can bill it before"),
+        (at("2026-09-01"), "why not", "2026-11-02", "has no open period"),
+    ],
+)
+def test_what_cannot_be_forced_is_refused_with_a_reason(start: int, reason: str, now: str, message: str) -> None:
+    with pytest.raises(NotForcedError, match=message):
+        force("acme", start, "ada", reason, at(now))
+    assert not Report.objects.exists()
+    assert not DurabilityGap.objects.filter(kind="forced").exists()
+
+
+def test_the_command_says_what_is_open_and_closes_by_force() -> None:
+    spend(account(), "2025-10-15", 5)
+    flow()
+    ShardState.objects.update(watermark=at("2025-10-20"))
+    out = io.StringIO()
+    call_command("ratelimits_finalise", "--open", stdout=out)
+    assert out.getvalue().startswith("open: acme 2025-10-01T00:00:00Z (5 requests): shard ")
+    about = ["--account", "acme", "--force", "2025-10-01T00:00:00Z"]
+    with pytest.raises(CommandError, match="needs --account, --by and --reason"):
+        call_command("ratelimits_finalise", *about)
+    out = io.StringIO()
+    call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due", stdout=out)
+    assert out.getvalue().startswith("acme 2025-10-01 v1: 1 lines, ")
+    with pytest.raises(CommandError, match="has no open period that starts at 2025-10-01T00:00:00Z"):
+        call_command("ratelimits_finalise", *about, "--by", "ada", "--reason", "due")

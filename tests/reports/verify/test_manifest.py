@@ -1,0 +1,155 @@
+"""Manifests of other months' states: of an open month, another database, another version, another key, half a file."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
+from ratelimits.quota.process_totals import Place
+from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
+from ratelimits.usage import process_totals
+from ratelimits.usage.gaps import declare
+from tests.reports.invoices import account, close, spend
+from tests.reports.verify.test_report import SIGNED
+from tests.usage.traffic import at, flow
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _october(fsync_at_once: None) -> None:
+    """A closed October of one account, a gap, and what processes said of it."""
+    spend(account(included=5), "2026-10-15", 7)
+    process_totals.write("p1", {Place("admitted", "acme", "", "requests", at("2026-10-15") // 10**6): (1, 7)})
+    declare("default", GapKind.RESTART, "test", since=at("2026-10-15"), until=at("2026-10-16"))
+    close("2026-11-02")
+
+
+def found(manifest: dict[str, Any]) -> list[str]:
+    return list(compare("default", parse(json.dumps(manifest))))
+
+
+def told(manifest: Path) -> str:
+    err = io.StringIO()
+    call_command("ratelimits_verify", manifest=[manifest], stdout=io.StringIO(), stderr=err)
+    return err.getvalue()
+
+
+def written(path: Path) -> str:
+    err = io.StringIO()
+    call_command("ratelimits_manifest", "2026-10", output=path, stdout=io.StringIO(), stderr=err)
+    return err.getvalue()
+
+
+def test_it_has_each_report_and_the_month_s_totals() -> None:
+    manifest = build("default", "2026-10")
+    ((name, report),) = manifest["reports"].items()
+    assert (name, report["totals"]) == ("acme.20261001T000000Z v1", {"requests": [7, 5, 2, 0]})
+    assert manifest["totals"] == report["totals"]
+    assert manifest["open"] == []
+    assert found(manifest) == []
+
+
+def test_one_of_an_open_month_says_which_periods_are_open(tmp_path: Path) -> None:
+    spend("initech", "2026-10-20")
+    spend("initech", "2026-11-20")
+    flow()
+    assert "1 periods of 2026-10 are open (initech 2026-10-01T00:00:00Z)" in written(tmp_path / "open.json")
+    assert "1 periods were open (initech 2026-10-01T00:00:00Z)" in told(tmp_path / "open.json")
+    close("2026-11-03")
+    assert (
+        "is not in the manifest of 2026-10: it came after it"
+        in found(json.loads((tmp_path / "open.json").read_text()))[0]
+    )
+    assert "open" not in written(tmp_path / "closed.json")
+
+
+def test_one_of_another_database_is_named_as_such() -> None:
+    manifest = build("default", "2026-10")
+    manifest["shards"] = {shard: [position, "0" * 64] for shard, (position, _head) in manifest["shards"].items()}
+    (finding,) = found(manifest)
+    assert "it is of another database" in finding
+
+
+def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> None:
+    manifest = build("default", "2026-10")
+    columns = manifest["columns"]["gaps"]
+    assert found(manifest) == []
+    DurabilityGap.objects.update(detail="changed")
+    assert any("durability gap" in finding for finding in found(manifest))
+    columns.remove("detail")
+    older = build("default", "2026-10")
+    older["columns"]["gaps"] = columns
+    older["gaps"] = dict.fromkeys(older["gaps"], "")
+    assert [finding for finding in found(older) if "columns" in finding] == []
+    columns.append("a column of later")
+    assert any("has the columns a column of later of gaps" in finding for finding in found(older))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[: len(text) // 2], "not all of it"),
+        (lambda text: text.replace("manifest 3", "manifest 1"), "its format is 'ratelimits manifest 1'"),
+        (lambda text: text.replace('"2026-10"', '"2026-13"'), "is no month"),
+        (lambda text: "[" * 100_000, "not the manifest of a month"),
+        (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "not of the type"),
+        (lambda text: json.dumps({**json.loads(text), "reports": []}), "not of the type"),
+    ],
+)
+def test_what_is_not_a_whole_manifest_is_refused_with_the_reason(change: Any, says: str) -> None:
+    with pytest.raises(ManifestError, match=says):
+        parse(change(json.dumps(build("default", "2026-10"))))
+
+
+def test_its_signature_outlives_a_new_key_and_is_missed_where_there_is_none() -> None:
+    unsigned = build("default", "2026-10")
+    with override_settings(RATELIMITS=SIGNED):
+        Report.objects.update(signature="")
+        signed = build("default", "2026-10")
+        assert found(signed) == []
+        assert "it has no signature" in found(unsigned)[0]
+        signed["key_id"] = "0123456789abcdef"
+        assert "(key 0123456789abcdef) was changed after it was written" in found(signed)[0]
+    new = {**SIGNED, "SIGNING_KEY": "a new one"}
+    with override_settings(RATELIMITS=SIGNED):
+        signed = build("default", "2026-10")
+    with override_settings(RATELIMITS=new):
+        assert "signed by another" in found(signed)[0]
+    with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": [SIGNED["SIGNING_KEY"]]}):
+        assert found(signed) == []
+        assert "it has no signature" in found(unsigned)[0]
+    with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": [""]}):
+        assert found(unsigned) == []
+
+
+def test_what_is_dropped_with_archived_usage_does_not_differ(tmp_path: Path) -> None:
+    spend("acme", "2026-11-20")
+    flow()
+    manifest = build("default", "2026-10")
+    call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
+    assert not ProcessTotal.objects.exists()
+    assert found(manifest) == []
+
+
+def test_totals_that_are_dropped_while_their_usage_is_at_hand_differ() -> None:
+    manifest = build("default", "2026-10")
+    ProcessTotal.objects.all().delete()
+    assert ["is in the manifest of 2026-10, and gone" in finding for finding in found(manifest)] == [True]
+
+
+def test_several_months_are_compared_at_once(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{month}.json" for month in ("2026-09", "2026-10")]
+    for path in paths:
+        call_command("ratelimits_manifest", path.stem, output=path, stdout=io.StringIO(), stderr=io.StringIO())
+    ReportLine.objects.all()._raw_delete("default")
+    Report.objects.all()._raw_delete("default")
+    with pytest.raises(CommandError, match="does not hold"):
+        call_command("ratelimits_verify", manifest=paths, stdout=io.StringIO(), stderr=io.StringIO())

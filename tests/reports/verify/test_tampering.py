@@ -1,0 +1,327 @@
+"""Whatever is changed in the tables that bills are made of, `ratelimits_verify` sees it.
+
+`pytest tests/reports/verify/test_tampering.py --long -s` tries all kinds of tampering, and prints how many are seen
+with what; without `--long` those that need the key or a manifest are tried, and a sample of the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connection, transaction
+from django.test import override_settings
+from pytest_django import DjangoDbBlocker
+
+from ratelimits.models import (
+    Account,
+    Adjustment,
+    ArchivedRange,
+    Batch,
+    GapChange,
+    GapKind,
+    KeptPeriod,
+    KeyOverride,
+    Plan,
+    PlanMembership,
+    PushDelivery,
+    Report,
+    Rule,
+    ShardState,
+)
+from ratelimits.models.ledger import moment
+from ratelimits.push.plan import plan
+from ratelimits.push.receivers import receiver
+from ratelimits.push.send import send
+from ratelimits.quota.process_totals import Place
+from ratelimits.reports.verify.manifest import build, parse
+from ratelimits.usage import process_totals
+from ratelimits.usage.gaps import declare
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention.archive import ArchiveError
+from ratelimits.usage.retention.compact import compact
+from ratelimits.verification import Verification
+from tests.push.fakes import FAKES, options
+from tests.reports.closing.test_close import adjust
+from tests.reports.edits import change as change_terms
+from tests.reports.edits import edit_at
+from tests.reports.edits import spend as spend_by_terms
+from tests.reports.invoices import account, close, spend
+from tests.reports.priced import priced
+from tests.reports.tampering import OF_ARCHIVES, TABLES, TAMPERINGS, Damage, NotApplicableError
+from tests.reports.tampering_beside import OF_HISTORY, OF_PUSHING, OF_TERMS
+from tests.reports.verify.test_report import SIGNED
+from tests.usage.quarantine import Fork
+from tests.usage.traffic import at, flow
+
+pytestmark = pytest.mark.django_db
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "billing.md").read_text()
+MONTHS = ("2026-09", "2026-10")
+#: What is at hand beside the database: the signing key, the manifests.
+MEANS = {"database": (False, False), "key": (True, False), "manifest": (False, True), "key and manifest": (True, True)}
+SETTINGS = {**SIGNED, "RECEIPT_TTL": 10 * 365 * 86_400, "SHARDS": 4}
+#: What billing systems call the accounts that they know.
+CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
+REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
+#: Tables of the app of which single kinds of tampering are tried: their rows say what is to be done, not what was.
+NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
+#: Tables of the app by which nothing is billed: what was told to whom, and what processes need not know any more.
+OTHER_TABLES = {"Alert", "AlertChannel", "AlertDelivery", "AlertState", "Tombstone"}
+
+
+@pytest.fixture
+def accounts() -> Iterator[list[Account]]:
+    """Two, in two time zones, made before anything is counted: an edit in a test changes the names of keys."""
+    with override_settings(RATELIMITS=SETTINGS):
+        yield [account(included=100), account("initech", timezone="Europe/Berlin")]
+
+
+@pytest.fixture
+def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
+    """Reports of two accounts in two months, adjustments, a gap, open usage, joined batches, and a quarantine."""
+    acme, initech = accounts
+    spend(acme, "2026-09-05", 40)
+    for day, end in (("2026-08-05", "2026-09-02"), ("2026-09-06", "2026-10-02")):
+        spend(initech, day, 4)
+        close(end)
+    spend(acme, "2026-10-15", 70, key="api_key:1")
+    spend(acme, "2026-10-15", 71, key="api_key:2", meter="tokens", rule=2, version=3)
+    spend(initech, "2026-10-16", 9)
+    for number, process in enumerate(("p1", "p2"), 2):
+        bin_ = at("2026-10-15") // 10**6
+        process_totals.write(
+            process,
+            {
+                Place("admitted", "acme", "api_key:1", "requests", bin_): (number, number),
+                Place("unanswered", "acme", "api_key:1", "requests", bin_): (number, number + 1),
+                Place("unanswered", "initech", "", "tokens", bin_ + 86_400): (1, 1),
+            },
+        )
+    flow()
+    spend(acme, "2026-10-15", 5)
+    close("2026-11-02")
+    spend(acme, "2026-10-20", 7, key="api_key:2")
+    adjust(-20)
+    close("2026-11-03")
+    adjust(-5)
+    close("2026-11-03")
+    for day in ("2026-11-05", "2026-11-06"):
+        spend(acme, day, 3)
+        spend("hidden", day, 3)
+        flow()
+    # What was sealed within one hour, as all of this was, becomes one batch between the ends of reports.
+    ShardState.objects.update(watermark=at("2027-01-01"))
+    list(compact())
+    ShardState.objects.update(watermark=at("2026-11-03"))
+    assert Batch.objects.exclude(parts=b"").exists()
+    spend(acme, "2026-11-06", 2)
+    flow()
+    adjust(-1)
+    Adjustment.objects.filter(report=None).update(approval="waiting")
+    get_user_model().objects.create(pk=Adjustment.objects.latest("pk").author_id + 1, username="another")
+    fork(5)
+
+
+@pytest.fixture
+def _pushed(fsync_at_once: None) -> Iterator[None]:
+    """Reports of two accounts and two billing systems: accepted, waiting and skipped, and one not yet planned."""
+    with ExitStack() as stack:
+        fakes = {name: stack.enter_context(FAKES[name]()) for name in ("stripe", "lago")}
+        pushed = {name: {**options(name, fake), "CUSTOMER": CUSTOMERS.get} for name, fake in fakes.items()}
+        stack.enter_context(override_settings(RATELIMITS={**SETTINGS, "PUSH": pushed}))
+        for name in ("acme", "initech", "nobody"):
+            payer = account(name, included=5)
+            for key in range(3):
+                spend(payer, "2026-10-15", 7, key=f"api_key:{key}")
+        close("2026-11-02")
+        for fake in fakes.values():
+            fake.now = lambda: at("2026-11-02") / 10**6
+        for name in fakes:
+            plan(receiver(name), moment(at("2026-11-02")))
+            send(receiver(name), moment(at("2026-11-02")))
+        for name in ("acme", "initech"):
+            Adjustment.objects.filter(pk=adjust(3).pk).update(account=name)
+        close("2026-11-03")
+        plan(receiver("lago"), moment(at("2026-11-03")))
+        assert set(PushDelivery.objects.values_list("state", flat=True)) == {"accepted", "waiting", "skipped"}
+        yield
+
+
+@pytest.fixture
+def _terms(fsync_at_once: None) -> Iterator[None]:
+    """Priced reports of two accounts whose terms changed in mid-period, and two rows of whatever else is configured."""
+    with override_settings(RATELIMITS=SETTINGS):
+        for name, included in (("acme", 5), ("initech", 7)):
+            payer = priced(name, included=included, flat_fee=str(included))
+            spend(payer, "2026-10-15", 9)
+        with edit_at(0):
+            for number, rule in enumerate(("day", "month")):
+                Rule.objects.create(name=rule, algorithm="fixed_window", capacity=number + 1, period=86_400)
+                PlanMembership.objects.create(key=f"user:{number}", plan=Plan.objects.all()[number])
+                KeyOverride.objects.create(key=f"user:{number}", rule=rule, capacity=number + 7)
+        flow()
+        for name, timezone in (("acme", "Europe/Berlin"), ("initech", "Asia/Kolkata")):
+            change_terms("2026-10-20", name, timezone=timezone)
+        declare("default", GapKind.RESTART, "before", since=at("2026-10-15"), until=at("2026-10-16"))
+        close("2026-11-05")
+        spend_by_terms("acme", "2026-10-15", 2)
+        close("2026-11-05")
+        declare("default", GapKind.RESTART, "late", since=at("2026-10-17"), until=at("2026-10-18"))
+        assert KeptPeriod.objects.count() == Report.objects.filter(version=1).count() == 2
+        assert GapChange.objects.count() == 1
+        yield
+
+
+def findings(manifests: Iterable[Any], archives: Iterable[Path]) -> Iterator[str]:
+    try:
+        with closing(Verification(manifests=list(manifests), archives=list(archives)).findings()) as found:
+            yield from found
+    except ArchiveError as error:
+        yield str(error)
+
+
+def weakest(manifests: list[Any], archives: list[Path]) -> str:
+    """Return with what it is seen, told by what the findings are about."""
+    found = set()
+    for finding in findings(manifests, archives):
+        means = "manifest" if "manifest of" in finding else "key" if "signature" in finding else "database"
+        if means == "database" or "is not a compacted one" in finding:
+            return "database"
+        found.add(means)
+    return " or ".join(sorted(found)) or UNSEEN
+
+
+def weakest_of_all(manifests: list[Any], archives: list[Path]) -> str:
+    """Return the same by trying each of the means, and hold that what is seen with less is seen with more."""
+    seen = {}
+    for name, (key, manifest) in MEANS.items():
+        with override_settings(RATELIMITS={**settings.RATELIMITS, **({} if key else {"SIGNING_KEY": ""})}):
+            seen[name] = any([*findings(manifests if manifest else (), archives)])
+    assert not (seen["database"] and not all(seen.values()))
+    assert seen["key and manifest"] == any(seen.values())
+    if seen["database"]:
+        return "database"
+    return " or ".join(name for name in ("key", "manifest") if seen[name]) or UNSEEN
+
+
+def seen_with(damage: Damage, manifests: list[Any], archives: list[Path], *, full: bool) -> str:
+    """Do it, return with what it is seen, and undo it."""
+    with transaction.atomic():
+        try:
+            with transaction.atomic():
+                damage()
+                connection.check_constraints()
+        except DatabaseError:
+            return REFUSED
+        except NotApplicableError:
+            return NOTHING
+        found = weakest(manifests, archives)
+        assert not full or found == weakest_of_all(manifests, archives)
+        transaction.set_rollback(True)
+    return found
+
+
+def outcomes(kinds: Mapping[str, Damage], archives: list[Path], *, full: bool) -> dict[str, str]:
+    """Return with what each kind of tampering is seen; of one that the database refuses, or that is none, that."""
+    manifests = [parse(json.dumps(build("default", month))) for month in MONTHS]
+    assert list(findings(manifests, archives)) == []
+    found = {name: seen_with(damage, manifests, archives, full=full) for name, damage in kinds.items()}
+    counts = ", ".join(f"{means} {count}" for means, count in Counter(found.values()).most_common())
+    print(f"\n{len(kinds)} kinds of tampering, with or without the key and manifests; seen with: {counts}")
+    return found
+
+
+def listed() -> dict[str, str]:
+    """Return what the page says of the kinds that are not seen with the database alone."""
+    section = PAGE.split("| table | what is done | seen with |\n|---|---|---|\n")[1].split("\n\n")[0]
+    found = {}
+    for table, done, means in re.findall(r"^\|(?: `(\w+)`)? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
+        did, _colon, columns = done.partition(": ")
+        names = [f"{table}.{column} {did}" for column in re.findall(r"`(\w+)`", columns)]
+        found.update(dict.fromkeys(names or [f"{table} {did}".strip()], means))
+    return found
+
+
+def tried(kinds: dict[str, Damage], *, long_run: bool, every: bool = True) -> int:
+    """Hold that the page says with what these are seen, or a sample of them; return how many were possible.
+
+    In a sample are all that the page lists, or not `every` one of them.
+    """
+    page = {name: means for name, means in listed().items() if name in kinds}
+    others = sorted(kinds.keys() - page.keys())
+    if not (every or long_run):
+        page = {name: page[name] for name in Random(7).sample(sorted(page), 6)}
+    names = set(kinds) if long_run else {*page, *Random(7).sample(others, len(others) // 16)}
+    found = outcomes({name: kinds[name] for name in sorted(names)}, [], full=long_run)
+    done = {name: means for name, means in found.items() if means not in (REFUSED, NOTHING)}
+    assert done == {name: page.get(name, "database") for name in done}
+    assert page.keys() <= done.keys()
+    return len(done)
+
+
+def test_the_page_lists_nothing_that_is_not_tried() -> None:
+    assert listed().keys() <= {*TAMPERINGS, *OF_PUSHING, *OF_TERMS}
+
+
+@pytest.mark.usefixtures("_books")
+def test_every_tampering_is_seen_and_the_page_says_with_what(long_run: bool) -> None:
+    assert tried(TAMPERINGS, long_run=long_run) >= (200 if long_run else 1)
+
+
+@pytest.mark.usefixtures("_pushed")
+def test_every_tampering_with_what_is_pushed_is_seen(long_run: bool) -> None:
+    assert tried(OF_PUSHING, long_run=long_run, every=False) >= (30 if long_run else 1)
+
+
+@pytest.mark.usefixtures("_terms")
+def test_every_tampering_with_the_configuration_that_bills_is_seen(long_run: bool) -> None:
+    assert tried(OF_TERMS, long_run=long_run, every=False) >= (100 if long_run else 1)
+
+
+@pytest.mark.usefixtures("_terms")
+def test_every_tampering_with_the_history_of_the_configuration_is_seen_with_the_manifest(long_run: bool) -> None:
+    names = sorted(OF_HISTORY) if long_run else Random(7).sample(sorted(OF_HISTORY), 8)
+    found = outcomes({name: OF_HISTORY[name] for name in names}, [], full=long_run)
+    assert set(found.values()) <= {"database", "manifest", REFUSED, NOTHING}, found
+
+
+@pytest.mark.usefixtures("_books")
+def test_every_tampering_with_what_was_archived_is_seen_with_the_archive_at_hand(
+    tmp_path: Path, long_run: bool, django_db_blocker: DjangoDbBlocker
+) -> None:
+    for month in ("2026-09", "2026-10"):
+        call_command("ratelimits_archive", tmp_path, before=month, stdout=io.StringIO())
+    with django_db_blocker.unblock():  # an archive is a database of its own
+        found = outcomes(OF_ARCHIVES, archive.files(tmp_path), full=long_run)
+    assert ArchivedRange.objects.exists()
+    assert set(found.values()) <= {"database", NOTHING}
+
+
+def test_each_table_of_usage_and_each_column_is_tampered_with() -> None:
+    known = {model.__name__ for model in TABLES} | NOTES | OTHER_TABLES
+    tables = {model.__name__ for model in apps.get_app_config("ratelimits").get_models()}
+    assert tables - known == set()
+
+
+@pytest.mark.usefixtures("_books")
+def test_a_manifest_that_was_changed_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "2026-10.json"
+    call_command("ratelimits_manifest", "2026-10", output=path, stdout=io.StringIO(), stderr=io.StringIO())
+    changed = json.loads(path.read_text())
+    changed["reports"].popitem()
+    assert any("was changed after it was written" in finding for finding in findings([changed], []))
+    with pytest.raises(CommandError, match="could not be written"):
+        call_command("ratelimits_manifest", "2026-10", output=path, stdout=io.StringIO(), stderr=io.StringIO())
