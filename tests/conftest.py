@@ -12,7 +12,7 @@ import redis
 from django.conf import settings
 from django.core.management import get_commands
 
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
 # Here and not in a fixture: Django's settings name the servers, and test modules import models. For the same
 # reason pytest-django is not told of the settings by pyproject.toml: it would read them before this file.
@@ -28,7 +28,7 @@ os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
 
 #: Fixtures that several directories take; modules, since they need models.
-pytest_plugins = ["tests.usage.quarantine"]
+pytest_plugins = ["tests.support.usage.quarantine"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +86,7 @@ def servers() -> TestServers:
 @pytest.fixture(scope="session", autouse=True)
 def _quick_flush() -> None:
     """Have Django empty the tables after a test by a command that keeps what migrations make."""
-    from tests.database import Flush
+    from tests.support.database import Flush
 
     get_commands()["flush"] = Flush()  # type: ignore[assignment]
 

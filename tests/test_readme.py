@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from project.demo import processes
-from tests.eventually import until
+from tests.support.eventually import until
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

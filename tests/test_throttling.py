@@ -20,9 +20,9 @@ from ratelimits.embedded import free_port
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking
 from ratelimits.throttling import QuotaThrottle
-from tests.faces import Clock, away, begin_afresh, counted
-from tests.raw import RawRedis
-from tests.rows import rule
+from tests.support.faces import Clock, away, begin_afresh, counted
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.test_throttling")]
 

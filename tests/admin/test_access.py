@@ -28,7 +28,7 @@ from ratelimits.models import (
     Rule,
     ShardState,
 )
-from tests.rows import NEEDED
+from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db
 

@@ -22,10 +22,10 @@ from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.statements.effect import Effect, Owed, Quantities, effect_of
 from tests.admin.test_usage import text, url
 from tests.reports.closing.test_close import adjust
-from tests.reports.edits import edit_at
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import charge, priced
-from tests.usage.traffic import at, flow
+from tests.support.reports.edits import edit_at
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import charge, priced
+from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

@@ -18,8 +18,8 @@ from django.utils.timezone import now
 
 from ratelimits.admin.exports import ReportDownloads
 from ratelimits.models import Adjustment, Report
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import flow
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

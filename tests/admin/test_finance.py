@@ -18,9 +18,9 @@ from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.admin.test_adjustments import ADD, sent_again
 from tests.admin.test_usage import text, url
-from tests.raw import RawRedis
-from tests.reports.invoices import account, spend
-from tests.usage.traffic import at, flow
+from tests.support.raw import RawRedis
+from tests.support.reports.invoices import account, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

@@ -14,7 +14,7 @@ from django.test import Client
 
 from ratelimits.models import KeyOverride, Plan, PlanMembership, Rule
 from tests.admin.test_rules import BUCKET, errors
-from tests.rows import rule
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

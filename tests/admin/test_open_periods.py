@@ -11,8 +11,8 @@ from django.test import Client
 from ratelimits.models import DurabilityGap, QuarantinedBatch, Report, ShardState
 from ratelimits.reports.closing.close import home_shard
 from tests.admin.test_usage import text, url
-from tests.reports.invoices import account, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

@@ -10,8 +10,8 @@ from django.test import Client
 from django.urls import reverse
 
 from ratelimits.models import Plan, PlanPrice, Report
-from tests.reports.invoices import close, spend
-from tests.reports.priced import TIERS, priced
+from tests.support.reports.invoices import close, spend
+from tests.support.reports.priced import TIERS, priced
 
 pytestmark = pytest.mark.django_db
 

@@ -17,9 +17,9 @@ from ratelimits.quota.process_totals import Place
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import process_totals
 from tests.admin.test_usage import text, url
-from tests.reports.invoices import account, close, spend
-from tests.rows import rule
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.rows import rule
+from tests.support.usage.traffic import at, flow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

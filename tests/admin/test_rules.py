@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership, Rule
-from tests.rows import rule
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

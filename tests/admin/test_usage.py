@@ -27,9 +27,9 @@ from ratelimits.models import (
     ReportLine,
     ShardState,
 )
-from tests.reports.invoices import close, spend
-from tests.usage.quarantine import Fork
-from tests.usage.traffic import flow, use
+from tests.support.reports.invoices import close, spend
+from tests.support.usage.quarantine import Fork
+from tests.support.usage.traffic import flow, use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

@@ -13,7 +13,7 @@ from ratelimits.alerts.evaluate import evaluate
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery, ConfigVersion, Plan, PlanInclusion
 from ratelimits.usage import crash
 from tests.alerts.conftest import Receiver
-from tests.usage.traffic import NOON, flow, use
+from tests.support.usage.traffic import NOON, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

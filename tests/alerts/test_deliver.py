@@ -27,7 +27,7 @@ from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery
 from ratelimits.models.alerts import new_secret
 from ratelimits.signals import threshold_reached
 from tests.alerts.conftest import Received, Receiver
-from tests.usage.traffic import at
+from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,8 +21,8 @@ from ratelimits.models import (
     PlanInclusion,
     Rule,
 )
-from tests import rows
-from tests.usage.traffic import NOON, at, flow, use
+from tests.support import rows
+from tests.support.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ from project.celery import app
 from ratelimits import tasks
 from ratelimits.models import Account, Alert, AlertChannel, AlertDelivery, ConfigVersion, Plan, PlanInclusion
 from tests.alerts.conftest import Receiver
-from tests.usage.traffic import flow, use
+from tests.support.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from ratelimits.algorithms.calendar import UNITS, boundaries, instant, parse_anchor, zone
-from tests.engine.asking import SECOND, ask, limit
+from tests.support.engine.asking import SECOND, ask, limit
 
 ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC")
 HOUR = 3600 * SECOND

@@ -8,7 +8,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from tests.api.test_usage import NOVEMBER, ask, spend
-from tests.usage.traffic import flow
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

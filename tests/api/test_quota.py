@@ -10,8 +10,8 @@ from django.test import Client, override_settings
 
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, Plan, PlanInclusion, Rule
-from tests import rows
-from tests.usage.traffic import flow
+from tests.support import rows
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

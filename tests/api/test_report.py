@@ -15,8 +15,8 @@ from ratelimits.models import Rule
 from ratelimits.reports.exports import DOWNLOADS
 from tests.api.test_schema import schema
 from tests.api.test_usage import spend
-from tests.reports.invoices import close
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import close
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from django.test import Client
 
 from ratelimits.api.serializers import UsagePage
 from tests.api.test_usage import ask, spend
-from tests.usage.traffic import flow
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

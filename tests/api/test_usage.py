@@ -9,7 +9,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from ratelimits.models import ConfigVersion, ShardState
-from tests.usage.traffic import at, flow, use
+from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

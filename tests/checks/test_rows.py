@@ -14,7 +14,7 @@ from django.test import Client
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models import Account, KeyOverride, Plan, Rule
 from ratelimits.models.validation.crowding import too_many
-from tests.rows import rule, unsaved
+from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,9 +10,9 @@ from django.test import override_settings
 
 from ratelimits.models import ShardState
 from ratelimits.reports.closing.close import home_shard
-from tests.raw import RawRedis
-from tests.rows import rule
-from tests.usage.traffic import flow, use
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+from tests.support.usage.traffic import flow, use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

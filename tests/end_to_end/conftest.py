@@ -17,7 +17,7 @@ from django.db import connection
 from project.demo import processes
 from project.models import ApiKey
 from ratelimits.models import Account
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,7 +61,7 @@ def askers(environment: dict[str, str]) -> Iterator[Callable[[int], list[Asker]]
                 Asker(
                     stack.enter_context(
                         subprocess.Popen(
-                            [sys.executable, "-m", "tests.end_to_end.asker"],
+                            [sys.executable, "-m", "tests.support.end_to_end.asker"],
                             stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE,
                             text=True,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.end_to_end.conftest import ROOT
-from tests.rows import rule
+from tests.support.rows import rule
 
 PROCESSES, CAPACITY, ALLOTMENT = 8, 10_000, 64
 
@@ -20,7 +20,7 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
     rule("ahead", "fixed_window", key_kind="user", capacity=CAPACITY, period=700_000_000, allotment=ALLOTMENT)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.spender", str(trials)],
+            [sys.executable, "-m", "tests.support.end_to_end.spender", str(trials)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -38,16 +38,16 @@ from ratelimits.quota import checking
 from ratelimits.quota.deny_cache import DenyCache, send
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from tests.cluster import NODES, Cluster, wait_until_loaded
-from tests.end_to_end.cluster_asker import CAPACITY
-from tests.engine.asking import KEYS, NOW, SECOND, home, limit, usage
-from tests.engine.proxy import Proxy
-from tests.eventually import until
-from tests.faces import begin_afresh
-from tests.raw import RawRedis
-from tests.rows import rule
-from tests.servers import TestServers, server_binary
-from tests.usage.traffic import flow
+from tests.support.cluster import NODES, Cluster, wait_until_loaded
+from tests.support.end_to_end.cluster_asker import CAPACITY
+from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
+from tests.support.engine.proxy import Proxy
+from tests.support.eventually import until
+from tests.support.faces import begin_afresh
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+from tests.support.servers import TestServers, server_binary
+from tests.support.usage.traffic import flow
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "acme"
@@ -570,7 +570,7 @@ def test_what_several_processes_were_served_is_charged_on_every_node_and_in_the_
     keys = [*elsewhere(cluster), "user:1"]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.cluster_asker", cluster.url, str(seed), "100", *keys],
+            [sys.executable, "-m", "tests.support.end_to_end.cluster_asker", cluster.url, str(seed), "100", *keys],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
-from tests.rows import rule
+from tests.support.rows import rule
 
 AT_ONCE = """
 from gevent import monkey

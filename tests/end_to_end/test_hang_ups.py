@@ -12,7 +12,7 @@ import redis
 
 from project.demo import processes
 from ratelimits.models import Rule
-from tests.faces import counted
+from tests.support.faces import counted
 
 SECONDS = 60.0
 Serve = Callable[[str], int]
@@ -20,8 +20,8 @@ Serve = Callable[[str], int]
 
 @pytest.fixture
 def serve(environment: dict[str, str], tmp_path: Path) -> Iterator[Serve]:
-    """Start a server of tests.end_to_end.flights; its port."""
-    environment["DJANGO_SETTINGS_MODULE"] = "tests.end_to_end.flights_settings"
+    """Start a server of tests.support.end_to_end.flights; its port."""
+    environment["DJANGO_SETTINGS_MODULE"] = "tests.support.end_to_end.flights_settings"
     log = tmp_path / "server.log"
     with processes.listening_socket(0) as listener:
         port: int = listener.getsockname()[1]

@@ -18,11 +18,11 @@ from ratelimits.conf import conf
 from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.server import server
 from ratelimits.models import Line
-from tests.cluster import Cluster
-from tests.engine.asking import limit, usage
-from tests.sentinel import Watched
-from tests.servers import TestServers, server_binary
-from tests.usage.traffic import flow
+from tests.support.cluster import Cluster
+from tests.support.engine.asking import limit, usage
+from tests.support.sentinel import Watched
+from tests.support.servers import TestServers, server_binary
+from tests.support.usage.traffic import flow
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text()
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,11 +17,11 @@ from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import server
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger import GapKind
-from tests.engine.asking import KEYS, home, limit, usage
-from tests.eventually import PATIENCE
-from tests.sentinel import Watched
-from tests.servers import TestServers, server_binary
-from tests.usage.traffic import flow, use
+from tests.support.engine.asking import KEYS, home, limit, usage
+from tests.support.eventually import PATIENCE
+from tests.support.sentinel import Watched
+from tests.support.servers import TestServers, server_binary
+from tests.support.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

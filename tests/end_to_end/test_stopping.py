@@ -20,10 +20,10 @@ from django.db.models import Sum
 from project.demo import processes
 from project.models import ApiKey
 from ratelimits.models import DurabilityGap, ProcessTotal
-from tests.engine.proxy import Proxy
-from tests.eventually import until
-from tests.rows import rule
-from tests.servers import TestServers
+from tests.support.engine.proxy import Proxy
+from tests.support.eventually import until
+from tests.support.rows import rule
+from tests.support.servers import TestServers
 
 GUNICORN = ("gunicorn", "--workers", "1", "--bind", "fd://{fd}", "--no-control-socket")
 SERVERS = {
@@ -43,7 +43,7 @@ Key = tuple[ApiKey, str]
 @pytest.fixture
 def settings_of_others(environment: dict[str, str]) -> dict[str, str]:
     """The environment of processes that write nothing at an interval."""
-    return {**environment, "DJANGO_SETTINGS_MODULE": "tests.end_to_end.stopping_settings"}
+    return {**environment, "DJANGO_SETTINGS_MODULE": "tests.support.end_to_end.stopping_settings"}
 
 
 @pytest.fixture
@@ -139,7 +139,16 @@ def test_a_process_that_is_killed_has_declared_what_it_let_through_unmetered(
 
 @contextmanager
 def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    arguments = ["celery", "-A", "tests.end_to_end.stopping_tasks", "worker", "--pool", pool, "--concurrency", "2"]
+    arguments = [
+        "celery",
+        "-A",
+        "tests.support.end_to_end.stopping_tasks",
+        "worker",
+        "--pool",
+        pool,
+        "--concurrency",
+        "2",
+    ]
     with processes.running(arguments, log, environment) as process:
         yield process
         stop(process)
@@ -147,7 +156,7 @@ def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subpro
 
 def have_asked(environment: dict[str, str], times: int) -> None:
     """Have one task ask so many times, and wait for it."""
-    order = f"from tests.end_to_end.stopping_tasks import ask; ask.delay('user:7', {times})"
+    order = f"from tests.support.end_to_end.stopping_tasks import ask; ask.delay('user:7', {times})"
     subprocess.run([sys.executable, "-c", order], env=environment, check=True)
 
 

@@ -12,9 +12,9 @@ from ratelimits.engine import scripts
 from ratelimits.engine.program import program
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
-from tests.engine.guards import Edit
-from tests.engine.replaying import EngineReplay, opening
-from tests.servers import TestServers
+from tests.support.engine.guards import Edit
+from tests.support.engine.replaying import EngineReplay, opening
+from tests.support.servers import TestServers
 
 LUA = Path(scripts.__file__).parents[1] / "lua"
 

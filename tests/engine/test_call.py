@@ -18,8 +18,8 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import server
 from ratelimits.engine.transport.connection import run_named
-from tests.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
-from tests.raw import RawRedis
+from tests.support.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
+from tests.support.raw import RawRedis
 
 #: Bin and billing period of NOW, in seconds.
 WHERE = f"{NOW // SECOND // 900 * 900}|{MONTHS[1] // SECOND}"

@@ -37,8 +37,8 @@ from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import server
-from tests.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
-from tests.raw import RawRedis
+from tests.support.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
+from tests.support.raw import RawRedis
 
 
 class TestChangedRates:

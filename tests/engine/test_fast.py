@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ratelimits.engine import decide
-from tests.engine.asking import NOW, SECOND, limit
-from tests.engine.guards import LONG_WAY, Edit
+from tests.support.engine.asking import NOW, SECOND, limit
+from tests.support.engine.guards import LONG_WAY, Edit
 from tests.traces.agreement import Disagreement, first_difference
 from tests.traces.rules import random_rule
 from tests.traces.traffic import traffic

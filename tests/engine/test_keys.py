@@ -9,8 +9,8 @@ import pytest
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine import ANY
 from ratelimits.engine.keys import LONGEST, Keyspace, bounded, name_id, own_name, quoted, shard_of
-from tests.engine.asking import ask, limit, usage
-from tests.raw import RawRedis
+from tests.support.engine.asking import ask, limit, usage
+from tests.support.raw import RawRedis
 
 KEYS = Keyspace("shop", 64)
 

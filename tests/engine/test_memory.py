@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ratelimits.engine import ANY
-from tests.engine.asking import NOW, SECOND, ask, limit
-from tests.raw import RawRedis
+from tests.support.engine.asking import NOW, SECOND, ask, limit
+from tests.support.raw import RawRedis
 
 
 def bytes_of_states(client: RawRedis) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimits.algorithms.limits import ALGORITHMS, CalendarWindow, Mode
 from ratelimits.engine.program import Program, Term, program
-from tests.engine.asking import MONTHS, NOW, limit
+from tests.support.engine.asking import MONTHS, NOW, limit
 
 
 def term(algorithm: str, /, key: int = 0, slot: int = 0, mode: Mode = Mode.ENFORCE, **numbers: object) -> Term:

@@ -11,8 +11,8 @@ from ratelimits.embedded import free_port
 from ratelimits.engine import Stale
 from ratelimits.engine.publish import publish_version
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.engine.asking import KEYS, ask, limit
-from tests.raw import RawRedis
+from tests.support.engine.asking import KEYS, ask, limit
+from tests.support.raw import RawRedis
 
 
 def versions(client: RawRedis) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimits.engine import Limit, algorithm_from_json, decide, peek
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.engine.decider import CAPACITIES
+from tests.support.engine.decider import CAPACITIES
 
 PROCESSES, DECISIONS = 8, 10_000
 #: So much of the deciders' capacities that some of each process' requests are admitted.
@@ -42,7 +42,7 @@ def test_a_decision_over_five_algorithms_is_one_round_trip(redis_url: str) -> No
 def test_eight_processes_charge_all_five_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.decider", str(seed), str(DECISIONS // PROCESSES), str(FACTOR)],
+            [sys.executable, "-m", "tests.support.engine.decider", str(seed), str(DECISIONS // PROCESSES), str(FACTOR)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,8 +9,8 @@ import pytest
 from redis.exceptions import ResponseError
 
 from ratelimits.engine import Stale, algorithm_from_json
-from tests.engine.expiring import ExpiringReplay
-from tests.engine.guards import LONG_WAY, Edit, guarded_by
+from tests.support.engine.expiring import ExpiringReplay
+from tests.support.engine.guards import LONG_WAY, Edit, guarded_by
 from tests.traces.traps import DEBT, TRAPS, Trap
 
 

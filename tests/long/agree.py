@@ -22,7 +22,7 @@ from pathlib import Path
 @contextmanager
 def server() -> Iterator[str]:
     from ratelimits.embedded import Server
-    from tests.servers import server_binary
+    from tests.support.servers import server_binary
 
     if "REDIS_URL" in os.environ:
         yield os.environ["REDIS_URL"]
@@ -37,7 +37,7 @@ def server() -> Iterator[str]:
 
 def main() -> int:
     from ratelimits.simulate import sandbox
-    from tests.engine.replaying import EngineReplay, opening
+    from tests.support.engine.replaying import EngineReplay, opening
     from tests.traces.agreement import Open, first_difference, shortest, trace
     from tests.traces.rules import RULES
 

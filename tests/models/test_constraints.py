@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ratelimits.models import Adjustment, AlertChannel, KeyOverride, PlanMembership, Rule
-from tests.rows import rule, unsaved
+from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db
 

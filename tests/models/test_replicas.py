@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.fresh import Project
-from tests.servers import TestServers
+from tests.support.fresh import Project
+from tests.support.servers import TestServers
 
 _ROUTER = """\
 class Replica:

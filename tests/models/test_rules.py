@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 
 from ratelimits.algorithms.limits import ALGORITHMS, TokenBucket
 from ratelimits.models import Plan, Rule
-from tests.rows import NEEDED, rule, unsaved
+from tests.support.rows import NEEDED, rule, unsaved
 
 pytestmark = pytest.mark.django_db
 

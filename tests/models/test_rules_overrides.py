@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
 from ratelimits.models.keys import validate_key
-from tests.rows import rule
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db
 

@@ -18,7 +18,7 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanInclusion, PlanMembership, Rule, Tombstone
 from ratelimits.models.keys import key_shard
 from ratelimits.models.versions import editing
-from tests.rows import rule, unsaved
+from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

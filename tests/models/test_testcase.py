@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.fresh import Project
-from tests.servers import TestServers
+from tests.support.fresh import Project
+from tests.support.servers import TestServers
 
 _TESTS = """\
 import asyncio

@@ -10,7 +10,7 @@ from django.db.models import ProtectedError
 from django.utils import timezone
 
 from ratelimits.models import Adjustment, Rule
-from tests.rows import unsaved
+from tests.support.rows import unsaved
 
 pytestmark = pytest.mark.django_db
 

@@ -26,8 +26,8 @@ from ratelimits.push.settle import Decision, NotSettledError, settle
 from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import at
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db
 

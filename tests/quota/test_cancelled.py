@@ -20,11 +20,11 @@ from ratelimits.engine.server import server
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.waiting import acheck_and_wait
-from tests.engine.asking import limit
-from tests.engine.proxy import Proxy
-from tests.faces import away, begin_afresh, counted
-from tests.rows import rule
-from tests.servers import TestServers
+from tests.support.engine.asking import limit
+from tests.support.engine.proxy import Proxy
+from tests.support.faces import away, begin_afresh, counted
+from tests.support.rows import rule
+from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,11 +21,11 @@ from ratelimits.quota import checking, process_totals
 from ratelimits.quota import prepared as routes
 from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.engine.proxy import Proxy
-from tests.faces import Clock, away, begin_afresh, counted, queries
-from tests.raw import RawRedis
-from tests.rows import rule
-from tests.servers import TestServers
+from tests.support.engine.proxy import Proxy
+from tests.support.faces import Clock, away, begin_afresh, counted, queries
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+from tests.support.servers import TestServers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,8 +13,8 @@ from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.server import server
 from ratelimits.quota.deny_cache import DenyCache, Sender, send
-from tests.faces import away
-from tests.raw import RawRedis
+from tests.support.faces import away
+from tests.support.raw import RawRedis
 
 BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})
 LEASES = algorithm_from_json({"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60})

@@ -11,7 +11,7 @@ from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE, Breaker
 from ratelimits.quota import fallback
 from ratelimits.quota.fallback import MOST_KEYS, LocalLimiter
-from tests.engine.asking import limit
+from tests.support.engine.asking import limit
 
 
 class Clock:

@@ -25,11 +25,11 @@ from rest_framework.views import APIView
 from ratelimits.decorators import limited
 from ratelimits.quota import finishing, receipts
 from ratelimits.quota.waiting import waiters
-from tests.engine.proxy import Proxy
-from tests.faces import away, begin_afresh, counted
-from tests.hanging import FILES, Asgi, Wsgi, awaited, until
-from tests.rows import rule
-from tests.servers import TestServers
+from tests.support.engine.proxy import Proxy
+from tests.support.faces import away, begin_afresh, counted
+from tests.support.hanging import FILES, Asgi, Wsgi, awaited, until
+from tests.support.rows import rule
+from tests.support.servers import TestServers
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

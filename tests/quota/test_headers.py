@@ -6,7 +6,7 @@ import pytest
 
 from ratelimits.quota import headers
 from ratelimits.quota.headers import Policy
-from tests.engine.asking import limit
+from tests.support.engine.asking import limit
 
 
 @pytest.mark.parametrize(

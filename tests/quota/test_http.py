@@ -26,8 +26,8 @@ from ratelimits.decorators import limited
 from ratelimits.quota.costs import MOST_METERS
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names.urlconf import named_by_views
-from tests.faces import begin_afresh, counted
-from tests.rows import rule
+from tests.support.faces import begin_afresh, counted
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,10 +16,10 @@ from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import ask, call_for
 from ratelimits.engine.server import Server, server
 from ratelimits.quota.prefetch import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
-from tests.engine.asking import NOW, SECOND, limit
-from tests.engine.proxy import Proxy
-from tests.faces import Clock, away
-from tests.servers import TestServers
+from tests.support.engine.asking import NOW, SECOND, limit
+from tests.support.engine.proxy import Proxy
+from tests.support.faces import Clock, away
+from tests.support.servers import TestServers
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from django.db import connection
 from ratelimits.models import ProcessTotal
 from ratelimits.quota import process_totals
 from ratelimits.quota.process_totals import Place
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
 
 @pytest.fixture(autouse=True)

@@ -29,11 +29,11 @@ from ratelimits.reports.statements import statements
 from ratelimits.reports.statements.charges import charges
 from ratelimits.reports.statements.lineage import terms_edits
 from tests.pricing.test_prices import modelled
-from tests.reports import edits
-from tests.reports.edits import edit_at
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
-from tests.usage.traffic import at, flow
+from tests.support.reports import edits
+from tests.support.reports.edits import edit_at
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

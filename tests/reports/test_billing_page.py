@@ -24,11 +24,11 @@ from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.push.fakes import LagoFake, options
-from tests.reports.invoices import account, spend
-from tests.rows import rule
-from tests.servers import TestServers
+from tests.support.reports.invoices import account, spend
+from tests.support.rows import rule
+from tests.support.servers import TestServers
+from tests.support.usage.traffic import at, flow, use
 from tests.usage.test_gaps import keys, put_back
-from tests.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,8 +9,8 @@ from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.usage import process_totals
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,9 @@ from ratelimits.models import Account, PlanInclusion, Report, ReportLine
 from ratelimits.reports.periods import iso
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify.report import verify_report
-from tests.reports.edits import change, edit_at, plan, spend
-from tests.reports.invoices import account, close
-from tests.usage.traffic import flow
+from tests.support.reports.edits import change, edit_at, plan, spend
+from tests.support.reports.invoices import account, close
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

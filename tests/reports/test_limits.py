@@ -10,9 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify.report import verify_report
-from tests.reports.invoices import account, close, spend
-from tests.rows import rule
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.rows import rule
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -26,11 +26,11 @@ from ratelimits.reports.rows import ADJUSTMENT, USAGE
 from ratelimits.usage import crash
 from ratelimits.usage.tally import tally
 from tests.push.fakes import FAKES, Fake, Trouble, options
-from tests.reports.invoices import account, spend
-from tests.reports.pusher import clock, work
-from tests.servers import TestServers
+from tests.support.reports.invoices import account, spend
+from tests.support.reports.pusher import clock, work
+from tests.support.servers import TestServers
+from tests.support.usage.traffic import at, flow
 from tests.usage.test_crashes import process_group
-from tests.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,7 +85,9 @@ def run(servers: TestServers, seed: int, crashes: int) -> None:
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "RATELIMITS_TEST_PUSH": json.dumps(pushed),
         }
-        with process_group("tests.reports.pusher", str(seed), "3", str(start), environment=environment) as pushers:
+        with process_group(
+            "tests.support.reports.pusher", str(seed), "3", str(start), environment=environment
+        ) as pushers:
             while len(pushers()) < crashes:
                 if Adjustment.objects.filter(report=None).count() < 6:
                     fed += 1

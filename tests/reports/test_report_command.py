@@ -10,7 +10,7 @@ from ratelimits.models import Account, Plan, PlanInclusion, Rule
 from ratelimits.reports.rows import COLUMNS
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from tests.usage.traffic import use
+from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,8 +14,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from ratelimits.reports.exports import DOWNLOADS, FORMATS, Format
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

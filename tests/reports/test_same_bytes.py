@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.reports.exports.json import schema
-from tests.reports.exporter import MONTHS
-from tests.servers import DATABASES, TestServers
+from tests.support.reports.exporter import MONTHS
+from tests.support.servers import DATABASES, TestServers
 
 ROOT = Path(__file__).resolve().parents[2]
 Files = dict[str, bytes]
@@ -31,7 +31,7 @@ def exported(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> 
         directory = tmp_path_factory.mktemp(database)
         own = TestServers(servers.redis_kind, database)
         try:
-            command = [sys.executable, "-m", "tests.reports.exporter", str(directory)]
+            command = [sys.executable, "-m", "tests.support.reports.exporter", str(directory)]
             done = subprocess.run(command, cwd=ROOT, env={**os.environ, **own.environment}, check=False)
             assert done.returncode == 0
         finally:

@@ -26,7 +26,7 @@ from ratelimits.models import (
     Tombstone,
 )
 from ratelimits.rules.loader import Loader
-from tests.rows import rule
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

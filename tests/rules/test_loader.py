@@ -15,8 +15,8 @@ from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.models.keys import key_shard
 from ratelimits.rules.loader import Loader, RulesUnavailable
-from tests.rows import rule
 from tests.rules.conftest import Clock
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

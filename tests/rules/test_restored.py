@@ -14,8 +14,8 @@ from ratelimits import rules
 from ratelimits.engine.publish import publish_version, version_in_force
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, Rule
-from tests.rows import rule
 from tests.rules.conftest import Clock
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,8 @@ import pytest
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership
 from ratelimits.rules.loader import Loader
-from tests.rows import rule
 from tests.rules.conftest import Clock
+from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from ratelimits.simulate.summary import spark
-from tests.engine.replaying import opening
+from tests.support.engine.replaying import opening
 
 SLOT = Decimal("0.5")
 SLOTS = 60

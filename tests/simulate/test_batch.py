@@ -16,8 +16,8 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, server
 from ratelimits.simulate.batch import Asking, Question, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.engine.asking import NOW, SECOND
-from tests.raw import RawRedis
+from tests.support.engine.asking import NOW, SECOND
+from tests.support.raw import RawRedis
 
 KEYS = Keyspace("replay", 1)
 ALLOWED, REMAINING = 1, 3

@@ -17,7 +17,7 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
 BUCKET = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1, "initial": "full"}
 TWO = [BUCKET, {"algorithm": "concurrency", "capacity": 1, "lease_ttl": 60}]

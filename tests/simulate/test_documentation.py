@@ -17,8 +17,8 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
 from ratelimits.simulate.batch import Asking, forget, replay
-from tests.servers import TestServers
 from tests.simulate.pictures import chart, pictures
+from tests.support.servers import TestServers
 
 PAGE = Path("docs/algorithms.md").read_text()
 NOW = 1_774_745_999_000_000

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import override_settings
 
 from ratelimits.embedded import Server
-from tests.servers import TestServers, server_binary
+from tests.support.servers import TestServers, server_binary
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
-from tests.usage.load import Load
+from tests.support.usage.load import Load
 from tests.usage.test_crashes import check_ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,7 +33,17 @@ def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[by
     with (plan.parent / "celery.log").open("ab") as log:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "celery", "-A", "tests.usage.celery_app", "worker", "--beat", "-l", "info"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "celery",
+                    "-A",
+                    "tests.support.usage.celery_app",
+                    "worker",
+                    "--beat",
+                    "-l",
+                    "info",
+                ),
                 *("--concurrency", "2", "--schedule", str(plan.parent / "beat")),
             ],
             env={**environment, "CRASH_PLAN": str(plan)},

@@ -15,9 +15,9 @@ from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
-from tests.reports.invoices import account, spend
-from tests.rows import rule
-from tests.usage.traffic import at, use
+from tests.support.reports.invoices import account, spend
+from tests.support.rows import rule
+from tests.support.usage.traffic import at, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

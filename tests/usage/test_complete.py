@@ -8,7 +8,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from ratelimits.usage.seal import seal
-from tests.usage.traffic import flow, use
+from tests.support.usage.traffic import flow, use
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
 

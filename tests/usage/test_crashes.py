@@ -22,7 +22,7 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
-from tests.usage.load import Load
+from tests.support.usage.load import Load
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,8 +108,8 @@ def run(environment: dict[str, str], server: Server, *, seed: int, crashes: int,
     others: Counter[str] = Counter()
     with (
         Load(seed) as load,
-        process_group("tests.usage.worker", str(seed), "3", environment=environment) as workers,
-        process_group("tests.usage.crasher", str(seed), "3", environment=environment) as drainers,
+        process_group("tests.support.usage.worker", str(seed), "3", environment=environment) as workers,
+        process_group("tests.support.usage.crasher", str(seed), "3", environment=environment) as drainers,
     ):
         counted: Counter[str] = Counter()
         while counted.total() - counted["met"] + others.total() < crashes:

@@ -9,9 +9,9 @@ from ratelimits.models import Batch, Line, QuarantinedBatch
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from tests.eventually import until
-from tests.raw import RawRedis
-from tests.usage.traffic import NOON, at, flow, use
+from tests.support.eventually import until
+from tests.support.raw import RawRedis
+from tests.support.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,8 +17,8 @@ from ratelimits.usage import fence as fencing
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError, fence
 from ratelimits.usage.seal import seal
-from tests.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
-from tests.usage.traffic import use
+from tests.support.usage.power import is_written, stalled_disk, unwritten, wait_for_fsync
+from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,8 +14,8 @@ from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
-from tests.raw import RawRedis
-from tests.usage.traffic import use
+from tests.support.raw import RawRedis
+from tests.support.usage.traffic import use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

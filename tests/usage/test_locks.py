@@ -23,9 +23,9 @@ from ratelimits.usage.retention import compact as compacting
 from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
-from tests.reports.invoices import account, spend
+from tests.support.reports.invoices import account, spend
+from tests.support.usage.traffic import at, flow, use
 from tests.usage.test_gaps import keys, put_back
-from tests.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

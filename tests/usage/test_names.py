@@ -18,9 +18,9 @@ from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
-from tests.raw import RawRedis
+from tests.support.raw import RawRedis
+from tests.support.usage.traffic import NOON, flow, use
 from tests.usage.test_gaps import keys
-from tests.usage.traffic import NOON, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,10 +21,10 @@ from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.usage.load import Load
+from tests.support.usage.power import Fsyncs, stalled_disk, unwritten
+from tests.support.usage.traffic import flow
 from tests.usage.conftest import on_server
-from tests.usage.load import Load
-from tests.usage.power import Fsyncs, stalled_disk, unwritten
-from tests.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

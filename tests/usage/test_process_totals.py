@@ -17,7 +17,7 @@ from ratelimits.quota.process_totals import Place
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage import process_totals as totals
-from tests.usage.traffic import NOON, at, flow, use
+from tests.support.usage.traffic import NOON, at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,9 @@ from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
-from tests.usage.quarantine import Fork
+from tests.support.usage.quarantine import Fork
+from tests.support.usage.traffic import flow, use
 from tests.usage.test_gaps import keys, state, units
-from tests.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,10 +21,10 @@ from ratelimits.engine.transport.wire import Wire
 from ratelimits.models import Batch, DurabilityGap
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
-from tests.engine.asking import limit
-from tests.eventually import until
-from tests.servers import TestServers, server_binary
-from tests.usage.traffic import NOON
+from tests.support.engine.asking import limit
+from tests.support.eventually import until
+from tests.support.servers import TestServers, server_binary
+from tests.support.usage.traffic import NOON
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,9 +28,9 @@ from ratelimits.engine.scripts import Script, read
 from ratelimits.engine.transport import idle, multiplexed
 from ratelimits.engine.transport.connection import NotSent, Unanswered, run_named
 from ratelimits.engine.transport.wire import Wire
-from tests.engine.proxy import Proxy
-from tests.eventually import until
-from tests.servers import TestServers, server_binary
+from tests.support.engine.proxy import Proxy
+from tests.support.eventually import until
+from tests.support.servers import TestServers, server_binary
 
 TIMEOUT = 0.25
 

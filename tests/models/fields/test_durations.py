@@ -8,7 +8,7 @@ from django.db import models
 
 from ratelimits.models import Rule
 from ratelimits.models.fields.durations import SecondsField, seconds
-from tests.rows import unsaved
+from tests.support.rows import unsaved
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh import Project
-from tests.servers import TestServers
+from tests.support.fresh import Project
+from tests.support.servers import TestServers
 
 _MIGRATION = """\
 from django.db import migrations

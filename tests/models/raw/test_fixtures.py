@@ -14,7 +14,7 @@ from ratelimits import rules
 from ratelimits.identity import Identity
 from ratelimits.models import ConfigVersion, KeyOverride, Plan, PlanMembership, Rule, Tombstone
 from ratelimits.rules.loader import Loader
-from tests.rows import rule, unsaved
+from tests.support.rows import rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,8 +28,8 @@ from ratelimits.reports.closing.close import finalise
 from ratelimits.reports.verify.report import ReportVerifier
 from ratelimits.reports.verify.terms import verify_terms
 from ratelimits.rules.loader import Loader
-from tests.reports.edits import edit_at, plan
-from tests.usage.traffic import flow, use
+from tests.support.reports.edits import edit_at, plan
+from tests.support.usage.traffic import flow, use
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata")
 ANCHORS = ("", "", "2024-01-31T06:00", "2024-01-02T00:00", "2024-01-15T12:30", "2024-02-29T23:59")

@@ -16,8 +16,8 @@ from ratelimits.reports.closing.close import close_together, finalise, finalise_
 from ratelimits.reports.periods import iso
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
-from tests.reports.invoices import account, close, lines, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, lines, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

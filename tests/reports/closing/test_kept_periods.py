@@ -13,9 +13,9 @@ from ratelimits.models import Account, Adjustment, KeptPeriod, PeriodUsage, Repo
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import iso
 from ratelimits.rules.loader import Loader
-from tests.reports.edits import edit_at, spend
-from tests.reports.invoices import account, close
-from tests.usage.traffic import at, flow, use
+from tests.support.reports.edits import edit_at, spend
+from tests.support.reports.invoices import account, close
+from tests.support.usage.traffic import at, flow, use
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Asia/Kolkata")
 ANCHORS = (None, "2026-01-31T06:00", "2026-01-02T00:00", "2026-01-15T12:30", "2024-02-29T23:59")

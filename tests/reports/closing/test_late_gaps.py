@@ -17,9 +17,9 @@ from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
 from ratelimits.usage import gaps, process_totals
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import findings, owed, priced
-from tests.usage.traffic import at
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import findings, owed, priced
+from tests.support.usage.traffic import at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,8 @@ from ratelimits.models import Account, Batch, DurabilityGap, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.verify.report import verify_report
-from tests.reports.invoices import account, lines, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, lines, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

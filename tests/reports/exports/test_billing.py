@@ -20,7 +20,7 @@ from ratelimits.reports.exports.billing import NotAccepted, accepted_by_stripe
 from ratelimits.reports.rows import PROVISIONAL, Row
 from tests.reports.exports.published import LAGO, STRIPE
 from tests.reports.exports.samples import DECEMBER, ROW, SECOND, awkward
-from tests.reports.invoices import account, close, spend
+from tests.support.reports.invoices import account, close, spend
 
 CORRECTION = ROW._replace(report_version=2, consumed_quantity=-3, included_quantity=-1, overage_quantity=-2)
 LEFT_OUT = [ROW._replace(status=PROVISIONAL), ROW._replace(account="")]

@@ -22,11 +22,11 @@ from ratelimits.reports.exports import amounts as with_amounts
 from ratelimits.reports.exports import json as first_schema
 from ratelimits.reports.rows import COLUMNS, Charge
 from tests.reports.exports.samples import ROW, awkward, priced
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import TIERS, charge, table
-from tests.reports.priced import priced as payer
-from tests.reports.priced import written as in_format
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import TIERS, charge, table
+from tests.support.reports.priced import priced as payer
+from tests.support.reports.priced import written as in_format
+from tests.support.usage.traffic import flow
 
 PAGE = (Path(__file__).parents[3] / "docs" / "exports.md").read_text()
 

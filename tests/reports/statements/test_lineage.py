@@ -9,9 +9,9 @@ from simple_history.utils import update_change_reason
 from ratelimits.models import Adjustment, KeyOverride, Line, Plan, PlanInclusion, ReportLine, Rule
 from ratelimits.reports.statements.lineage import Edit, batches, ledger_lines, rule_edits, terms_edits
 from tests.reports.closing.test_close import adjust
-from tests.reports.invoices import account, close, spend
-from tests.rows import rule
-from tests.usage.traffic import flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.rows import rule
+from tests.support.usage.traffic import flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

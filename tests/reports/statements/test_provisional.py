@@ -16,8 +16,8 @@ from ratelimits.models import Account, Adjustment
 from ratelimits.reports.closing.open_periods import open_periods
 from ratelimits.reports.statements import rows, statements
 from tests.reports.closing.test_close import adjust
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,8 +14,8 @@ from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.exports.json import schema
 from ratelimits.reports.rows import PROVISIONAL, QUANTITIES, Row
 from ratelimits.reports.statements import rows, statements
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

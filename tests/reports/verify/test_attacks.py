@@ -34,12 +34,12 @@ from ratelimits.reports.verify import totals
 from ratelimits.usage.gaps import declare
 from ratelimits.verification import Verification
 from tests.reports.closing.test_close import adjust
-from tests.reports.edits import change as change_terms
-from tests.reports.edits import spend as spend_by_terms
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import priced
-from tests.reports.tampering import write
-from tests.usage.traffic import at, flow
+from tests.support.reports.edits import change as change_terms
+from tests.support.reports.edits import spend as spend_by_terms
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import priced
+from tests.support.reports.tampering import write
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 

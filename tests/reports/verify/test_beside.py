@@ -24,9 +24,9 @@ from ratelimits.usage.retention.compact import compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from tests.reports.closing.test_close import adjust
-from tests.reports.invoices import account, close, spend
 from tests.reports.verify.test_report import SIGNED
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 

@@ -16,9 +16,9 @@ from ratelimits.quota.process_totals import Place
 from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
-from tests.reports.invoices import account, close, spend
 from tests.reports.verify.test_report import SIGNED
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 

@@ -24,8 +24,8 @@ from ratelimits.usage import process_totals
 from ratelimits.usage.packet import canonical, checksum
 from ratelimits.usage.retention import compact as compacting
 from tests.reports.closing.test_close import adjust
-from tests.reports.invoices import account, close, spend
-from tests.usage.traffic import at, flow
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -55,16 +55,16 @@ from ratelimits.usage.retention.compact import compact
 from ratelimits.verification import Verification
 from tests.push.fakes import FAKES, options
 from tests.reports.closing.test_close import adjust
-from tests.reports.edits import change as change_terms
-from tests.reports.edits import edit_at
-from tests.reports.edits import spend as spend_by_terms
-from tests.reports.invoices import account, close, spend
-from tests.reports.priced import priced
-from tests.reports.tampering import OF_ARCHIVES, TABLES, TAMPERINGS, Damage, NotApplicableError
-from tests.reports.tampering_beside import OF_HISTORY, OF_PUSHING, OF_TERMS
 from tests.reports.verify.test_report import SIGNED
-from tests.usage.quarantine import Fork
-from tests.usage.traffic import at, flow
+from tests.support.reports.edits import change as change_terms
+from tests.support.reports.edits import edit_at
+from tests.support.reports.edits import spend as spend_by_terms
+from tests.support.reports.invoices import account, close, spend
+from tests.support.reports.priced import priced
+from tests.support.reports.tampering import OF_ARCHIVES, TABLES, TAMPERINGS, Damage, NotApplicableError
+from tests.support.reports.tampering_beside import OF_HISTORY, OF_PUSHING, OF_TERMS
+from tests.support.usage.quarantine import Fork
+from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 

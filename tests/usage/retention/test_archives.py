@@ -11,7 +11,7 @@ import pytest
 
 from ratelimits.models import ArchivedRange, Batch, Line
 from ratelimits.usage.retention import archive
-from tests.usage.traffic import flow, use
+from tests.support.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,8 +18,8 @@ from ratelimits.usage.retention.compact import Compacted, compact
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify import ledger
 from ratelimits.usage.verify.ledger import verify_ledger
+from tests.support.usage.traffic import flow, use
 from tests.usage.test_gaps import keys, put_back
-from tests.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,7 +9,7 @@ from ratelimits.models import Batch, Line
 from ratelimits.models.ledger import COUNTERS, SUBJECT
 from ratelimits.usage.packet import canonical, checksum
 from ratelimits.usage.verify.ledger import verify_ledger
-from tests.usage.traffic import flow, use
+from tests.support.usage.traffic import flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

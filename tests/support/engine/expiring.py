@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from ratelimits.engine import ANY, Limit, algorithm_from_json, decide
-from tests.engine.asking import NOW
+from tests.support.engine.asking import NOW
 
 TOLD = ("allowed", "wait", "remaining", "retry_after", "reset_after")
 

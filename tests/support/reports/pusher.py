@@ -1,8 +1,8 @@
 """Closers and pushers that die: children that close and push without end, and are killed between any two steps.
 
-`python -m tests.reports.pusher SEED CHILDREN START` writes a line for each crash, "kill <point>" or "cut <point>": a
-child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. START is when, in
-seconds since 1970 UTC, it was NOW.
+`python -m tests.support.reports.pusher SEED CHILDREN START` writes a line for each crash, "kill <point>" or "cut
+<point>": a child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. START is
+when, in seconds since 1970 UTC, it was NOW.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from tests.usage.dying import die_at, keep_children
+from tests.support.usage.dying import die_at, keep_children
 
 #: A child that meets no crash within these seconds makes room for one with another point.
 LONGEST = 20.0

@@ -1,4 +1,6 @@
-"""A process that decides when it is told to: `python -m tests.engine.decider SEED TIMES [FACTOR]` waits for a line.
+"""A process that decides when it is told to.
+
+`python -m tests.support.engine.decider SEED TIMES [FACTOR]` waits for a line.
 
 Each request costs 1 to 3 under five limits of five algorithms at once, which hold FACTOR (1) times their
 capacities; the answer is the sum of what was admitted.

@@ -11,9 +11,9 @@ from typing import Any
 
 import dj_database_url
 
-from tests.servers import TestServers
+from tests.support.servers import TestServers
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 _SETTINGS = """\
 import json

@@ -10,7 +10,7 @@ from typing import Any
 from ratelimits import engine
 from ratelimits.models import Account, Plan, PlanInclusion, versions
 from ratelimits.rules.loader import Loader
-from tests.usage.traffic import at, use
+from tests.support.usage.traffic import at, use
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 
 from ratelimits import engine
 from ratelimits.models import Line
-from tests.usage.background import Background
-from tests.usage.traffic import use
+from tests.support.usage.background import Background
+from tests.support.usage.traffic import use
 
 _PAUSE = 0.002
 

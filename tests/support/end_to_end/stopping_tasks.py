@@ -1,4 +1,4 @@
-"""A Celery app whose task asks for requests of one user: `celery -A tests.end_to_end.stopping_tasks worker`."""
+"""A Celery app whose task asks for requests of one user: `celery -A tests.support.end_to_end.stopping_tasks worker`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Drainers that die: a process whose children seal and drain without end, and are killed between any two steps.
 
-`python -m tests.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a child
-kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. And a line "met" for each
-batch that a child found in the hands of another one, or brought to the ledger by it meanwhile.
+`python -m tests.support.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a
+child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. And a line "met" for
+each batch that a child found in the hands of another one, or brought to the ledger by it meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import django
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from tests.usage.dying import die_at, keep_children
+from tests.support.usage.dying import die_at, keep_children
 
 #: So much usage is joined by compaction, in µs: little, so that it happens while the test runs.
 SPAN = 300_000

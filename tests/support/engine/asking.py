@@ -6,7 +6,7 @@ from typing import Any
 
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.keys import Keyspace, shard_of
-from tests.raw import RawRedis
+from tests.support.raw import RawRedis
 
 #: 2027-01-15T08:00Z in µs.
 NOW = 1_800_000_000_000_000

@@ -1,4 +1,6 @@
-"""A process that decides on a cluster: `python -m tests.end_to_end.cluster_asker URL SEED TIMES KEY…` waits for a line.
+"""A process that decides on a cluster when it is told to.
+
+`python -m tests.support.end_to_end.cluster_asker URL SEED TIMES KEY…` waits for a line.
 
 Each request costs 1 to 3 under a limit of each key, CAPACITY at most; the answer is the sum of what was admitted.
 """
@@ -17,7 +19,7 @@ CAPACITY = 200
 
 def work(seed: int, times: int, keys: list[str]) -> int:
     from ratelimits import engine
-    from tests.engine.asking import limit, usage
+    from tests.support.engine.asking import limit, usage
 
     random = Random(seed)
     admitted = 0

@@ -1,7 +1,7 @@
 """Web workers that die: a process whose children make requests without end, and are killed at any moment.
 
-`python -m tests.usage.worker SEED CHILDREN` writes a line before each request, "? CHILD KEY COST", one when it was
-answered, "+ CHILD" or "- CHILD", and "killed CHILD" when a child is gone: what it had asked for then was never
+`python -m tests.support.usage.worker SEED CHILDREN` writes a line before each request, "? CHILD KEY COST", one when it
+was answered, "+ CHILD" or "- CHILD", and "killed CHILD" when a child is gone: what it had asked for then was never
 answered.
 """
 
@@ -15,14 +15,14 @@ import time
 
 import django
 
-from tests.usage.background import forked
+from tests.support.usage.background import forked
 
 
 def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
     from ratelimits import engine
-    from tests.usage.traffic import use
+    from tests.support.usage.traffic import use
 
     while True:
         key, cost = f"api_key:worker-{number % 4}-{rng.randrange(3)}", rng.choice((1, 1, 7, 250))

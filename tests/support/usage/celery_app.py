@@ -1,4 +1,4 @@
-"""The demo project's Celery app with a plan of crashes: `celery -A tests.usage.celery_app worker --beat`.
+"""The demo project's Celery app with a plan of crashes: `celery -A tests.support.usage.celery_app worker --beat`.
 
 The file that CRASH_PLAN names has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
 the point of the first line takes the line out and kills itself, or the whole worker, with SIGKILL. Beside it, ".again"

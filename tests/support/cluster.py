@@ -13,8 +13,8 @@ from django.test import override_settings
 
 from ratelimits.embedded import Server, free_port
 from ratelimits.engine.cluster.split import slot_of
-from tests.engine.asking import KEYS
-from tests.eventually import until
+from tests.support.engine.asking import KEYS
+from tests.support.eventually import until
 
 NODES, SLOTS = 3, 16384
 

@@ -29,8 +29,8 @@ from ratelimits.models import (
 from ratelimits.models.keys import key_shard
 from ratelimits.models.ledger import moment
 from ratelimits.models.raw.adoption import MODELS
-from tests.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
-from tests.usage.traffic import at
+from tests.support.reports.tampering import TABLES, UNIQUE, Damage, Model, kinds_of, redigest, rows, write
+from tests.support.usage.traffic import at
 
 #: Not compared: who has claimed a delivery until when, how often it was tried, and which edit kept a period.
 TABLES.update(

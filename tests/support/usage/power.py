@@ -25,8 +25,8 @@ from typing import NamedTuple, Self
 import redis
 
 from ratelimits.embedded import Server
-from tests.eventually import PATIENCE, until
-from tests.usage.background import Background
+from tests.support.eventually import PATIENCE, until
+from tests.support.usage.background import Background
 
 _PAUSE = 0.001
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207

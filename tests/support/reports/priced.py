@@ -14,7 +14,7 @@ from ratelimits.models import Account, Plan, PlanPrice, Report
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
 from ratelimits.reports.statements.charges import lines_for
-from tests.reports.invoices import account
+from tests.support.reports.invoices import account
 
 TIERS = "10: 1\n20: 0.5 + 2\nmore: 0.333"
 

@@ -12,7 +12,7 @@ from django.test import override_settings
 from redis.exceptions import ResponseError
 
 from ratelimits.embedded import Server, die_with_parent, free_port
-from tests.eventually import until
+from tests.support.eventually import until
 
 NAME = "quota"
 

@@ -14,7 +14,7 @@ from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import give_back
-from tests.raw import RawRedis
+from tests.support.raw import RawRedis
 
 
 class Clock:

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from ratelimits import engine
 from ratelimits.models import Account, ConfigVersion, Plan, PlanInclusion, Report, ReportLine, ShardState
 from ratelimits.reports.closing.close import finalise
-from tests.usage.traffic import at, flow, use
+from tests.support.usage.traffic import at, flow, use
 
 
 def account(identifier: str = "acme", *, included: int | None = None, **fields: Any) -> Account:

@@ -1,4 +1,6 @@
-"""A process that spends: `python -m tests.end_to_end.spender TRIALS` waits for a line; each trial is another user's.
+"""A process that spends when it is told to.
+
+`python -m tests.support.end_to_end.spender TRIALS` waits for a line; each trial is another user's.
 
 Of each it asks for requests until one is refused, and answers with how many were admitted in each trial.
 """

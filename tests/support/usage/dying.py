@@ -10,7 +10,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from ratelimits.usage import crash
-from tests.usage.background import forked
+from tests.support.usage.background import forked
 
 
 def die_at(target: str, passes: int, rng: random.Random) -> None:

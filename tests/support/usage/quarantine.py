@@ -12,8 +12,8 @@ from ratelimits.models import ConfigVersion, QuarantinedBatch
 from ratelimits.usage.apply import Outcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
+from tests.support.usage.traffic import flow, use
 from tests.usage.test_gaps import keys, put_back
-from tests.usage.traffic import flow, use
 
 Fork = Callable[[int], QuarantinedBatch]
 

@@ -1,4 +1,6 @@
-"""A project's two months of usage, billed, corrected and exported: `python -m tests.reports.exporter DIRECTORY`.
+"""A project's two months of usage, billed, corrected and exported.
+
+It is written by `python -m tests.support.reports.exporter DIRECTORY`.
 
 What is written depends on nothing but what was used: not on the database, its collation, the run or the clock.
 """
@@ -28,9 +30,9 @@ def use() -> None:
     from ratelimits.models import Adjustment, DurabilityGap, Report
     from ratelimits.quota.process_totals import Place
     from ratelimits.usage import process_totals
-    from tests.reports.invoices import account, close, spend
-    from tests.rows import rule
-    from tests.usage.traffic import at, flow
+    from tests.support.reports.invoices import account, close, spend
+    from tests.support.rows import rule
+    from tests.support.usage.traffic import at, flow
 
     monthly = rule("monthly", bills=True, key_kind="key")
     zones = ("UTC", "Europe/Berlin", "America/Los_Angeles")

@@ -31,7 +31,7 @@ from ratelimits.models.ledger import COUNTERS, SUBJECT, moment
 from ratelimits.reports import signing
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage.packet import canonical, chained, checksum, content_digest, header_of
-from tests.usage.traffic import at
+from tests.support.usage.traffic import at
 
 Model = type[models.Model]
 Damage = Callable[[], object]
