@@ -40,6 +40,5 @@ def deciding(algorithms: frozenset[str]) -> Script:
     """The deciding script that knows the algorithms of these files."""
     needed = algorithms | ({"smooth"} if "smooth_warming_up" in algorithms else set())
     first, then = (("fast",), ("counted",)) if algorithms <= {"level", "window"} else ((), ())
-    return read(
-        *first, "run", "batch", "usage", *then, "prelude", *(name for name in _ALGORITHMS if name in needed), "decide"
-    )
+    chosen = [f"algorithms/{name}" for name in _ALGORITHMS if name in needed]
+    return read(*first, "run", "batch", "usage", *then, "prelude", *chosen, "decide")

@@ -40,13 +40,15 @@ def take_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
             known.cache_clear()
 
     def take_out(*edits: Edit) -> None:
-        for file in LUA.glob("*.lua"):
+        for file in LUA.rglob("*.lua"):
             text = file.read_text()
             for name, line, instead in edits:
                 if file.stem == name:
                     assert text.count(line) == 1, f"not once in {file.name}: {line}"
                     text = text.replace(line, instead)
-            (tmp_path / file.name).write_text(text)
+            copy = tmp_path / file.relative_to(LUA)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(text)
         monkeypatch.setattr(scripts, "_DIRECTORY", tmp_path)
         forget()
 
