@@ -23,9 +23,9 @@ from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
+from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS
 from ratelimits.models.fields.sentences import number
 from ratelimits.models.overrides import readable_rules
-from ratelimits.models.rules import LENDS, PARAMETERS
 
 _NOT_IN_FORCE = _("not in force: %(error)s")
 

@@ -14,8 +14,9 @@ from django.db import transaction
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.as_code.types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.accounts import Plan, PlanInclusion
+from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS
 from ratelimits.models.prices import PlanPrice
-from ratelimits.models.rules import LENDS, PARAMETERS, Rule
+from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
 

@@ -83,7 +83,7 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _crowd(using: str) -> Iterator[checks.CheckMessage]:
-    crowd = too_many(using)
+    crowd = too_many(Rule.objects.using(using))
     if crowd is not None:
         yield checks.Error(
             f"A request in scope {crowd.scope!r} could meet {crowd.rules} rules; at most {MAX_LIMITS} are decided.",

@@ -9,10 +9,12 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.models.fields.rule_fields import decimal_field, seconds_field
 from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, validate_period
 from ratelimits.models.history import History
 from ratelimits.models.keys import derived_shard, validate_key
-from ratelimits.models.rules import Rule, decimal_field, seconds_field
+from ratelimits.models.rules import Rule
+from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
@@ -98,10 +100,8 @@ class KeyOverride(Versioned):
 
     def clean(self) -> None:
         """Refuse what no rule could follow, what changes nothing, and what meets another override in time."""
-        from ratelimits.models.validation import rules as validation
-
         validate_period(self.valid_from, self.valid_until)
-        validation.check_override(self)
+        validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 
 
 def readable_rules(using: str) -> dict[str, list[Rule]]:

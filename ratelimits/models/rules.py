@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from decimal import Decimal
 from math import isfinite
 from typing import Any
@@ -18,52 +17,12 @@ from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_j
 from ratelimits.conf import conf
 from ratelimits.models.accounts import Plan
 from ratelimits.models.fields import sentences
-from ratelimits.models.fields.durations import SecondsField
+from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS, WAITS, decimal_field, required_fields, seconds_field
 from ratelimits.models.fields.scopes import SCOPE
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
+from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
-
-#: The fields that some algorithms take and others do not, and what they hold when theirs does not.
-PARAMETERS: dict[str, Any] = {
-    "capacity": None,
-    "rate": None,
-    "period": None,
-    "initial": "",
-    "window_start": "",
-    "calendar_unit": "",
-    "timezone": "",
-    "anchor": "",
-    "sub_windows": None,
-    "weighted": False,
-    "delay_after": None,
-    "max_burst_seconds": None,
-    "warm_up": None,
-    "cold_factor": None,
-    "lease_ttl": None,
-}
-#: Algorithms that answer when to proceed: a rule of theirs must say how long a request may wait.
-WAITS = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
-#: Algorithms that let a request wait at all.
-LENDS = (*WAITS, "token_bucket", "gcra")
-
-
-def required_fields(algorithm: str) -> tuple[str, ...]:
-    """The fields that an algorithm cannot do without."""
-    kind = ALGORITHMS[algorithm]
-    return tuple(field.name for field in fields(kind) if field.default is MISSING)
-
-
-def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
-    """An optional decimal with the six places that the engine reads exactly."""
-    return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
-
-
-def seconds_field(label: Any, help_text: Any = "") -> SecondsField:
-    """An optional length of time with the six places that the engine reads exactly."""
-    return SecondsField(
-        label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
-    )
 
 
 def _complete() -> Q:
@@ -345,8 +304,6 @@ class Rule(Versioned):
 
     def clean(self) -> None:
         """Refuse what makes no sense, at the field that is wrong; drop the fields of other algorithms."""
-        from ratelimits.models.validation import rules
-
         if self.algorithm not in ALGORITHMS:
             return  # said by the field itself
         known = fields_of(self.algorithm)
@@ -355,4 +312,6 @@ class Rule(Versioned):
                 setattr(self, name, empty)
         if self.algorithm not in LENDS:
             self.max_wait = None
-        rules.check_rule(self)
+        # By name: overrides import this module.
+        overrides: Any = self._meta.apps.get_model("ratelimits", "KeyOverride")
+        validation.check_rule(self, Rule.objects.all(), overrides.objects.all())

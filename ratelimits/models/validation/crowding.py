@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.scopes import split_scope
-from ratelimits.models.rules import Rule
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from ratelimits.models.rules import Rule
 
 
 class Crowd(NamedTuple):
@@ -27,15 +31,16 @@ class _Row(NamedTuple):
     methods: frozenset[str]
 
 
-def too_many(using: str, edited: Rule | None = None) -> Crowd | None:
-    """Return what a request could meet if that is more than a decision takes, else None.
+def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
+    """Return what a request could meet of all these rules if that is more than a decision takes, else None.
 
     With `edited`, a row that is not saved yet, only of requests that this rule would apply to. A request may be on a
     key's plan and on an account's: their rules come on top of the default ones, or in their place if they share names.
     """
-    rules = Rule.objects.using(using).exclude(mode=Rule.Mode.OFF)
+    modes = rules.model.Mode
+    rules = rules.exclude(mode=modes.OFF)
     if edited is not None:
-        if edited.mode == Rule.Mode.OFF:
+        if edited.mode == modes.OFF:
             return None
         rules = rules.exclude(pk=edited.pk)
     found = rules.order_by().values_list("name", "plan", "meter", "mode", "scope")
@@ -43,7 +48,7 @@ def too_many(using: str, edited: Rule | None = None) -> Crowd | None:
     if edited is not None:
         values.append((edited.name, edited.plan_id, edited.meter, edited.mode, edited.scope))
     rows = [
-        _Row(name, plan or 0, meter, mode == Rule.Mode.ENFORCE, *split_scope(scope))
+        _Row(name, plan or 0, meter, mode == modes.ENFORCE, *split_scope(scope))
         for name, plan, meter, mode, scope in values
     ]
     if len({row.name for row in rows}) <= MAX_LIMITS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_UP, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
@@ -16,12 +16,17 @@ from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
+from ratelimits.models.fields.rule_fields import PARAMETERS, WAITS, required_fields
 from ratelimits.models.fields.sentences import WHOSE, number
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
-from ratelimits.models.overrides import KeyOverride
-from ratelimits.models.rules import PARAMETERS, WAITS, Rule, required_fields
 from ratelimits.models.validation.crowding import too_many
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from ratelimits.models.overrides import KeyOverride
+    from ratelimits.models.rules import Rule
 
 Errors = dict[str, list[Any]]
 
@@ -33,10 +38,10 @@ _ADVICE = {
 }
 
 
-def check_rule(rule: Rule) -> None:
-    """ValidationError, with all that is wrong, unless the rule makes sense and gets along with the others."""
-    errors = _parameters(rule) or _overrides_of(rule)
-    errors |= _name(rule) | _billing(rule) | _allotment(rule) | _crowd(rule)
+def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
+    """Raise ValidationError, with all that is wrong, unless the rule makes sense and gets along with all others."""
+    errors = _parameters(rule) or _overrides_of(rule, overrides)
+    errors |= _name(rule, rules) | _billing(rule, rules) | _allotment(rule) | _crowd(rule, rules)
     if errors:
         raise ValidationError(errors)
 
@@ -98,13 +103,13 @@ def suggested_max_wait(rule: Rule) -> Decimal:
     return Decimal(1 if wait is None else wait).quantize(Decimal("0.000001"), ROUND_UP).normalize()
 
 
-def _overrides_of(rule: Rule) -> Errors:
+def _overrides_of(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
     """An edit must leave the overrides of the rule in force."""
     if rule._state.adding:
         return {}
-    rows = KeyOverride.objects.filter(rule=rule.name).order_by()
-    for numbers in rows.values_list(*KeyOverride.NUMBERS).distinct():
-        changes = {name: n for name, n in zip(KeyOverride.NUMBERS, numbers, strict=True) if n is not None}
+    names, rows = overrides.model.NUMBERS, overrides.filter(rule=rule.name).order_by()
+    for numbers in rows.values_list(*names).distinct():
+        changes = {name: n for name, n in zip(names, numbers, strict=True) if n is not None}
         try:
             rule.with_numbers(changes)
         except ValueError as error:
@@ -114,8 +119,8 @@ def _overrides_of(rule: Rule) -> Errors:
     return {}
 
 
-def _name(rule: Rule) -> Errors:
-    others = Rule.objects.exclude(name=rule.name).order_by().values_list("name", flat=True).distinct()
+def _name(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+    others = rules.exclude(name=rule.name).order_by().values_list("name", flat=True).distinct()
     twin = next((other for other in others if name_id(other) == name_id(rule.name)), None)
     if twin is None:
         return {}
@@ -123,8 +128,8 @@ def _name(rule: Rule) -> Errors:
     return {"name": [message % {"name": rule.name, "twin": twin}]}
 
 
-def _crowd(rule: Rule) -> Errors:
-    crowd = too_many(conf.DATABASE, rule)
+def _crowd(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+    crowd = too_many(rules.using(conf.DATABASE), rule)
     if crowd is None:
         return {}
     message = _(
@@ -134,11 +139,11 @@ def _crowd(rule: Rule) -> Errors:
     return {NON_FIELD_ERRORS: [message % {"scope": crowd.scope, "count": crowd.rules, "most": MAX_LIMITS}]}
 
 
-def _billing(rule: Rule) -> Errors:
+def _billing(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     """At most one rule bills for a kind of key and a meter: in a plan, together with the default rules."""
     if not rule.bills:
         return {}
-    billing = Rule.objects.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
+    billing = rules.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
     billing = billing.exclude(name=rule.name).exclude(pk=rule.pk)
     twin = billing.filter(plan=rule.plan_id).first()
     message = _("“%(twin)s” already bills %(meter)s %(whose)s here: untick it there first, or here.")
@@ -149,10 +154,10 @@ def _billing(rule: Rule) -> Errors:
             "the plan's takes the place of the default one, or untick one of them."
         )
         if rule.plan_id is not None:
-            replaced = Rule.objects.filter(plan=rule.plan_id).values("name")
+            replaced = rules.filter(plan=rule.plan_id).values("name")
             twin = billing.filter(plan=None).exclude(name__in=replaced).first()
         else:
-            replacing = Rule.objects.filter(name=rule.name).exclude(plan=None).values("plan")
+            replacing = rules.filter(name=rule.name).exclude(plan=None).values("plan")
             twin = billing.exclude(plan=None).exclude(plan__in=replacing).first()
     if twin is None:
         return {}
@@ -177,20 +182,20 @@ def _allotment(rule: Rule) -> Errors:
     return {"allotment": [message]}
 
 
-def check_override(override: KeyOverride) -> None:
-    """ValidationError if no rule could follow it, it changes nothing, or it meets another one in time."""
+def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
+    """Raise ValidationError if no rule could follow it, it changes nothing, or it meets another one in time."""
     changes = override.changes()
     if not changes and not override.mode:
         raise ValidationError(_("It changes nothing: give a capacity, rate, period or mode."))
-    rules = list(Rule.objects.filter(name=override.rule))
-    if not rules:
-        names = ", ".join(sorted(Rule.objects.order_by().values_list("name", flat=True).distinct()[:20]))
+    named = list(rules.filter(name=override.rule))
+    if not named:
+        names = ", ".join(sorted(rules.order_by().values_list("name", flat=True).distinct()[:20]))
         message = _("No rule has this name; there are: %(names)s.")
         raise ValidationError({"rule": message % {"names": names or "–"}})
     if changes:
-        for rule in rules:
+        for rule in named:
             _numbers(override, rule, changes)
-    _overlap(override)
+    _overlap(override, overrides)
 
 
 def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
@@ -211,8 +216,8 @@ def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None
         raise ValidationError({field: f"{error}."}) from error
 
 
-def _overlap(override: KeyOverride) -> None:
-    other = overlapping(override, KeyOverride.objects.filter(key=override.key, rule=override.rule))
+def _overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
+    other = overlapping(override, overrides.filter(key=override.key, rule=override.rule))
     if other is not None:
         message = _("Override %(pk)s holds for the same key and rule at that time: end it first.")
         raise ValidationError({"key": message % {"pk": other.pk}})

@@ -1,0 +1,55 @@
+"""The fields of rules: those that only some algorithms take, and those that overrides have too."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.algorithms.limits import ALGORITHMS
+from ratelimits.models.fields.durations import SecondsField
+
+#: The fields that some algorithms take and others do not, and what they hold when theirs does not.
+PARAMETERS: dict[str, Any] = {
+    "capacity": None,
+    "rate": None,
+    "period": None,
+    "initial": "",
+    "window_start": "",
+    "calendar_unit": "",
+    "timezone": "",
+    "anchor": "",
+    "sub_windows": None,
+    "weighted": False,
+    "delay_after": None,
+    "max_burst_seconds": None,
+    "warm_up": None,
+    "cold_factor": None,
+    "lease_ttl": None,
+}
+
+#: Algorithms that answer when to proceed: a rule of theirs must say how long a request may wait.
+WAITS = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
+
+#: Algorithms that let a request wait at all.
+LENDS = (*WAITS, "token_bucket", "gcra")
+
+
+def required_fields(algorithm: str) -> tuple[str, ...]:
+    """The fields that an algorithm cannot do without."""
+    kind = ALGORITHMS[algorithm]
+    return tuple(field.name for field in fields(kind) if field.default is MISSING)
+
+
+def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
+    """An optional decimal with the six places that the engine reads exactly."""
+    return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
+
+
+def seconds_field(label: Any, help_text: Any = "") -> SecondsField:
+    """An optional length of time with the six places that the engine reads exactly."""
+    return SecondsField(
+        label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
+    )
