@@ -6,6 +6,9 @@ from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits import background
+from ratelimits.background import stop_signals
+
 
 class RatelimitsConfig(AppConfig):
     name = "ratelimits"
@@ -13,8 +16,6 @@ class RatelimitsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from ratelimits import background
-        from ratelimits.background import stop_signals
         from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
         from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (receives what is saved raw)
         from ratelimits.quota import process_totals
@@ -33,6 +34,4 @@ class RatelimitsConfig(AppConfig):
 
 
 def _end(**kwargs: object) -> None:
-    from ratelimits import background
-
     background.end()

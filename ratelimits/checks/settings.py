@@ -22,6 +22,7 @@ from ratelimits.engine import Unavailable
 from ratelimits.engine.publish import version_in_force
 from ratelimits.identity import proxies
 from ratelimits.middleware import QuotaMiddleware
+from ratelimits.models import ConfigVersion
 from ratelimits.throttling import QuotaThrottle
 
 _THROTTLE = "ratelimits.throttling.QuotaThrottle"
@@ -184,8 +185,6 @@ def check_restored(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """The database has the configuration version that Redis asks for; with `--database` only."""
-    from ratelimits.models import ConfigVersion
-
     if _wrong("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:

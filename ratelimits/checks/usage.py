@@ -15,6 +15,8 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import server
+from ratelimits.models import PeriodUsage, Rule, ShardState
+from ratelimits.models.ledger import moment
 
 #: Intervals of sealing after which a watermark that stands still is a worker that does not run.
 _INTERVALS = 10
@@ -34,8 +36,6 @@ def check_usage(
 
 
 def _is_metered() -> bool:
-    from ratelimits.models import Rule
-
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
 
 
@@ -58,9 +58,6 @@ def _server() -> Iterator[checks.CheckMessage]:
 
 
 def _worker() -> Iterator[checks.CheckMessage]:
-    from ratelimits.models import ShardState
-    from ratelimits.models.ledger import moment
-
     states = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS)
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
@@ -86,8 +83,6 @@ def _worker() -> Iterator[checks.CheckMessage]:
 
 def _shards() -> Iterator[checks.CheckMessage]:
     """Usage in shards that SHARDS leaves out stays where it is: nothing seals, drains or closes it."""
-    from ratelimits.models import PeriodUsage
-
     open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
     accounts = open_usage.order_by().values("account").distinct().count()
     batches = _left_in_redis()
@@ -103,8 +98,6 @@ def _shards() -> Iterator[checks.CheckMessage]:
 
 def _left_in_redis() -> int:
     """How many shards beyond SHARDS, of those that the ledger knows, have batches in Redis, open or sealed."""
-    from ratelimits.models import ShardState
-
     here = server()
     beyond = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
     return sum(

@@ -17,6 +17,7 @@ from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
 from ratelimits.conf import conf
+from ratelimits.engine.cluster.wire import ClusterWire
 from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.engine.transport.wire import Wire, configured
@@ -93,8 +94,6 @@ def _wire(alias: str, timeout: float) -> Wire:
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
         return Wire(alias, timeout)
-    from ratelimits.engine.cluster.wire import ClusterWire
-
     return ClusterWire(source, timeout)
 
 

@@ -14,9 +14,10 @@ from django.db.models import F, Sum
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS, BIN_SECONDS
+from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal, ShardState
+from ratelimits.usage.gaps import note_changes
 
 if TYPE_CHECKING:
-    from ratelimits.models.ledger import ProcessTotal
     from ratelimits.quota.process_totals import Totals
 
 _CHUNK = 1000
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 def write(process: str, totals: Totals) -> None:
     """Write a process's totals, and declare what may be missing from the ledger for it."""
-    # Not at the top: the app's `ready` imports this module before its models can be used.
-    from ratelimits.models.ledger import ProcessTotal
-
     using = conf.DATABASE
     rows = [
         ProcessTotal(
@@ -85,9 +83,6 @@ def _told(row: ProcessTotal) -> str:
 
 
 def _declare(using: str, kind: str, account: str, start: int) -> None:
-    from ratelimits.models.ledger import DurabilityGap, GapKind, ProcessTotal
-    from ratelimits.usage.gaps import note_changes
-
     name = account or ANONYMOUS
     gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED
     new = DurabilityGap(
@@ -115,8 +110,6 @@ def fold(now: int) -> int:
 
     `now` is seconds since 1970 UTC.
     """
-    from ratelimits.models.ledger import ProcessTotal, ShardState
-
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLDED).exclude(process="")
     first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
