@@ -12,12 +12,10 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import servers
-
-if TYPE_CHECKING:
-    from benchmarks.growth import Size
+from benchmarks.sizes import Size
 
 #: Different users that a process asks for at most, made beforehand; beyond that they come again.
 MOST_ASKED = 200_000

@@ -16,30 +16,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import report, servers
+from benchmarks import grown, report, servers
+from benchmarks.sizes import Size
 
 BASE = "base"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What a process is given: rules and overrides in the database, live keys of other users, limits of a request.
-
-    `spread`: the requests are by as many different users, in no order; else by one.
-    """
-
-    name: str
-    title: str
-    rules: int = 3
-    overrides: int = 0
-    keys: int = 1
-    limits: int = 3
-    spread: int = 1
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -93,8 +78,6 @@ def sizes(options: argparse.Namespace) -> list[Size]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     if options.process:
-        from benchmarks import grown
-
         return grown.work(Size(**json.loads(options.process)), options.load)
     core = servers.cores()[0] if options.core is None else options.core
     servers.pin(core)
