@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
     from ratelimits.engine.program import Program

@@ -19,8 +19,8 @@ from typing import Any
 
 import redis
 
-from benchmarks import report, servers
-from benchmarks.timing import Case, Timed, interleaved
+from benchmarks.support import report, servers
+from benchmarks.support.timing import Case, Timed, interleaved
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     core = servers.cores()[0]
     with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
-        from benchmarks import in_place, inside, ours
+        from benchmarks.measured import in_place, inside, ours
 
         ours.save_rules()
         servers.pin(core)
@@ -66,8 +66,8 @@ def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
 
 def layers(url: str) -> list[Case]:
     """From a round trip up to the throttle, each upon the one before it: three rules on one key, metered."""
-    from benchmarks import floors, in_place, ours
-    from benchmarks.pipelines import run_of
+    from benchmarks.measured import floors, in_place, ours
+    from benchmarks.support.pipelines import run_of
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.decide import ask
     from ratelimits.engine.resp import resp
@@ -111,8 +111,8 @@ def layers(url: str) -> list[Case]:
 
 def steps() -> list[Case]:
     """Single steps of this app's Python code."""
-    from benchmarks import in_place, ours
-    from benchmarks.pipelines import run_of
+    from benchmarks.measured import in_place, ours
+    from benchmarks.support.pipelines import run_of
     from ratelimits import rules
     from ratelimits.engine.call import Command, nonce
     from ratelimits.engine.server import server

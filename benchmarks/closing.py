@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
 #: Seconds in which a month is promised to be closed.
@@ -71,8 +71,8 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
     """Bring last month's usage into the ledger, and declare the gaps."""
-    from benchmarks.usage import declare_gaps, make_accounts, month
-    from benchmarks.usage import fill as fill_redis
+    from benchmarks.measured.usage import declare_gaps, make_accounts, month
+    from benchmarks.measured.usage import fill as fill_redis
     from ratelimits.reports.periods import month_in
     from ratelimits.usage.drain import drain
     from ratelimits.usage.tally import tally
@@ -89,7 +89,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 def close(options: argparse.Namespace) -> dict[str, Any]:
     """Close the month: seconds, reports, and the memory that the process grew by."""
-    from benchmarks.usage import month
+    from benchmarks.measured.usage import month
     from ratelimits.models import Report, ShardState
     from ratelimits.reports.closing.close import finalise_each
     from ratelimits.reports.periods import month_in

@@ -17,8 +17,8 @@ from typing import Any
 
 import redis
 
-from benchmarks import report, servers
-from benchmarks.timing import Case, interleaved
+from benchmarks.support import report, servers
+from benchmarks.support.timing import Case, interleaved
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, url: str, core: int, available: list[int]) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks import floors, in_place, ours, peers, threads
+    from benchmarks.measured import floors, in_place, ours, peers, threads
 
     plain_url, now = url.rpartition("/")[0], time.time_ns() // 1000
     about = report.machine(url, peers.PACKAGES)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plan
-from benchmarks.report import shown
+from benchmarks.support import plan
+from benchmarks.support.report import shown
 from benchmarks.tasks import WAYS
 
 Run = dict[str, Any]

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from benchmarks import load, report, servers
+from benchmarks.support import load, report, servers
 from ratelimits.embedded import die_with_parent, free_port
 
 BASE = "unlimited"
@@ -44,7 +44,16 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def gunicorn(core: int, worker_class: str, environment: dict[str, str]) -> Iterator[int]:
     """The port of gunicorn with one worker on one core."""
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "benchmarks.wsgi", "--bind", f"127.0.0.1:{port}", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "benchmarks.support.wsgi",
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--workers",
+        "1",
+    ]
     process = subprocess.Popen(
         ["taskset", "-c", str(core), *command, "--worker-class", worker_class, "--log-level", "warning"],
         env={**os.environ, **environment},
@@ -77,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with servers.redis_server(core, options.server) as redis_server, servers.database("sqlite") as database:
         environment = servers.environment(redis_server, database)
         servers.start_django(environment)
-        from benchmarks import ours
+        from benchmarks.measured import ours
 
         ours.save_rules()
         with gunicorn(core, options.worker_class, environment) as port:
@@ -90,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks.views import VIEWS
+    from benchmarks.support.views import VIEWS
 
     about = report.machine(url, ("gunicorn",))
     tool = load.generator()

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 if TYPE_CHECKING:
     from ratelimits.models import ReportLine

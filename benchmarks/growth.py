@@ -21,8 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import grown, report, servers
-from benchmarks.sizes import Size
+from benchmarks.measured import grown
+from benchmarks.measured.sizes import Size
+from benchmarks.support import report, servers
 
 BASE = "base"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 #: Looks at the memory in each phase.
 LOOKS = 10
@@ -54,7 +54,7 @@ def resident_mb() -> float:
 
 def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks import ours
+    from benchmarks.measured import ours
     from ratelimits.engine.server import server
     from ratelimits.models import Rule
     from ratelimits.models.versions import editing

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import report, servers
 from benchmarks.exports import export
+from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
 
@@ -72,7 +72,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     servers.start_django({})
     from django.db import connection
 
-    from benchmarks.usage import fill, floor, month
+    from benchmarks.measured.usage import fill, floor, month
     from ratelimits.models import Line
     from ratelimits.usage.drain import drain
     from ratelimits.usage.tally import tally

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list[bytes]]]:
     """Name -> title and the commands of all users, in batches."""
-    from benchmarks import floors, ours
-    from benchmarks.pipelines import FIRST_ID, batched, for_users, run_of
+    from benchmarks.measured import floors, ours
+    from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
     from ratelimits.engine.resp import resp
 
     floors.load(url)
@@ -81,7 +81,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks.pipelines import BATCH, Pipeline, per_second, wait_for_bin
+    from benchmarks.support.pipelines import BATCH, Pipeline, per_second, wait_for_bin
 
     about = report.machine(url)
     batches = _batches(options, url)
@@ -121,8 +121,8 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, Any]:
     """Bytes of a user's state: the key by itself, and the server's growth over many of them."""
-    from benchmarks import ours
-    from benchmarks.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
+    from benchmarks.measured import ours
+    from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import shard, states
 
     client.execute_command("FLUSHALL", "SYNC")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 ROOT = Path(__file__).resolve().parent.parent
 BUCKET = {"algorithm": "token_bucket", "capacity": 20, "rate": 1, "period": 5}

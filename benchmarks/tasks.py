@@ -21,7 +21,7 @@ from typing import Any
 import redis.asyncio
 from django.conf import settings
 
-from benchmarks import report, servers
+from benchmarks.support import report, servers
 
 #: Connections of redis.asyncio's pool: as many as its users give it.
 POOL = 50
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """The whole run, as JSON has it."""
-    from benchmarks.pipelines import wait_for_bin
+    from benchmarks.support.pipelines import wait_for_bin
 
     about = report.machine(url)
     results: dict[str, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
     """Decisions per second and the p99 in µs, of each way."""
-    from benchmarks import ours
+    from benchmarks.measured import ours
     from ratelimits.engine.call import Command
     from ratelimits.engine.decide import aask, ask
 
@@ -110,8 +110,8 @@ def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
 
 async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float]:
     """The same EVALSHA of redis.asyncio's client, with a pool in which a task waits for a connection."""
-    from benchmarks.pipelines import check
-    from benchmarks.threads import parts_of
+    from benchmarks.measured.threads import parts_of
+    from benchmarks.support.pipelines import check
     from ratelimits.engine.call import nonce
     from ratelimits.engine.transport.connection import run_of
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import closing, report, servers
+from benchmarks import closing
+from benchmarks.support import report, servers
 
 #: How much longer one report may take where there are four times as many.
 SLOWER = 1.5
@@ -84,7 +85,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 def manifest(options: argparse.Namespace) -> dict[str, Any]:
     """Write the month's manifest."""
-    from benchmarks.usage import month
+    from benchmarks.measured.usage import month
     from ratelimits.reports.verify.manifest import build
 
     return _timed("manifest", options.accounts[0], lambda: json.dumps(build("default", month())))
@@ -92,7 +93,7 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
     """Verify everything, with the month's manifest at hand."""
-    from benchmarks.usage import month
+    from benchmarks.measured.usage import month
     from ratelimits.reports.verify.manifest import build
     from ratelimits.verification import Verification
 

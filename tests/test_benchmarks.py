@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import document, plan, report
-from benchmarks.timing import Case, interleaved
+from benchmarks import document
+from benchmarks.support import plan, report
+from benchmarks.support.timing import Case, interleaved
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Command -> the smallest size that goes through all of it, and a line of the table that it prints.
@@ -78,7 +79,7 @@ def test_a_table_without_its_run_stays_as_it_is() -> None:
 
 
 def test_decide_says_which_peers_are_not_installed(tmp_path: Path) -> None:
-    from benchmarks.peers import PACKAGES
+    from benchmarks.measured.peers import PACKAGES
 
     absent = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
     options = "--rounds 1 --calls 1 --seconds 0.05 --threads 1 --refusals 1 --only ping"
@@ -88,7 +89,7 @@ def test_decide_says_which_peers_are_not_installed(tmp_path: Path) -> None:
 
 
 def test_peers_are_pinned_to_one_version_each() -> None:
-    from benchmarks.peers import PACKAGES
+    from benchmarks.measured.peers import PACKAGES
 
     lines = (ROOT / "benchmarks" / "requirements.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))

@@ -14,8 +14,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from benchmarks import servers
-from benchmarks.sizes import Size
+from benchmarks.measured.sizes import Size
+from benchmarks.support import servers
 
 #: Different users that a process asks for at most, made beforehand; beyond that they come again.
 MOST_ASKED = 200_000
@@ -25,7 +25,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 def work(size: Size, load: str | None) -> int:
     """The process: says when it is ready, then answers each number of calls with so many times in ns."""
     environment = {name: os.environ[name] for name in os.environ if name.startswith("BENCHMARK_")}
-    servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.settings", **environment})
+    servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.support.settings", **environment})
     make_rows(size)
     if load:
         answer = load_time() if load == "time" else load_memory()
@@ -52,7 +52,7 @@ def work(size: Size, load: str | None) -> int:
 
 def make_rows(size: Size) -> None:
     """The rules and overrides, unless another process of this size has made them: some apply, all others do not."""
-    from benchmarks import ours
+    from benchmarks.measured import ours
     from ratelimits.models import KeyOverride, Rule
     from ratelimits.models.versions import editing
 
@@ -74,8 +74,8 @@ def make_keys(size: Size) -> None:
     import redis
     from django.conf import settings
 
-    from benchmarks import ours
-    from benchmarks.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
+    from benchmarks.measured import ours
+    from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import Call, shard
     from ratelimits.engine.program import Term, program
     from ratelimits.engine.server import server
@@ -107,7 +107,7 @@ def make_keys(size: Size) -> None:
 
 def requests(size: Size) -> Any:
     """One request by whoever's turn it is."""
-    from benchmarks.pipelines import FIRST_ID
+    from benchmarks.support.pipelines import FIRST_ID
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
 

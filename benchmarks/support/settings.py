@@ -1,4 +1,4 @@
-"""Django's settings for the benchmarks: nothing beside what is measured. benchmarks.servers sets what it reads."""
+"""Django's settings for the benchmarks: nothing beside what is measured. `servers` sets what it reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSTALLED_APPS = [
 if importlib.util.find_spec("django_smart_ratelimit"):
     INSTALLED_APPS.append("django_smart_ratelimit")
 MIDDLEWARE: list[str] = []
-ROOT_URLCONF = "benchmarks.views"
+ROOT_URLCONF = "benchmarks.support.views"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES: dict[str, Any] = {"default": dj_database_url.parse(os.environ["BENCHMARK_DATABASE_URL"], conn_max_age=None)}

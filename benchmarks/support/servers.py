@@ -60,9 +60,9 @@ def database(kind: str) -> Iterator[str]:
 
 
 def environment(redis: Server, database_url: str, namespace: str = "bench") -> dict[str, str]:
-    """What names these servers to benchmarks.settings."""
+    """What names these servers to benchmarks.support.settings."""
     return {
-        "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+        "DJANGO_SETTINGS_MODULE": "benchmarks.support.settings",
         "BENCHMARK_REDIS_URL": redis.url.rpartition("/")[0],
         "BENCHMARK_DATABASE_URL": database_url,
         "BENCHMARK_NAMESPACE": namespace,

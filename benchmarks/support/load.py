@@ -22,7 +22,7 @@ def requests_per_second(port: int, path: str, core: int, connections: int, secon
         whole = max(round(seconds), 1)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{whole}s", f"http://127.0.0.1:{port}{path}"]
     else:
-        command = [sys.executable, "-m", "benchmarks.load", str(port), path, str(connections), str(seconds)]
+        command = [sys.executable, "-m", "benchmarks.support.load", str(port), path, str(connections), str(seconds)]
     done = subprocess.run(["taskset", "-c", str(core), *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr or done.stdout}")

@@ -15,8 +15,8 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from benchmarks.floors import PING, RawSocket
-from benchmarks.peers import steady
+from benchmarks.measured.floors import PING, RawSocket
+from benchmarks.measured.peers import steady
 from ratelimits.throttling import QuotaThrottle
 
 

@@ -21,7 +21,7 @@ from django.test import RequestFactory
 from rest_framework.request import Request
 from rest_framework.throttling import UserRateThrottle
 
-from benchmarks.timing import Case
+from benchmarks.support.timing import Case
 
 #: Package, as pip knows it, and the module that tells whether it is there.
 PACKAGES = {

@@ -11,9 +11,9 @@ from zlib import crc32
 from django.core.handlers.wsgi import WSGIHandler
 from rest_framework.request import Request
 
-from benchmarks.peers import user_request
-from benchmarks.timing import Case, Timed
-from benchmarks.views import VIEWS
+from benchmarks.measured.peers import user_request
+from benchmarks.support.timing import Case, Timed
+from benchmarks.support.views import VIEWS
 from ratelimits.throttling import QuotaThrottle
 
 BASE = "unlimited"

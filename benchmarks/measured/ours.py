@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from benchmarks.timing import Case
+from benchmarks.support.timing import Case
 from ratelimits import engine, rules
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import redis
 from django_redis import get_redis_connection
 
-from benchmarks import ours
-from benchmarks.pipelines import check, run_of, wait_for_bin
-from benchmarks.timing import per_second
+from benchmarks.measured import ours
+from benchmarks.support.pipelines import check, run_of, wait_for_bin
+from benchmarks.support.timing import per_second
 from ratelimits.engine.call import Command, nonce
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from benchmarks.timing import Case
+from benchmarks.support.timing import Case
 from ratelimits.engine.resp import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
