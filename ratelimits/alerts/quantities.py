@@ -40,7 +40,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class AccountUsage:
     """An account's total in one meter under one rule (0: none) in a billing period, in units."""
 
     account: str
@@ -56,7 +56,7 @@ def included(used: int, quantity: int) -> Iterator[Measure]:
         yield Measure(Alert.Basis.INCLUDED, used, quantity)
 
 
-class Limits:
+class MonthlyLimits:
     """The limits that can be compared with a billing period's usage: capacities per calendar month."""
 
     def __init__(self, using: str, snapshot: Snapshot) -> None:
@@ -64,7 +64,7 @@ class Limits:
         self._snapshot = snapshot
         self._smallest: dict[str, int | None] = {}
 
-    def measures(self, usage: Usage, lowest: int) -> Iterator[Measure]:
+    def measures(self, usage: AccountUsage, lowest: int) -> Iterator[Measure]:
         """The shares used of the limits of this rule: the account's, or those of its keys.
 
         Keys are looked at only when the account as a whole has used `lowest` percent of what one key may.
@@ -80,7 +80,7 @@ class Limits:
                 for key, used in self._by_key(usage):
                     yield from self._measure(usage, used, _of_key(usage.account, key), key)
 
-    def _measure(self, usage: Usage, used: int, identity: Identity, key: str) -> Iterator[Measure]:
+    def _measure(self, usage: AccountUsage, used: int, identity: Identity, key: str) -> Iterator[Measure]:
         row = self._snapshot.rows.rules[usage.rule]
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
@@ -97,7 +97,7 @@ class Limits:
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]
 
-    def _by_key(self, usage: Usage) -> list[tuple[str, int]]:
+    def _by_key(self, usage: AccountUsage) -> list[tuple[str, int]]:
         rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
         sums = keys.annotate(used=Sum("admitted_units") - Sum("refunded_units")).order_by("-used", "key")

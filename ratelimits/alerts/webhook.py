@@ -11,7 +11,7 @@ from uuid import UUID
 
 from ratelimits.models import Alert
 from ratelimits.models.alerts import secret_key
-from ratelimits.posting import Answer, Connection
+from ratelimits.posting import Connection, HttpAnswer
 from ratelimits.reports.periods import SECOND, iso
 
 TYPE = "ratelimits.threshold_reached"
@@ -20,7 +20,7 @@ TYPE = "ratelimits.threshold_reached"
 class Refused(Exception):
     """The receiver answered, but did not take it. `final`: it said that it never will."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(answer.says)
         self.final = answer.status == HTTPStatus.GONE
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 
 from ratelimits.algorithms import calendar
-from ratelimits.api.windows import SPANS, Place
+from ratelimits.api.windows import SPANS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
@@ -99,11 +99,11 @@ class UsageQuery(Query):
             raise serializers.ValidationError(str(error)) from error
         return name
 
-    def validate_cursor(self, text: str) -> Place:
+    def validate_cursor(self, text: str) -> PagePosition:
         """The place that a cursor names."""
         try:
             window, *texts = json.loads(urlsafe_b64decode(text.encode()))
-            place = Place(window, *texts)
+            place = PagePosition(window, *texts)
         except (ValueError, TypeError, RecursionError) as error:
             raise serializers.ValidationError(_("This is no cursor: take the one in `next`.")) from error
         whole = type(window) is int and 0 <= window < 2**40
@@ -118,7 +118,7 @@ def _storable(text: str) -> bool:
     return len(text) <= LONGEST_TEXT and "\0" not in text and not half
 
 
-def cursor(place: Place) -> str:
+def cursor(place: PagePosition) -> str:
     """A place as text that a link can have."""
     return urlsafe_b64encode(json.dumps(place).encode()).decode()
 

@@ -20,7 +20,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.api import windows
 from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, longest, too_long
 from ratelimits.api.standing import UNAVAILABLE, UnbilledThrottle, standings
-from ratelimits.api.windows import DAY, Question
+from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
@@ -115,7 +115,7 @@ def _whose(request: Request, asked: dict[str, Any]) -> Identity:
     return own
 
 
-def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int) -> Question:
+def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
     window: str = asked["window"]
     timezone: str = asked.get("timezone", terms.timezone)
     if "from" in asked:
@@ -135,7 +135,7 @@ def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int
     except ValueError as error:
         raise ValidationError({"from": str(error)}) from error
     key = asked.get("key")
-    return Question(
+    return WindowQuery(
         window,
         first[0],
         last[1],
@@ -212,7 +212,7 @@ def _unit(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
-def _next(request: Request, question: Question, place: str) -> str:
+def _next(request: Request, question: WindowQuery, place: str) -> str:
     """The link to the next page: of the same span, whatever the time is then."""
     url = request.build_absolute_uri()
     for name, at in (("from", question.start), ("to", question.end)):

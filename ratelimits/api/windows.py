@@ -24,7 +24,7 @@ SPANS = {"15m": 32, "hour": 93, "day": 400, "period": 1100}
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units", "refunded_units")
 
 
-class Place(NamedTuple):
+class PagePosition(NamedTuple):
     """Where a row stands among all: its window's number, account, key and meter."""
 
     window: int
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WindowQuery:
     """What is asked: `start` and `end` are µs since 1970 UTC, at windows' edges; `account`, `key`, `meter` None is any.
 
     `terms` are the account's, by which its billing periods go; `timezone` has the hours and days.
@@ -62,7 +62,9 @@ def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
     return start, end
 
 
-def rows(using: str, question: Question, after: Place | None, count: int) -> tuple[list[dict[str, Any]], Place | None]:
+def rows(
+    using: str, question: WindowQuery, after: PagePosition | None, count: int
+) -> tuple[list[dict[str, Any]], PagePosition | None]:
     """The rows behind a place, at most `count`, and the place of the last one if there are more."""
     lines = Line.objects.using(using).filter(_condition(using, question)).annotate(window=_window(question))
     if after is not None:
@@ -70,11 +72,11 @@ def rows(using: str, question: Question, after: Place | None, count: int) -> tup
     place = ("window", "account", "key", "meter")
     sums = lines.values(*place).annotate(**{name: Sum(name) for name in _SUMS}).order_by(*place)
     found: list[dict[str, Any]] = list(sums[: count + 1])
-    last = Place(*(found[count - 1][name] for name in place)) if len(found) > count else None
+    last = PagePosition(*(found[count - 1][name] for name in place)) if len(found) > count else None
     return list(_with_spans(using, question, found[:count])), last
 
 
-def _behind(question: Question, after: Place) -> Q:
+def _behind(question: WindowQuery, after: PagePosition) -> Q:
     window, account, key, meter = after
     first = Q(period__gte=window) if question.window == "period" else Q(bin__gte=window - DAY)
     return first & (
@@ -84,7 +86,7 @@ def _behind(question: Question, after: Place) -> Q:
     )
 
 
-def _condition(using: str, question: Question) -> Q:
+def _condition(using: str, question: WindowQuery) -> Q:
     start, end = question.start // SECOND, question.end // SECOND
     condition = Q(period__gte=start, period__lt=end) if question.window == "period" else Q(bin__gte=start, bin__lt=end)
     for name in ("account", "key", "meter"):
@@ -97,7 +99,7 @@ def _condition(using: str, question: Question) -> Q:
     return condition
 
 
-def _periods(using: str, account: str, question: Question) -> set[int]:
+def _periods(using: str, account: str, question: WindowQuery) -> set[int]:
     """The billing periods (s) that an account's usage in a span can belong to: by its terms now, and as counted."""
     terms, oldest = question.terms, question.start - 32 * DAY * SECOND
     period = terms.period(oldest)
@@ -110,7 +112,7 @@ def _periods(using: str, account: str, question: Question) -> set[int]:
     return found
 
 
-def _window(question: Question) -> Any:
+def _window(question: WindowQuery) -> Any:
     """The number of a line's window: its start in seconds; for days, as if the clocks were UTC's."""
     if question.window == "period":
         return F("period")
@@ -125,7 +127,7 @@ def _window(question: Question) -> Any:
     return Case(*whens, output_field=IntegerField())
 
 
-def _offsets(question: Question) -> Iterator[tuple[int, int]]:
+def _offsets(question: WindowQuery) -> Iterator[tuple[int, int]]:
     """How far the clocks are ahead of UTC, in seconds, each up to a moment (s): the changes within the span."""
     start, end = question.start // SECOND, question.end // SECOND
     tz = calendar.zone(question.timezone)
@@ -148,7 +150,7 @@ def _offsets(question: Question) -> Iterator[tuple[int, int]]:
     yield end, held
 
 
-def _with_spans(using: str, question: Question, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _with_spans(using: str, question: WindowQuery, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows with the start and end of their windows."""
     ends = _ends(using, found) if question.window == "period" else {}
     for row in found:
@@ -173,7 +175,7 @@ def _ends(using: str, found: list[dict[str, Any]]) -> dict[tuple[str, int], int]
     return ends
 
 
-def _span(question: Question, window: int) -> tuple[int, int]:
+def _span(question: WindowQuery, window: int) -> tuple[int, int]:
     if question.window == "day":
         # Noon is of that day, whatever the clocks do at midnight.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(question.timezone))

@@ -20,7 +20,7 @@ LONGEST_UNIT = 255
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
-class Rule(NamedTuple):
+class SettingRule(NamedTuple):
     """What a value must be, in the words that follow "Write ", and whether one is."""
 
     hint: str
@@ -40,13 +40,15 @@ def _text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _one_of(*words: str) -> Rule:
-    return Rule(f"one of {', '.join(map(repr, words))}.", lambda value: isinstance(value, str) and value in words)
+def _one_of(*words: str) -> SettingRule:
+    return SettingRule(
+        f"one of {', '.join(map(repr, words))}.", lambda value: isinstance(value, str) and value in words
+    )
 
 
-def _seconds(most: float = LONGEST, *, zero: bool = False) -> Rule:
+def _seconds(most: float = LONGEST, *, zero: bool = False) -> SettingRule:
     least = "from 0" if zero else "above 0"
-    return Rule(
+    return SettingRule(
         f"a number of seconds {least} up to {most:,}.".replace(",", "_"),
         lambda value: _number(value) and (value >= 0 if zero else value > 0) and value <= most,
     )
@@ -56,22 +58,22 @@ def _callable(value: Any) -> bool:
     return value is None or callable(import_string(value) if isinstance(value, str) else value)
 
 
-_CALLABLE = Rule("a callable, the dotted path of one that can be imported, or None.", _callable)
-_FLAG = Rule("True or False.", lambda value: isinstance(value, bool))
-_PATHS = Rule(
+_CALLABLE = SettingRule("a callable, the dotted path of one that can be imported, or None.", _callable)
+_FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
+_PATHS = SettingRule(
     'a list of path prefixes that start with a slash, such as ["/files/"].',
     lambda value: (
         isinstance(value, list | tuple) and all(isinstance(one, str) and one.startswith("/") for one in value)
     ),
 )
-_UNITS = Rule(
+_UNITS = SettingRule(
     f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
     lambda value: (
         isinstance(value, dict)
         and all(_text(one) and 0 < len(one) <= LONGEST_UNIT for pair in value.items() for one in pair)
     ),
 )
-_THRESHOLDS = Rule(
+_THRESHOLDS = SettingRule(
     "a list of whole percentages from 1 to 10000, such as [50, 80, 100]; [] for none.",
     lambda value: isinstance(value, list | tuple) and all(map(_whole(1, 10_000), value)),
 )
@@ -101,7 +103,7 @@ def _receiver(name: Any, options: Any) -> bool:
     )
 
 
-_PUSH = Rule(
+_PUSH = SettingRule(
     'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}: a name'
     ' of 1 to 40 letters of ASCII, digits, "_", "." or "-"; KEY, which only OpenMeter can do without; SINCE, the first'
     ' month; FORMAT, one of "stripe", "lago" and "openmeter", where the name is none of them; and if need be URL (http'
@@ -109,18 +111,20 @@ _PUSH = Rule(
     lambda value: isinstance(value, dict) and all(_receiver(name, options) for name, options in value.items()),
 )
 
-RULES: dict[str, Rule] = {
-    "CACHE_ALIAS": Rule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
-    "NAMESPACE": Rule(
+RULES: dict[str, SettingRule] = {
+    "CACHE_ALIAS": SettingRule("the name of an alias in CACHES.", lambda value: isinstance(value, str) and value != ""),
+    "NAMESPACE": SettingRule(
         "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",
         lambda value: isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None,
     ),
-    "SHARDS": Rule("a whole number from 1 to 16384, the slots of a cluster.", _whole(1, 16_384)),
-    "DATABASE": Rule(
+    "SHARDS": SettingRule("a whole number from 1 to 16384, the slots of a cluster.", _whole(1, 16_384)),
+    "DATABASE": SettingRule(
         "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
     ),
     "ACCOUNT": _CALLABLE,
-    "NUM_PROXIES": Rule("a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)),
+    "NUM_PROXIES": SettingRule(
+        "a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)
+    ),
     "TIMEOUT": _seconds(LONGEST_CALL),
     "FAILURE_POLICY": _one_of("allow", "deny"),
     "RELOAD_INTERVAL": _seconds(),
@@ -129,7 +133,7 @@ RULES: dict[str, Rule] = {
     "RECEIPT_TTL": _seconds(),
     "PATHS": _PATHS,
     "BILL_ERRORS": _FLAG,
-    "MAX_WAITING": Rule("a whole number from 0 to 1_000_000.", _whole(0, 1_000_000)),
+    "MAX_WAITING": SettingRule("a whole number from 0 to 1_000_000.", _whole(0, 1_000_000)),
     "X_RATELIMIT_HEADERS": _FLAG,
     "UNITS": _UNITS,
     "SEAL_INTERVAL": _seconds(),
@@ -137,13 +141,13 @@ RULES: dict[str, Rule] = {
     "DRAIN_INTERVAL": _seconds(),
     "COMPACT_INTERVAL": _seconds(),
     "FINALISE_INTERVAL": _seconds(),
-    "GRACE_SECONDS": Rule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
+    "GRACE_SECONDS": SettingRule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
     "PRORATION": _one_of("none", "time"),
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
     "WITNESS_INTERVAL": _seconds(zero=True),
-    "SIGNING_KEY": Rule("a text; an empty one for no signatures.", _text),
-    "SIGNING_KEYS_OLD": Rule(
+    "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _text),
+    "SIGNING_KEYS_OLD": SettingRule(
         'a list of texts, "" among them for what was written without a key; [] if SIGNING_KEY was never another one.',
         lambda value: isinstance(value, list | tuple) and all(map(_text, value)),
     ),

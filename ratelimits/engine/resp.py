@@ -22,7 +22,7 @@ def loading(script: Script) -> bytes:
     return resp(b"SCRIPT", b"LOAD", script.text)
 
 
-class Prepared(Protocol):
+class Sendable(Protocol):
     """What can be sent: the script that it calls, and its bytes for a run of the server and a nonce."""
 
     @property

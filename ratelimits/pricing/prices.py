@@ -18,7 +18,7 @@ from ratelimits.pricing.tiers import Tier, parse, to_text
 PER_UNIT, GRADUATED, VOLUME = "per_unit", "graduated", "volume"
 
 
-class Part(NamedTuple):
+class PricedPart(NamedTuple):
     """Units of a line that cost the same; the quantity is below zero where units come off."""
 
     quantity: int
@@ -72,15 +72,17 @@ class Price:
         """Return what fees and units lack of the minimum."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
-    def parts(self, before: int, quantity: int, total: int) -> list[Part]:
+    def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
         """Return what units cost that come after `before` others, in a period that has `total` in the end."""
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price
-            return [Part(quantity, price, times(quantity, price))] if quantity else []
+            return [PricedPart(quantity, price, times(quantity, price))] if quantity else []
         after = before + quantity
         spans = self._graduated(min(before, after), max(before, after))
         sign = 1 if quantity > 0 else -1
-        found = [Part(sign * count, tier.unit_price, times(sign * count, tier.unit_price)) for tier, count in spans]
+        found = [
+            PricedPart(sign * count, tier.unit_price, times(sign * count, tier.unit_price)) for tier, count in spans
+        ]
         return found if sign > 0 else found[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ratelimits.posting import Answer
-from ratelimits.push.service import Outcome, Service, read_json
+from ratelimits.posting import HttpAnswer
+from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import LAGO_BATCH, lago_event
 from ratelimits.reports.rows import Row
 
@@ -32,14 +32,14 @@ class Lago(Service):
             "User-Agent": "ratelimits",
         }
 
-    def taken(self, answer: Answer, names: Sequence[str]) -> bool:
+    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
         found = read_json(answer)
         events = found.get("events") if isinstance(found, dict) else None
         if not isinstance(events, list):
             return False
         return set(names) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
-    def refused(self, answer: Answer, names: Sequence[str]) -> Outcome | None:
+    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
         """Read a refusal, which names events by their place in the batch."""
         found = read_json(answer)
         if not isinstance(found, dict) or "status" not in found or "error" not in found:
@@ -56,4 +56,4 @@ class Lago(Service):
             else:
                 refused[names[int(place)]] = f"{answer.says}: {json.dumps(wrong)}"
         said = json.dumps(details) if details else str(found["error"])
-        return Outcome(accepted, refused, f"{answer.says}: {said}")
+        return PushOutcome(accepted, refused, f"{answer.says}: {said}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratelimits.posting import Answer
-from ratelimits.push.service import Outcome, Service, read_json
+from ratelimits.posting import HttpAnswer
+from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.cloudevents import event, source
 from ratelimits.reports.exports.json import text
 from ratelimits.reports.rows import Row
@@ -35,12 +35,12 @@ class OpenMeter(Service):
             fields["Authorization"] = f"Bearer {key}"
         return f"[{','.join(events)}]".encode(), fields
 
-    def taken(self, answer: Answer, names: Sequence[str]) -> bool:
+    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
         return answer.status in (202, 204)
 
-    def refused(self, answer: Answer, names: Sequence[str]) -> Outcome | None:
+    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
         """Read a refusal; it names no event."""
         found = read_json(answer)
         if answer.status == 404 or not isinstance(found, dict):
             return None
-        return Outcome(reason=f"{answer.says}: {found.get('detail') or found.get('title') or found}")
+        return PushOutcome(reason=f"{answer.says}: {found.get('detail') or found.get('title') or found}")

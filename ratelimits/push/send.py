@@ -25,7 +25,7 @@ from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.posting import Connection
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.service import Held, NotTaken, Outcome, Unclear
+from ratelimits.push.service import Held, NotTaken, PushOutcome, Unclear
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
     return Claimed(token, at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 
 
-def _exchange(receiver: Receiver, claimed: Claimed) -> Outcome:
+def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     """Send, and return what became of it. Raises NotTaken and Unclear."""
     content, fields = receiver.service.request([row.event for row in claimed.rows], receiver.key)
     try:
@@ -157,7 +157,7 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> Outcome:
     return receiver.service.outcome(answer, [row.line_id for row in claimed.rows])
 
 
-def _mark(receiver: Receiver, claimed: Claimed, outcome: Outcome, now: datetime) -> Counter[str]:
+def _mark(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: datetime) -> Counter[str]:
     """Write down what the receiver said."""
     done: Counter[str] = Counter()
     keys = {row.line_id: row.pk for row in claimed.rows}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ratelimits.posting import Answer
+from ratelimits.posting import HttpAnswer
 from ratelimits.reports.rows import Row
 
 #: A receiver is not asked to wait for longer than this, in seconds, whatever its Retry-After says.
@@ -42,7 +42,7 @@ class Unclear(Held):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PushOutcome:
     """What became of the events of a request, by their identities; those that are not named were not taken."""
 
     accepted: Mapping[str, str] = field(default_factory=dict)
@@ -78,19 +78,19 @@ class Service(ABC):
         """Return the body and the headers of a request with these events."""
 
     @abstractmethod
-    def taken(self, answer: Answer, names: Sequence[str]) -> bool:
+    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
         """Return whether this answer of 200 to 299 is what the service says when it has taken these events."""
 
     @abstractmethod
-    def refused(self, answer: Answer, names: Sequence[str]) -> Outcome | None:
+    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
         """Return what the refusal of a request says of its events; None if it is none of this service."""
 
-    def outcome(self, answer: Answer, names: Sequence[str]) -> Outcome:
+    def outcome(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome:
         """Return what became of the events with these identities. Raises NotTaken and Unclear."""
         status = answer.status
         if 200 <= status < 300:
             if self.taken(answer, names):
-                return Outcome(accepted=dict.fromkeys(names, answer.says))
+                return PushOutcome(accepted=dict.fromkeys(names, answer.says))
             raise Unclear(f"{answer.says}, but not as {self.label} does: is the URL right?")
         if status == 429:
             raise NotTaken(answer.says, answer.retry_after(), suspect=False)
@@ -100,11 +100,11 @@ class Service(ABC):
         if found is None:
             raise NotTaken(f"{answer.says}: are URL and KEY right?", answer.retry_after())
         if not (found.accepted or found.refused) and len(names) == 1:
-            return Outcome(refused={names[0]: found.reason})
+            return PushOutcome(refused={names[0]: found.reason})
         return found
 
 
-def read_json(answer: Answer) -> Any:
+def read_json(answer: HttpAnswer) -> Any:
     """Return what the body says in JSON; None if it is none."""
     try:
         return json.loads(answer.body)

@@ -22,7 +22,7 @@ OPEN = (State.REFUSED, State.UNSURE, State.EXPIRED)
 _SETTLED = (*OPEN, State.SKIPPED)
 
 
-class Decision(StrEnum):
+class Settlement(StrEnum):
     """What a person found, or wants."""
 
     #: The receiver has it.
@@ -38,7 +38,7 @@ class NotSettledError(ValueError):
 
 
 def settle(
-    receiver: Receiver, lines: Collection[str], decision: Decision, by: str, reason: str, now: datetime | None = None
+    receiver: Receiver, lines: Collection[str], decision: Settlement, by: str, reason: str, now: datetime | None = None
 ) -> int:
     """Settle the deliveries of these lines, all or none; return how many.
 
@@ -58,9 +58,9 @@ def settle(
             about = f"The line {row.line_id} is {row.state}"
             if row.state not in _SETTLED:
                 raise NotSettledError(f"{about}: there is nothing to settle.")
-            if decision == Decision.ACCEPTED and row.state != State.UNSURE:
+            if decision == Settlement.ACCEPTED and row.state != State.UNSURE:
                 raise NotSettledError(f"{about}, so it was never taken.")
-        if decision == Decision.AGAIN:
+        if decision == Settlement.AGAIN:
             return _again(receiver, found, now, note)
         return rows.update(state=State(decision.value), settled_at=now, note=note)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from urllib.parse import urlencode
 
-from ratelimits.posting import Answer
-from ratelimits.push.service import Outcome, Service, read_json
+from ratelimits.posting import HttpAnswer
+from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import STRIPE_OLDEST, stripe_event
 from ratelimits.reports.rows import Row
 
@@ -43,11 +43,11 @@ class Stripe(Service):
             "User-Agent": "ratelimits",
         }
 
-    def taken(self, answer: Answer, names: Sequence[str]) -> bool:
+    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
         found = read_json(answer)
         return isinstance(found, dict) and found.get("identifier") == names[0]
 
-    def refused(self, answer: Answer, names: Sequence[str]) -> Outcome | None:
+    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
         found = read_json(answer)
         error = found.get("error") if isinstance(found, dict) else None
         if not isinstance(error, dict):
@@ -56,5 +56,5 @@ class Stripe(Service):
         if answer.status == 404 and code != "resource_missing":
             return None  # the address
         if message.startswith(_KNOWN) and names[0] in message:
-            return Outcome(accepted={names[0]: "it had it already"})
-        return Outcome(refused={names[0]: f"{answer.says}: {code} {message}"})
+            return PushOutcome(accepted={names[0]: "it had it already"})
+        return PushOutcome(refused={names[0]: f"{answer.says}: {code} {message}"})

@@ -23,13 +23,13 @@ from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.models.testcase import tests
 
 Kind = Literal["admitted", "unanswered", "unmetered"]
-Totals = dict["Place", tuple[int, int]]
+Totals = dict["TotalKey", tuple[int, int]]
 
 #: Totals of bins that ended so many seconds ago are complete: once they are written they need not be kept.
 _KEPT = 2 * BIN_SECONDS
 
 
-class Place(NamedTuple):
+class TotalKey(NamedTuple):
     """What a total is of: `bin` is the start of its 15 minutes by this machine's clock, seconds since 1970 UTC.
 
     `key` is "" for what was admitted.
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 _lock = threading.Lock()
 #: Requests, units, and how many of both are written.
-_totals: dict[Place, list[int]] = {}
+_totals: dict[TotalKey, list[int]] = {}
 #: Once a process keeps more totals than this and has written them, it goes on under another name, and with none.
 MOST_WRITTEN = 50_000
 #: Totals that it keeps while they cannot be written. Past it, accounts that are new to it are not told apart.
@@ -77,7 +77,7 @@ def _begin() -> None:
 os.register_at_fork(after_in_child=_begin)
 
 
-def _add(place: Place, cost: int) -> None:
+def _add(place: TotalKey, cost: int) -> None:
     total = _totals.get(place)
     if total is None:
         if len(_totals) >= MOST_KEPT:
@@ -95,7 +95,7 @@ def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None
         # A bin that was written and forgotten is not begun again, whatever the clock does.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
-            _add(Place(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost)
+            _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost)
     _start()
     # Nothing else knows of it: it must not be lost with the process.
     _background.wake()
@@ -119,7 +119,7 @@ def _add_up() -> None:
             start = max(now // MICROSECONDS // BIN_SECONDS * BIN_SECONDS, _forgotten)
             owner = account[len("account:") :] if account is not None else ""
             for meter, cost in costs.items():
-                _add(Place("admitted", ledger_name(owner), "", ledger_name(meter), start), cost)
+                _add(TotalKey("admitted", ledger_name(owner), "", ledger_name(meter), start), cost)
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:

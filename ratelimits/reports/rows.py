@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.pricing.prices import Part
+from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.periods import iso
 
 PROVISIONAL, FINAL = "provisional", "final"
@@ -73,7 +73,7 @@ class Charge(NamedTuple):
     row: Row
     account_name: str = ""
     currency: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PricedPart, ...] = ()
     amount: Decimal | None = None
     total: str = ""
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ratelimits.simulate.lines import BadLine, Line, Reader, Rules, decoded, objects, read_rules
-from ratelimits.simulate.replay import Outcome, Replay, Simulator, sandbox
+from ratelimits.simulate.lines import BadLine, Reader, Rules, TraceLine, decoded, objects, read_rules
+from ratelimits.simulate.replay import LineOutcome, Replay, Simulator, sandbox
 from ratelimits.simulate.summary import Summary
 
 __all__ = [
     "BadLine",
-    "Line",
-    "Outcome",
+    "LineOutcome",
     "Reader",
     "Replay",
     "Rules",
     "Simulator",
     "Summary",
+    "TraceLine",
     "decoded",
     "objects",
     "read_rules",

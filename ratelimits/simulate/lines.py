@@ -43,7 +43,7 @@ class BadLine(ValueError):
         self.number = number
 
 
-class Line(NamedTuple):
+class TraceLine(NamedTuple):
     """One line of a trace. `at` is the number as it was given, `now` and `timeout` are µs; `timeout` -1 is any wait.
 
     `rules` are those of a `set_rule`, else None.
@@ -166,7 +166,7 @@ class Reader:
         slowest = max((rule.interval for rule in rules if isinstance(rule, SmoothBursty | SmoothWarmingUp)), default=0)
         self._most = min(MOST_COST, int(HORIZON / slowest)) if slowest else MOST_COST
 
-    def line(self, data: Any) -> Line:
+    def line(self, data: Any) -> TraceLine:
         """One line. Raises ValueError that says what to write instead."""
         if not isinstance(data, dict):
             if isinstance(data, ValueError):
@@ -193,7 +193,7 @@ class Reader:
             new = self._changed(get("rule"))
         elif get("rule") is not None:
             raise ValueError(f"a rule belongs to set_rule, not to {name or 'try_acquire'}")
-        return Line(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new)
+        return TraceLine(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new)
 
     def _cost(self, value: Any) -> int:
         if value is None:

@@ -18,7 +18,7 @@ from django_redis.cache import RedisCache
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.embedded import Server as EmbeddedServer
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
@@ -26,7 +26,7 @@ from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.batch import Answer, Asking, Question, forget, replay
-from ratelimits.simulate.lines import Line, Rules
+from ratelimits.simulate.lines import Rules, TraceLine
 
 #: Questions that travel in one round trip.
 TOGETHER = 1000
@@ -68,7 +68,7 @@ def _decimal(us: int) -> str:
     return f"{whole}.{part:06d}".rstrip("0") + ("" if part else "0")
 
 
-class Outcome(NamedTuple):
+class LineOutcome(NamedTuple):
     """The answer to one line. `at` as it was given; `wait`, `retry_after` (None: never) and `reset_after` in µs."""
 
     at: int | Decimal
@@ -106,7 +106,7 @@ class Replay:
         self._asking.append(Asking(keyspace, program(terms)))
         self._rules, self.shown = rules, tuple(rule.shown for rule in rules)
 
-    def questions(self, line: Line, keyspace: Keyspace) -> list[Question]:
+    def questions(self, line: TraceLine, keyspace: Keyspace) -> list[Question]:
         """What one line asks; the answer to the last question is the line's."""
         if not self._asking:
             self._take(keyspace, self._rules)
@@ -117,7 +117,7 @@ class Replay:
         self._keys[key] = None
         return [self._asking[-1].question(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
-    def _changes(self, line: Line, rules: Rules, keyspace: Keyspace) -> Iterator[Question]:
+    def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[Question]:
         """What brings every key that was seen under new rules; another algorithm forgets what the old one knew."""
         terms = zip(self._asking[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
@@ -136,7 +136,7 @@ class Replay:
 
 
 #: Lines, with the number of the question that answers each and the limits shown then.
-Asked = list[tuple[Replay, Line, int, tuple[int | float, ...]]]
+Asked = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
@@ -147,7 +147,7 @@ class Simulator:
         self._thread: ThreadPoolExecutor | None = None
         self._replays: dict[Replay, None] = {}
 
-    def run(self, lines: Iterable[tuple[Replay, Line]]) -> Iterator[tuple[Replay, Line, Outcome]]:
+    def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
         """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER questions."""
         waiting: deque[tuple[Asked, Future[list[Answer]]]] = deque()
         asked: Asked = []
@@ -193,11 +193,13 @@ class Simulator:
                 raise Unavailable(str(lost)) from lost
 
 
-def _outcomes(asked: Asked, answers: list[Answer] | Future[list[Answer]]) -> Iterator[tuple[Replay, Line, Outcome]]:
+def _outcomes(
+    asked: Asked, answers: list[Answer] | Future[list[Answer]]
+) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
     found = answers.result() if isinstance(answers, Future) else answers
     for one, line, number, shown in asked:
         _, allowed, binding, remaining, retry_after, reset_after, wait = found[number]
-        told = Outcome(
+        told = LineOutcome(
             line.at,
             allowed == 1,
             wait,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Op
-from ratelimits.simulate.lines import Line
-from ratelimits.simulate.replay import Outcome
+from ratelimits.simulate.lines import TraceLine
+from ratelimits.simulate.replay import LineOutcome
 
 BARS = "▁▂▃▄▅▆▇█"
 SLOTS = 60
@@ -42,7 +42,7 @@ class Summary:
         self.passed: Counter[str] = Counter()
         self.by_second: Counter[int] = Counter()
 
-    def add(self, line: Line, outcome: Outcome) -> None:
+    def add(self, line: TraceLine, outcome: LineOutcome) -> None:
         """Count one line and its outcome."""
         if line.op is not Op.TRY:
             return

@@ -31,7 +31,7 @@ _CHUNK = 2000
 _PART = 500
 
 
-class Outcome(Enum):
+class BatchOutcome(Enum):
     """What became of a batch."""
 
     APPLIED = auto()  # it is in the ledger now
@@ -42,7 +42,7 @@ class Outcome(Enum):
     BUSY = auto()  # another drainer has the shard
 
 
-def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: Collection[str] = ()) -> Outcome:
+def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: Collection[str] = ()) -> BatchOutcome:
     """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns.
 
     `alive` are the runs of servers that still go on.
@@ -50,7 +50,7 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: C
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)
         if state is None:
-            return Outcome.BUSY
+            return BatchOutcome.BUSY
         crash.reached("drain:locked")
         known = (
             Batch.objects.using(using)
@@ -70,7 +70,7 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: C
                 state.run = packet.sealed_run
             insert(using, state, packet, fence)
             _advance(state, packet)
-            outcome = Outcome.APPLIED
+            outcome = BatchOutcome.APPLIED
         state.save(using=using)
         crash.reached("drain:state-written")
     crash.reached("drain:committed")
@@ -99,15 +99,15 @@ def _recovers(using: str, packet: Packet) -> bool:
     return bool(gaps.change(using, missing, recovered_at=timezone.now()))
 
 
-def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> Outcome:
+def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:
     """A batch whose identity is in the ledger: the same one, an older state of it, or a fork."""
     if known.first_seq != known.seq:
         first = 32 * (packet.seq - known.first_seq)
         if bytes(known.parts)[first : first + 32].hex() == packet.content:
-            return Outcome.KNOWN
+            return BatchOutcome.KNOWN
         return quarantine(using, state, packet, "a compacted batch came again with other contents")
     if known.content == packet.content:
-        return Outcome.KNOWN
+        return BatchOutcome.KNOWN
     held = {tuple(map(str, row[:7])): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
     for line in packet.lines:
         counted = values(line)
@@ -127,12 +127,12 @@ def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: s
         last_seq=packet.seq,
         detail="the server forgot some of this batch after the ledger had it; what came again was discarded",
     )
-    return Outcome.DISCARDED
+    return BatchOutcome.DISCARDED
 
 
 def quarantine(
     using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
-) -> Outcome:
+) -> BatchOutcome:
     """Keep a batch aside, whole, and freeze the shard's watermark. Under the shard's lock."""
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     kept, _new = QuarantinedBatch.objects.using(using).get_or_create(
@@ -145,7 +145,7 @@ def quarantine(
     state.frozen = state.frozen or kept.resolved_at is None
     if packet is not None:
         _advance(state, packet)
-    return Outcome.QUARANTINED
+    return BatchOutcome.QUARANTINED
 
 
 def checksum_of(fields: Any) -> str:

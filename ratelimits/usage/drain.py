@@ -27,7 +27,7 @@ from ratelimits.engine.server import Server, on_each, server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps, watermark
-from ratelimits.usage.apply import Outcome, apply, quarantine
+from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
 from ratelimits.usage.pending import Waiting, waiting
@@ -49,7 +49,7 @@ class Drained:
     servers that answered as it began: a shard that was under one of them before was moved, and has lost nothing.
     """
 
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
     lines: int = 0
     fsync: str = ""
     refused: dict[int, ResponseError] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Drained:
 
     @property
     def batches(self) -> int:
-        return self.outcomes[Outcome.APPLIED]
+        return self.outcomes[BatchOutcome.APPLIED]
 
 
 def drain(now: int | None = None) -> Drained:
@@ -226,7 +226,7 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
             done.refused[each.shard] = error
             continue
         done.outcomes[outcome] += 1
-        if outcome is Outcome.BUSY:
+        if outcome is BatchOutcome.BUSY:
             # Another drainer has the shard, and will go on with it.
             busy.add(each.shard)
             continue
@@ -244,7 +244,7 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
     return more
 
 
-def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcome:
+def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> BatchOutcome:
     each, name, found, _last = read
     if isinstance(found, ResponseError):
         raise found
@@ -253,9 +253,9 @@ def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> Outcom
     else:
         crash.reached("drain:read")
         outcome = apply(using, found, done.fsync, wait=False, alive=done.alive)
-        if outcome is Outcome.APPLIED:
+        if outcome is BatchOutcome.APPLIED:
             done.lines += len(found.lines)
-    if outcome not in (Outcome.APPLIED, Outcome.KNOWN, Outcome.BUSY):
+    if outcome not in (BatchOutcome.APPLIED, BatchOutcome.KNOWN, BatchOutcome.BUSY):
         logger.error("usage batch %02d:%s was %s", each.shard, name, outcome.name.lower())
     return outcome
 
@@ -266,7 +266,7 @@ def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     return seen.items()
 
 
-def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> Outcome:
+def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> BatchOutcome:
     """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
     client: Any = here.wire.client_of(here.keyspace, each.shard)
     key = here.keyspace.batch(each.shard, name)
@@ -279,14 +279,14 @@ def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str)
         if number.isdigit() and (kind == "none" or "~" not in name):
             rows = Batch.objects.using(using).filter(shard=each.shard, incarnation=incarnation)
             if rows.filter(first_seq__lte=int(number), seq__gte=int(number)).exists():
-                return Outcome.KNOWN
+                return BatchOutcome.KNOWN
         if kind == "none":
             aside = QuarantinedBatch.objects.using(using).filter(shard=each.shard, name=name[:200])
             if not number.isdigit() or aside.exists():
-                return Outcome.KNOWN
+                return BatchOutcome.KNOWN
             gaps.declare_gone(using, state, incarnation, int(number), until=each.now)
             state.save(using=using)
-            return Outcome.LOST
+            return BatchOutcome.LOST
         fields = _raw(client, key, kind)
         outcome = quarantine(using, state, None, reason, name=name, fields=fields)
         state.save(using=using)

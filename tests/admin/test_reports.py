@@ -13,7 +13,7 @@ from django.test import Client
 
 from ratelimits.admin import reports as pages
 from ratelimits.models import Adjustment, Line, Report, ReportLine
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.exports import DOWNLOADS
 from ratelimits.usage import process_totals
 from tests.admin.test_usage import text, url
@@ -31,7 +31,7 @@ def report() -> Report:
     """November of one account, finalised: 7 of 5 requests, 3 of which no process was granted."""
     monthly = rule("monthly", bills=True)
     spend(account(included=5), "2026-11-10T12:00", cost=7, rule=monthly.pk, version=monthly.version)
-    place = Place("admitted", "acme", "", "requests", at("2026-11-10T12:00") // 10**6)
+    place = TotalKey("admitted", "acme", "", "requests", at("2026-11-10T12:00") // 10**6)
     process_totals.write("p1", {place: (4, 4)})
     (report,) = close("2026-12-02")
     return report

@@ -21,14 +21,16 @@ from pathlib import Path
 
 @contextmanager
 def server() -> Iterator[str]:
-    from ratelimits.embedded import Server
+    from ratelimits.embedded import EmbeddedServer
     from tests.support.servers import server_binary
 
     if "REDIS_URL" in os.environ:
         yield os.environ["REDIS_URL"]
         return
     with tempfile.TemporaryDirectory() as directory:
-        running = Server(Path(directory), binary=server_binary(os.environ.get("RATELIMITS_TEST_SERVER", "valkey")))
+        running = EmbeddedServer(
+            Path(directory), binary=server_binary(os.environ.get("RATELIMITS_TEST_SERVER", "valkey"))
+        )
         try:
             yield running.url
         finally:

@@ -22,7 +22,7 @@ from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
 from ratelimits.push.service import NotTaken
-from ratelimits.push.settle import Decision, NotSettledError, settle
+from ratelimits.push.settle import NotSettledError, Settlement, settle
 from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
 from tests.push.fakes import Fake, Trouble
@@ -111,11 +111,11 @@ def test_what_has_nothing_to_bill_is_left_out_and_who_has_no_customer_is_shown(f
         assert states("stripe") == {"accepted": 1, "skipped": 1}
         skipped = PushDelivery.objects.get(state="skipped")
         with pytest.raises(NotSettledError, match="still has no customer"):
-            settle(receiver("stripe"), [skipped.line_id], Decision.AGAIN, "ada", "too soon", NOW)
+            settle(receiver("stripe"), [skipped.line_id], Settlement.AGAIN, "ada", "too soon", NOW)
     (event,) = fakes["stripe"].taken
     assert event["payload"]["stripe_customer_id"] == "cus_1"
     assert (skipped.report.account, skipped.overage, skipped.event) == ("free", 2, "")
-    assert settle(receiver("stripe"), [skipped.line_id], Decision.AGAIN, "ada", "has a customer now", NOW) == 1
+    assert settle(receiver("stripe"), [skipped.line_id], Settlement.AGAIN, "ada", "has a customer now", NOW) == 1
     assert push("stripe") == {"accepted": 1}
     assert fakes["stripe"].taken[1]["payload"]["stripe_customer_id"] == "free"
 
@@ -218,7 +218,7 @@ def test_an_answer_lost_more_than_a_day_ago_is_stated_and_not_guessed(name: str,
     assert len(fake.taken) == 1
     row = PushDelivery.objects.get()
     assert "look there whether it has it" in row.note
-    assert settle(receiver(name), [row.line_id], Decision.ACCEPTED, "ada", "found in its log", NOW) == 1
+    assert settle(receiver(name), [row.line_id], Settlement.ACCEPTED, "ada", "found in its log", NOW) == 1
     assert push(name, 100) == {}
     row.refresh_from_db()
     assert (row.state, row.note) == ("accepted", "accepted by ada: found in its log")
@@ -238,7 +238,7 @@ def test_a_person_who_found_nothing_has_it_sent_again_under_the_same_identity(st
     push("stripe")
     push("stripe", 30)
     row = PushDelivery.objects.get(state="unsure")
-    settle(receiver("stripe"), [row.line_id], Decision.AGAIN, "ada", "it is not there", NOW)
+    settle(receiver("stripe"), [row.line_id], Settlement.AGAIN, "ada", "it is not there", NOW)
     assert push("stripe", 30) == {"accepted": 1}
     assert [stripe.name(event) for event in stripe.taken] == [row.line_id]
 
@@ -250,10 +250,10 @@ def test_what_stripe_takes_no_more_is_stated(stripe: Fake) -> None:
     row = PushDelivery.objects.get()
     assert "older than 35 days" in row.note
     assert stripe.requests == []
-    settle(receiver("stripe"), [row.line_id], Decision.ELSEWHERE, "ada", "on invoice 7")
+    settle(receiver("stripe"), [row.line_id], Settlement.ELSEWHERE, "ada", "on invoice 7")
     assert states("stripe") == {"elsewhere": 1}
     with pytest.raises(NotSettledError, match="nothing to settle"):
-        settle(receiver("stripe"), [row.line_id], Decision.AGAIN, "ada", "oops")
+        settle(receiver("stripe"), [row.line_id], Settlement.AGAIN, "ada", "oops")
 
 
 def test_an_event_whose_answer_was_lost_is_not_called_too_old(stripe: Fake) -> None:
@@ -278,9 +278,9 @@ def test_a_refused_event_says_why_holds_up_no_other_and_can_be_sent_again(each: 
     assert {"stripe": "No active meter", "lago": "metric_not_found", "openmeter": "invalid event"}[name] in row.note
     assert push(name, 1) == {}
     with pytest.raises(NotSettledError, match="never taken"):
-        settle(receiver(name), [row.line_id], Decision.ACCEPTED, "ada", "no")
+        settle(receiver(name), [row.line_id], Settlement.ACCEPTED, "ada", "no")
     fake.unknown = set()
-    settle(receiver(name), [row.line_id], Decision.AGAIN, "ada", "the meter is there now", NOW)
+    settle(receiver(name), [row.line_id], Settlement.AGAIN, "ada", "the meter is there now", NOW)
     assert push(name, 2) == {"accepted": 1}
     assert len(fake.taken) == 9
 

@@ -16,7 +16,7 @@ from django.db import connection
 
 from ratelimits.models import ProcessTotal
 from ratelimits.quota import process_totals
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from tests.support.servers import TestServers
 
 
@@ -38,10 +38,10 @@ def test_totals_are_requests_and_units_by_place_and_only_grow() -> None:
     process_totals.unanswered("acme", "api_key:1", {"requests": 1})
     process_totals.unmetered("", "anonymous", {"requests": 3})
     assert process_totals.totals() == {
-        Place("unmetered", "acme", "api_key:1", "requests", bin_start): (2, 2),
-        Place("unmetered", "acme", "api_key:1", "tokens", bin_start): (2, 300),
-        Place("unanswered", "acme", "api_key:1", "requests", bin_start): (1, 1),
-        Place("unmetered", "", "anonymous", "requests", bin_start): (1, 3),
+        TotalKey("unmetered", "acme", "api_key:1", "requests", bin_start): (2, 2),
+        TotalKey("unmetered", "acme", "api_key:1", "tokens", bin_start): (2, 300),
+        TotalKey("unanswered", "acme", "api_key:1", "requests", bin_start): (1, 1),
+        TotalKey("unmetered", "", "anonymous", "requests", bin_start): (1, 3),
     }
     assert process_totals.totals() == process_totals.totals()
 

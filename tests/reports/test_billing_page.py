@@ -18,7 +18,7 @@ from django.db import connection
 
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, GapKind, ShardState
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.usage import process_totals
 from ratelimits.usage.drain import drain
@@ -47,7 +47,7 @@ def _october() -> None:
     """What the page takes for granted: 7 requests of an account whose plan includes 5, another one's that are stuck."""
     monthly = rule("monthly", bills=True, key_kind="key")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
-    place = Place("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
+    place = TotalKey("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
     process_totals.write("p1", {place: (1, 7)})
     spend(account("initech"), "2025-10-10T12:00")
     flow()

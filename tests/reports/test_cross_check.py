@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ratelimits.models import Report
-from ratelimits.quota.process_totals import Kind, Place
+from ratelimits.quota.process_totals import Kind, TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.statements import statement
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def say(requests: int, moment: str = "2026-10-15", kind: Kind = "admitted", key: str = "") -> None:
-    place = Place(kind, "acme", key, "requests", at(moment) // 10**6)
+    place = TotalKey(kind, "acme", key, "requests", at(moment) // 10**6)
     process_totals.write(f"process {moment} {kind}", {place: (requests, requests)})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from django.test import override_settings
 
-from ratelimits.embedded import Server, free_port
+from ratelimits.embedded import EmbeddedServer, free_port
 from ratelimits.engine.cluster.split import slot_of
 from tests.support.engine.asking import KEYS
 from tests.support.eventually import until
@@ -52,12 +52,12 @@ class Cluster:
 
     def __init__(self, directory: Path, binary: Path) -> None:
         options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
-        self.servers: list[Server] = []
+        self.servers: list[EmbeddedServer] = []
         self.clients: list[redis.Redis] = []
         try:
             for number in range(NODES):
                 path = directory / str(number)
-                self.servers.append(Server(path, port=_port(), aof=True, binary=binary, options=options))
+                self.servers.append(EmbeddedServer(path, port=_port(), aof=True, binary=binary, options=options))
                 self.clients.append(redis.Redis(port=self.servers[-1].port))
             for number, client in enumerate(self.clients):
                 client.cluster("SET-CONFIG-EPOCH", number + 1)
@@ -97,7 +97,7 @@ class Cluster:
     def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
         """One more node, which has all that a node has; in the end all is as it was."""
         options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
-        server = Server(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
+        server = EmbeddedServer(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
         try:
             with redis.Redis(port=server.port) as client:
                 mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, self.clients[number]))
@@ -120,7 +120,7 @@ class Cluster:
         """One more node, which has a shard's slot meanwhile; in the end it has left, and still answers."""
         slot, source = slot_of(KEYS, shard), self.client_of(shard)
         options = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
-        server = Server(directory / "guest", port=_port(), binary=binary, options=options)
+        server = EmbeddedServer(directory / "guest", port=_port(), binary=binary, options=options)
         self.servers.append(server)  # stopped with the others
         client = redis.Redis(port=server.port)
         mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, source))

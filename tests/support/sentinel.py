@@ -11,7 +11,7 @@ import redis
 from django.test import override_settings
 from redis.exceptions import ResponseError
 
-from ratelimits.embedded import Server, die_with_parent, free_port
+from ratelimits.embedded import EmbeddedServer, die_with_parent, free_port
 from tests.support.eventually import until
 
 NAME = "quota"
@@ -22,9 +22,9 @@ class Watched:
 
     def __init__(self, directory: Path, binary: Path) -> None:
         options = {"appendfsync": "always", "repl-diskless-sync-delay": "0"}
-        self.servers = [Server(directory / "primary", aof=True, binary=binary, options=options)]
+        self.servers = [EmbeddedServer(directory / "primary", aof=True, binary=binary, options=options)]
         try:
-            self.servers.append(Server(directory / "replica", aof=True, binary=binary, options=options))
+            self.servers.append(EmbeddedServer(directory / "replica", aof=True, binary=binary, options=options))
             with redis.Redis(port=self.servers[1].port) as client:
                 client.replicaof("127.0.0.1", self.servers[0].port)
             self.port = free_port()
@@ -57,7 +57,7 @@ class Watched:
         replicas = self.sentinel.sentinel_slaves(NAME)
         return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
 
-    def primary(self) -> Server:
+    def primary(self) -> EmbeddedServer:
         """Whom the sentinel names as redis-py asks it: a little later than GET-MASTER-ADDR-BY-NAME."""
         masters: Any = self.sentinel.sentinel_masters()
         port = int(masters[NAME]["port"])

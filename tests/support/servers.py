@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ratelimits.embedded import Server, valkey_binary
+from ratelimits.embedded import EmbeddedServer, valkey_binary
 
 REDIS_SERVERS = ("valkey", "redis6")
 DATABASES = ("sqlite", "postgres")
@@ -36,7 +36,7 @@ class TestServers:
             raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
         self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-"))
         self.redis_kind, self.database_kind = redis, database
-        self.redis = Server(self.directory / redis, aof=True, binary=server_binary(redis))
+        self.redis = EmbeddedServer(self.directory / redis, aof=True, binary=server_binary(redis))
         if database == "postgres":
             self._start_postgres()
 

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 from tests.support.servers import TestServers, server_binary
 
 
@@ -19,20 +19,20 @@ def _at_once(fsync_at_once: None) -> None:
 
 
 @pytest.fixture
-def always_server(servers: TestServers, tmp_path: Path) -> Iterator[Server]:
+def always_server(servers: TestServers, tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server of the test's own that may be killed, with every write fsynced; the engine uses it meanwhile."""
     yield from _own(servers, tmp_path, "always")
 
 
 @pytest.fixture
-def everysec_server(servers: TestServers, tmp_path: Path) -> Iterator[Server]:
+def everysec_server(servers: TestServers, tmp_path: Path) -> Iterator[EmbeddedServer]:
     """The same with one fsync a second."""
     yield from _own(servers, tmp_path, "everysec")
 
 
-def _own(servers: TestServers, path: Path, fsync: str) -> Iterator[Server]:
+def _own(servers: TestServers, path: Path, fsync: str) -> Iterator[EmbeddedServer]:
     options = {"appendfsync": fsync}
-    server = Server(path / "redis", aof=True, binary=server_binary(servers.redis_kind), options=options)
+    server = EmbeddedServer(path / "redis", aof=True, binary=server_binary(servers.redis_kind), options=options)
     try:
         with on_server(server):
             yield server
@@ -40,7 +40,7 @@ def _own(servers: TestServers, path: Path, fsync: str) -> Iterator[Server]:
         server.stop()
 
 
-def on_server(server: Server) -> Any:
+def on_server(server: EmbeddedServer) -> Any:
     """The app's cache alias on that server."""
     return override_settings(
         CACHES={
@@ -51,7 +51,7 @@ def on_server(server: Server) -> Any:
 
 
 @pytest.fixture
-def worker_environment(servers: TestServers, always_server: Server, transactional_db: None) -> dict[str, str]:
+def worker_environment(servers: TestServers, always_server: EmbeddedServer, transactional_db: None) -> dict[str, str]:
     """What other processes need to work on the test's own server and database."""
     return {
         **os.environ,

@@ -15,7 +15,7 @@ import pytest
 from django.db import connection
 from django.db.models import Sum
 
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.models import DurabilityGap, Line, PeriodUsage, QuarantinedBatch
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
@@ -103,7 +103,7 @@ def check_ledger(load: Load) -> None:
     assert not QuarantinedBatch.objects.exists()
 
 
-def run(environment: dict[str, str], server: Server, *, seed: int, crashes: int, kill_server: bool) -> None:
+def run(environment: dict[str, str], server: EmbeddedServer, *, seed: int, crashes: int, kill_server: bool) -> None:
     rng = random.Random(seed)
     others: Counter[str] = Counter()
     with (
@@ -147,7 +147,7 @@ def run(environment: dict[str, str], server: Server, *, seed: int, crashes: int,
 
 def test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_double_nothing(
     worker_environment: dict[str, str],
-    always_server: Server,
+    always_server: EmbeddedServer,
     crashes: Callable[[int, int], int],
     crash_seed: int,
 ) -> None:
@@ -156,7 +156,7 @@ def test_workers_and_drainers_that_race_and_die_between_any_two_steps_lose_and_d
 
 def test_a_server_that_is_killed_too_loses_nothing_that_was_acknowledged(
     worker_environment: dict[str, str],
-    always_server: Server,
+    always_server: EmbeddedServer,
     crashes: Callable[[int, int], int],
     crash_seed: int,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import redis
 from django.test import override_settings
 
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Batch
@@ -29,13 +29,13 @@ def wait_for_fence(patience: float = 5) -> str:
 
 
 @pytest.fixture
-def everysec_client(everysec_server: Server) -> Iterator[redis.Redis]:
+def everysec_client(everysec_server: EmbeddedServer) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(everysec_server.url) as client:
         yield client
 
 
 @contextmanager
-def writes_without_end(server: Server, sockets: int = 3) -> Iterator[None]:
+def writes_without_end(server: EmbeddedServer, sockets: int = 3) -> Iterator[None]:
     """More writes at every moment than the server has taken, so that every turn of its loop has some to append."""
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(sockets)]
@@ -66,17 +66,17 @@ def writes_without_end(server: Server, sockets: int = 3) -> Iterator[None]:
                 thread.join()
 
 
-def test_the_fence_waits_for_the_fsync_and_tells_the_policy(everysec_server: Server) -> None:
+def test_the_fence_waits_for_the_fsync_and_tells_the_policy(everysec_server: EmbeddedServer) -> None:
     assert wait_for_fence() == "everysec"
 
 
-def test_the_fence_comes_however_much_is_written_meanwhile(everysec_server: Server) -> None:
+def test_the_fence_comes_however_much_is_written_meanwhile(everysec_server: EmbeddedServer) -> None:
     with writes_without_end(everysec_server):
         assert [wait_for_fence() for _ in range(2)] == ["everysec"] * 2
 
 
 def test_what_is_acknowledged_and_not_yet_in_the_file_is_waited_for(
-    everysec_server: Server, everysec_client: redis.Redis
+    everysec_server: EmbeddedServer, everysec_client: redis.Redis
 ) -> None:
     with stalled_disk(everysec_server):
         key = unwritten(everysec_server, everysec_client)
@@ -87,7 +87,7 @@ def test_what_is_acknowledged_and_not_yet_in_the_file_is_waited_for(
 
 
 def test_what_was_written_before_every_write_was_fsynced_is_fsynced_too(
-    everysec_server: Server, everysec_client: redis.Redis
+    everysec_server: EmbeddedServer, everysec_client: redis.Redis
 ) -> None:
     wait_for_fsync(everysec_server, everysec_client)
     everysec_client.set("n", 1)
@@ -99,7 +99,7 @@ def test_what_was_written_before_every_write_was_fsynced_is_fsynced_too(
 
 
 def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
-    everysec_server: Server, everysec_client: redis.Redis
+    everysec_server: EmbeddedServer, everysec_client: redis.Redis
 ) -> None:
     for _ in range(20):
         wait_for_fsync(everysec_server, everysec_client)
@@ -118,7 +118,7 @@ def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
 
 
 def test_a_rewrite_that_begins_while_the_fence_waits_is_waited_for_too(
-    everysec_server: Server, everysec_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    everysec_server: EmbeddedServer, everysec_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = fencing._mark
 
@@ -136,7 +136,9 @@ def test_a_rewrite_that_begins_while_the_fence_waits_is_waited_for_too(
     assert wait_for_fence() == "everysec"
 
 
-def test_a_server_without_memory_is_fenced_all_the_same(everysec_server: Server, everysec_client: redis.Redis) -> None:
+def test_a_server_without_memory_is_fenced_all_the_same(
+    everysec_server: EmbeddedServer, everysec_client: redis.Redis
+) -> None:
     wait_for_fence()
     everysec_client.config_set("maxmemory", 1)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
@@ -144,7 +146,7 @@ def test_a_server_without_memory_is_fenced_all_the_same(everysec_server: Server,
     assert wait_for_fence() == "everysec"
 
 
-def test_with_every_write_fsynced_there_is_nothing_to_wait_for(always_server: Server) -> None:
+def test_with_every_write_fsynced_there_is_nothing_to_wait_for(always_server: EmbeddedServer) -> None:
     assert wait_for_fence() == "always"
 
 
@@ -153,7 +155,7 @@ def test_with_every_write_fsynced_there_is_nothing_to_wait_for(always_server: Se
     [("appendfsync", "no", "set it to everysec or always"), ("appendonly", "no", "set appendonly yes")],
 )
 def test_a_server_that_may_forget_is_refused_with_what_to_do(
-    everysec_server: Server, option: str, value: str, message: str
+    everysec_server: EmbeddedServer, option: str, value: str, message: str
 ) -> None:
     with redis.Redis.from_url(everysec_server.url) as client:
         client.config_set(option, value)
@@ -164,7 +166,7 @@ def test_a_server_that_may_forget_is_refused_with_what_to_do(
     assert not Batch.objects.exists()
 
 
-def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Server) -> None:
+def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: EmbeddedServer) -> None:
     with redis.Redis.from_url(everysec_server.url) as client:
         client.config_set("appendonly", "no")
     use()
@@ -174,7 +176,7 @@ def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Ser
     assert Batch.objects.get().fence == "none"
 
 
-def test_what_was_read_under_another_run_is_not_fenced(always_server: Server) -> None:
+def test_what_was_read_under_another_run_is_not_fenced(always_server: EmbeddedServer) -> None:
     here = server()
     run = run_named(here.wire.client.info())
     always_server.kill()

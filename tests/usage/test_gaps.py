@@ -7,10 +7,10 @@ import pytest
 import redis
 
 from ratelimits import engine
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
-from ratelimits.usage.apply import Outcome
+from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
@@ -42,7 +42,7 @@ def state() -> ShardState:
     return ShardState.objects.get(position__gt=0)
 
 
-def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_server: Server) -> None:
+def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_server: EmbeddedServer) -> None:
     use()
     flow()
     use()
@@ -170,7 +170,7 @@ def drained(redis_client: RawRedis) -> tuple[bytes, dict[bytes, bytes]]:
 
 def test_the_same_batch_again_is_skipped(redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]) -> None:
     put_back(redis_client, *drained, cum=6, count=3)
-    assert drain().outcomes == {Outcome.KNOWN: 1}
+    assert drain().outcomes == {BatchOutcome.KNOWN: 1}
     assert units() == 3
     assert kinds() == []
     assert not keys(redis_client, "b:*")
@@ -180,7 +180,7 @@ def test_an_older_state_of_a_batch_is_discarded_and_declared(
     redis_client: RawRedis, drained: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     put_back(redis_client, *drained, cum=4, count=2)
-    assert drain().outcomes == {Outcome.DISCARDED: 1}
+    assert drain().outcomes == {BatchOutcome.DISCARDED: 1}
     assert units() == 3
     assert kinds() == ["fork"]
 
@@ -192,7 +192,7 @@ def test_a_fork_is_quarantined_and_freezes_the_watermark(
     before = state().watermark
     assert before
     put_back(redis_client, *drained, cum=8, count=4)
-    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
     flow()
     assert units() == 3
     assert state().frozen
@@ -208,7 +208,7 @@ def test_a_batch_whose_sum_does_not_hold_is_kept_as_it_came(redis_client: RawRed
     (key,) = keys(redis_client, "b:*")
     redis_client.hincrby(key, next(f for f in redis_client.hkeys(key) if not f.startswith(b"#")), 1)
     fields = {name.decode(): value.decode() for name, value in redis_client.hgetall(key).items()}
-    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
     kept = QuarantinedBatch.objects.get()
     assert json.loads(json.dumps(kept.fields)) == fields
     assert "running sum was 0, the counters add 4, but it became 2" in kept.reason
@@ -239,7 +239,7 @@ def test_a_field_that_nobody_wrote_like_this_is_not_guessed_at(redis_client: Raw
     seal()
     (key,) = keys(redis_client, "b:*")
     redis_client.hset(key, field, value)
-    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
     assert state_of(key).frozen
 
 
@@ -252,7 +252,7 @@ def test_what_is_no_hash_is_quarantined_too(redis_client: RawRedis) -> None:
     seal()
     (key,) = keys(redis_client, "b:*")
     redis_client.set(key, "nonsense")
-    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
     assert QuarantinedBatch.objects.get().fields["type"] == "string"
 
 
@@ -265,7 +265,7 @@ def test_names_come_through_whatever_is_in_them() -> None:
     assert kinds() == []
 
 
-def test_a_rollback_of_the_server_is_declared(always_server: Server, redis_client: RawRedis) -> None:
+def test_a_rollback_of_the_server_is_declared(always_server: EmbeddedServer, redis_client: RawRedis) -> None:
     with redis.Redis.from_url(always_server.url) as client:
         use()
         flow()

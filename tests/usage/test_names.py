@@ -10,10 +10,10 @@ from django.test import RequestFactory
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import identify
 from ratelimits.models import DurabilityGap, Line, ProcessTotal, QuarantinedBatch, ShardState
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.rows import report_id
 from ratelimits.usage import process_totals
-from ratelimits.usage.apply import Outcome, quarantine
+from ratelimits.usage.apply import BatchOutcome, quarantine
 from ratelimits.usage.drain import drain
 from ratelimits.usage.resolve import accept
 from ratelimits.usage.seal import seal
@@ -62,7 +62,7 @@ def test_a_batch_that_holds_a_name_of_another_version_drains(name: str, redis_cl
     use(account="short", key="api_key:2")
     use(account="short", key="api_key:2")
     sealed_with(redis_client, "short|api_key:2", f"{name}|api_key:2")
-    assert drain().outcomes == {Outcome.APPLIED: 1}
+    assert drain().outcomes == {BatchOutcome.APPLIED: 1}
     assert ledger() == {"short": 1, ledger_name(name): 2}
     assert not DurabilityGap.objects.exists()
     assert list(verify_ledger("default")) == []
@@ -87,7 +87,7 @@ def test_a_total_that_the_database_refuses_does_not_hold_up_the_others(
     bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = NOON // 10**6
-    of = {account: Place("unmetered", account, "k", "requests", start) for account in ("a", bad, "b", "c")}
+    of = {account: TotalKey("unmetered", account, "k", "requests", start) for account in ("a", bad, "b", "c")}
     process_totals.write("p1", dict.fromkeys(of.values(), (2, 3)))
     assert sorted(ProcessTotal.objects.values_list("account", "units")) == [("a", 3), ("b", 3), ("c", 3)]
     assert sorted(DurabilityGap.objects.values_list("account", flat=True)) == ["a", "b", "c"]

@@ -16,7 +16,7 @@ from django.test import override_settings
 from redis import Redis
 from redis.exceptions import RedisError
 
-from ratelimits.embedded import Server, valkey_binary
+from ratelimits.embedded import EmbeddedServer, valkey_binary
 from ratelimits.models import DurabilityGap, QuarantinedBatch
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage.fence import NotFencedError
@@ -56,7 +56,7 @@ def draining() -> Iterator[None]:
         thread.join()
 
 
-def cut_power(server: Server, seed: int, cuts: int) -> list[tuple[int, Load]]:
+def cut_power(server: EmbeddedServer, seed: int, cuts: int) -> list[tuple[int, Load]]:
     """Power cuts under traffic: when each was (µs), and what was used before it, under keys of its own."""
     rng, loads, lost = random.Random(seed), [], []
     flow()
@@ -89,9 +89,9 @@ def at(text: str) -> int:
 
 
 @pytest.fixture
-def everysec_valkey(tmp_path: Path) -> Iterator[Server]:
+def everysec_valkey(tmp_path: Path) -> Iterator[EmbeddedServer]:
     options = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
-    server = Server(tmp_path / "valkey", aof=True, binary=valkey_binary(), options=options)
+    server = EmbeddedServer(tmp_path / "valkey", aof=True, binary=valkey_binary(), options=options)
     try:
         with on_server(server):
             yield server
@@ -100,7 +100,7 @@ def everysec_valkey(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
-    everysec_valkey: Server, crashes: Callable[[int, int], int], crash_seed: int
+    everysec_valkey: EmbeddedServer, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
     loads = cut_power(everysec_valkey, crash_seed + 3, crashes(3, 24))
     assert not forks()
@@ -123,7 +123,7 @@ def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
             assert any(since <= cut_at <= until for since, until in spans), row
 
 
-def test_what_the_server_has_not_written_yet_is_not_taken_for_fsynced(everysec_valkey: Server) -> None:
+def test_what_the_server_has_not_written_yet_is_not_taken_for_fsynced(everysec_valkey: EmbeddedServer) -> None:
     with Fsyncs(everysec_valkey) as fsyncs:
         with stalled_disk(everysec_valkey), Redis.from_url(everysec_valkey.url) as client:
             unwritten(everysec_valkey, client)
@@ -132,7 +132,7 @@ def test_what_the_server_has_not_written_yet_is_not_taken_for_fsynced(everysec_v
 
 
 def test_without_the_fence_the_same_cuts_fork_batches(
-    everysec_valkey: Server, crashes: Callable[[int, int], int], crash_seed: int
+    everysec_valkey: EmbeddedServer, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
     cuts = crashes(3, 24)
     with override_settings(RATELIMITS=WITHOUT_FENCE):

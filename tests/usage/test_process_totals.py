@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from ratelimits.models import DurabilityGap, ProcessTotal
 from ratelimits.quota import process_totals
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.cross_check import Comparison, compare
 from ratelimits.reports.statements import rows, statements
 from ratelimits.usage import process_totals as totals
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 BIN = NOON // 10**6
 
 
-def total(kind: str = "admitted", account: str = "acme", key: str = "", start: int = BIN) -> Place:
-    return Place(kind, account, key, "requests", start)  # type: ignore[arg-type]
+def total(kind: str = "admitted", account: str = "acme", key: str = "", start: int = BIN) -> TotalKey:
+    return TotalKey(kind, account, key, "requests", start)  # type: ignore[arg-type]
 
 
 def written() -> set[tuple[str, str, int, int]]:

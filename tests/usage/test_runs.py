@@ -11,7 +11,7 @@ import redis
 
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.conf import conf
-from ratelimits.embedded import Server as RunningServer
+from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine import Meter, Usage
 from ratelimits.engine.call import Call, home, nonce
 from ratelimits.engine.counting import Count, Counted

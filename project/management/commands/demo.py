@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from project.demo.processes import DemoError, only_demo_in
 from project.demo.run import Options, run_demo
-from ratelimits.embedded import Server, ServerStartError, die_with_parent
+from ratelimits.embedded import EmbeddedServer, ServerStartError, die_with_parent
 
 
 class Command(BaseCommand):
@@ -49,7 +49,7 @@ class Command(BaseCommand):
     def _run_on_embedded_server(self, port: int) -> int:
         """This same command once more, with the address of a Valkey that lives as long as it does."""
         with ExitStack() as stack:
-            server = Server(settings.DATA_DIR / "valkey", port=port, aof=True)
+            server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, aof=True)
             stack.callback(server.stop)
             child = subprocess.Popen(
                 [sys.executable, *sys.argv],

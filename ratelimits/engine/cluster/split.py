@@ -40,7 +40,7 @@ Sent = tuple[int, Command | Count]
 Sending = Generator[Sent, bytes, Reply]
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """What of a call lies in one shard: the numbers of its limits and keys in the whole, and what asks about them."""
 
     slot: int
@@ -54,15 +54,15 @@ def slot_of(keyspace: Keyspace, number: int) -> int:
     return key_slot(keyspace.prefix(number).encode())
 
 
-def parts(command: Command) -> tuple[Part, ...]:
+def parts(command: Command) -> tuple[ShardPart, ...]:
     """The parts of a call in the order that they are decided in; made once for a command."""
     if command.parts is None:
         command.parts = tuple(_split(command.keyspace, command.call))
-    found: tuple[Part, ...] = command.parts
+    found: tuple[ShardPart, ...] = command.parts
     return found
 
 
-def _split(keyspace: Keyspace, call: Call) -> list[Part]:
+def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     terms = call.program.terms
     shards = [shard(keyspace, key, call.account) for key in call.keys]
     order = list(dict.fromkeys(shards[term.key] for term in terms))
@@ -86,7 +86,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[Part]:
             usage=call.usage if number == last else None,
             receipt=receipt,
         )
-        out.append(Part(slot_of(keyspace, number), limits, keys, Command(keyspace, own)))
+        out.append(ShardPart(slot_of(keyspace, number), limits, keys, Command(keyspace, own)))
     return out
 
 
@@ -100,7 +100,7 @@ def course(whole: Command, name: bytes) -> Sending:
     return _settle(whole) if whole.call.op is Op.SETTLE else _each(whole)
 
 
-def _ask(part: Part, command: Command) -> Sending:
+def _ask(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
         # Each node has its clock; nothing was decided.
@@ -135,7 +135,7 @@ def _settle(whole: Command) -> Sending:
     return _combined(whole.call, every, replies)
 
 
-def _lasting(part: Part) -> bool:
+def _lasting(part: ShardPart) -> bool:
     """Whether what a part takes leaves something behind: stored permits stay spent, a window that a hit opened open."""
     return any(
         term.algorithm.script in ("smooth", "smooth_warming_up")
@@ -271,7 +271,7 @@ def _count(
         logger.error("What another shard than the account's refused could not be counted: %s", error)
 
 
-def _combined(call: Call, every: Sequence[Part], replies: Replies) -> Reply:
+def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply:
     """The shards' replies as one, as decide.lua would have put it; and behind it the moment of each key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)

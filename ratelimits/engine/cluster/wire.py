@@ -19,7 +19,7 @@ from ratelimits.engine.call import Command
 from ratelimits.engine.cluster.split import Reply, course, parts, slot_of
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import Prepared, resp
+from ratelimits.engine.resp import Sendable, resp
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.breaker import Breaker, NodeNotSent, NodeUnanswered, SlotNotReached
 from ratelimits.engine.transport.connection import NotReached, Unanswered, Unavailable
@@ -173,7 +173,7 @@ class ClusterWire(Wire):
             self._owners[slot] = found
         return found
 
-    def _send(self, slot: int, command: Prepared, name: bytes) -> Any:
+    def _send(self, slot: int, command: Sendable, name: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else self._learn_slots((slot,)), slot)
         for last in (False, True):
@@ -188,7 +188,7 @@ class ClusterWire(Wire):
                 address = self._moved(slot, address, error)
         raise AssertionError
 
-    async def _asend(self, slot: int, command: Prepared, name: bytes) -> Any:
+    async def _asend(self, slot: int, command: Sendable, name: bytes) -> Any:
         table = self._owners
         address = _owner(table if table and table[slot] else await self._alearn_slots((slot,)), slot)
         for last in (False, True):
@@ -202,7 +202,7 @@ class ClusterWire(Wire):
                 address = self._moved(slot, address, error)
         raise AssertionError
 
-    def call(self, command: Prepared, name: bytes) -> Any:
+    def call(self, command: Sendable, name: bytes) -> Any:
         """The reply to a command, of the node that it belongs to or put together from those of several.
 
         Raises as `Wire.call` does; NotSent also while its slots are on the move.
@@ -222,7 +222,7 @@ class ClusterWire(Wire):
         except StopIteration as end:
             return _packed(end.value)
 
-    async def acall(self, command: Prepared, name: bytes) -> Any:
+    async def acall(self, command: Sendable, name: bytes) -> Any:
         """`call`, awaited."""
         plan = _plan(command, name)
         if isinstance(plan, int):
@@ -280,7 +280,7 @@ def _named(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _plan(command: Prepared, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
+def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
     """The slot that a command belongs to, or how it is decided in several."""
     if isinstance(command, Command):
         every = parts(command)

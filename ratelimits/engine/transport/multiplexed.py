@@ -18,7 +18,7 @@ import hiredis
 from redis.asyncio.connection import DefaultParser
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
-from ratelimits.engine.resp import Prepared, loading
+from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
@@ -84,7 +84,7 @@ class _Link(asyncio.Protocol):
         """Whether it can be written on, and nothing that was written is unanswered."""
         return not self._sent and not self.ended
 
-    def write(self, waiting: deque[tuple[Prepared, bytes, _Reply]]) -> None:
+    def write(self, waiting: deque[tuple[Sendable, bytes, _Reply]]) -> None:
         """Write what waits, in order and in one go, as far as there is room."""
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
@@ -197,11 +197,11 @@ class Multiplexed:
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[Prepared, bytes, _Reply]] = deque()
+        self._waiting: deque[tuple[Sendable, bytes, _Reply]] = deque()
         self._loading: dict[bytes, _Reply] = {}
         self._turn = False
 
-    async def ask(self, command: Prepared, name: bytes) -> Any:
+    async def ask(self, command: Sendable, name: bytes) -> Any:
         """Return the reply to a command. Raise NotSent, Unanswered, or what the server refuses with.
 
         A script that the server does not know is loaded, once for all who miss it, and the command sent again. A caller
@@ -213,7 +213,7 @@ class Multiplexed:
             await self._load(command.script)
             return await self._reply(command, name)
 
-    async def _reply(self, command: Prepared, name: bytes) -> Any:
+    async def _reply(self, command: Sendable, name: bytes) -> Any:
         reply = self._queue(command, name)
         try:
             return await reply
@@ -222,7 +222,7 @@ class Multiplexed:
                 raise
             return reply.result()
 
-    def _queue(self, command: Prepared, name: bytes) -> _Reply:
+    def _queue(self, command: Sendable, name: bytes) -> _Reply:
         future = _Reply(loop=self._loop)
         self._waiting.append((command, name, future))
         if self._turn:

@@ -21,7 +21,7 @@ from redis.connection import BlockingConnectionPool, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ratelimits.engine.keys import Keyspace
-from ratelimits.engine.resp import Prepared, loading
+from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import NotSent, Unanswered, ask, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
@@ -67,7 +67,7 @@ class Wire:
         """A client of the server that this shard lies on. Raises NotReached."""
         return self.client
 
-    def call(self, command: Prepared, name: bytes) -> Any:
+    def call(self, command: Sendable, name: bytes) -> Any:
         """Send a command, with `name` for its nonce, and return the reply.
 
         A script that the server does not know is loaded, and the command sent again: it did not take place before.
@@ -163,7 +163,7 @@ class Wire:
             self._loops.pop(loop, None)
             await shared.close()
 
-    async def acall(self, command: Prepared, name: bytes) -> Any:
+    async def acall(self, command: Sendable, name: bytes) -> Any:
         """The same for async code, on the connection of its event loop."""
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)

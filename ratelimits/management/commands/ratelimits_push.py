@@ -11,7 +11,7 @@ from ratelimits.push import receivers
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.send import resume, send
-from ratelimits.push.settle import OPEN, Decision, NotSettledError, lines_in, settle
+from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
 from ratelimits.push.status import Status, preview, status
 
 #: Deliveries that --status names, by receiver and state; the admin lists all.
@@ -32,7 +32,7 @@ class Command(BaseCommand):
         what.add_argument("--status", action="store_true", help="send nothing, only say what was delivered")
         what.add_argument(
             "--settle",
-            choices=[each.value for each in Decision],
+            choices=[each.value for each in Settlement],
             help="settle what needs a person: 'accepted' (it is there), 'elsewhere' (it was billed in another way),"
             " 'again' (it is not there, send it)",
         )
@@ -108,7 +108,7 @@ class Command(BaseCommand):
             raise CommandError("--settle needs either --line or --all.")
         lines = options["line"] or lines_in(receiver, options["all"])
         try:
-            count = settle(receiver, lines, Decision(options["settle"]), options["by"], options["reason"])
+            count = settle(receiver, lines, Settlement(options["settle"]), options["by"], options["reason"])
         except NotSettledError as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{receiver.name}: {count:,} lines are {options['settle']}.")

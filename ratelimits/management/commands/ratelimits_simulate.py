@@ -20,12 +20,12 @@ from ratelimits.embedded import ServerStartError
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.simulate import (
     BadLine,
-    Line,
     Reader,
     Replay,
     Rules,
     Simulator,
     Summary,
+    TraceLine,
     decoded,
     objects,
     read_rules,
@@ -102,7 +102,7 @@ class Command(BaseCommand):
         waiting: deque[_Replay] = deque()
         failed, done = 0, []
 
-        def lines() -> Iterator[tuple[_Replay, Line]]:
+        def lines() -> Iterator[tuple[_Replay, TraceLine]]:
             for number, text in enumerate(batch):
                 if text.strip():
                     waiting.append(_of_a_batch(text, f"{number}:"))
@@ -146,7 +146,7 @@ class _Replay(Replay):
         self._lines = 0
         self._read = False
 
-    def lines(self) -> Iterator[tuple[_Replay, Line]]:
+    def lines(self) -> Iterator[tuple[_Replay, TraceLine]]:
         """The lines, as far as they can be read."""
         read = self._reader.line
         for number, data in self._objects:

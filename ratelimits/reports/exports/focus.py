@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ratelimits.conf import conf
 from ratelimits.pricing.money import ZERO, written
-from ratelimits.pricing.prices import Part
+from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.exports import csv
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.periods import iso
@@ -26,7 +26,7 @@ _DESCRIPTIONS = {
 }
 
 #: Each column's value: of the charge, and of those of its units that cost the same (None: it is no price of units).
-_COLUMNS: Mapping[str, Callable[[Charge, Part | None], str]] = {
+_COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
     "BillingAccountId": lambda charge, _part: charge.row.account,
     "BillingAccountName": lambda charge, _part: charge.account_name,
@@ -87,32 +87,32 @@ def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
                 yield [value(charge, part) for value in _VALUES]
 
 
-def _parts(charge: Charge) -> Iterator[Part | None]:
+def _parts(charge: Charge) -> Iterator[PricedPart | None]:
     """The units of a line by what each costs; None for an amount that is not the price of units."""
     row = charge.row
     if row.charge_category in (FEE, REPRICING, MINIMUM, ROUNDING):
         yield None
         return
     if row.included_quantity:
-        yield Part(row.included_quantity, ZERO, ZERO)
+        yield PricedPart(row.included_quantity, ZERO, ZERO)
     if charge.amount is not None:
         yield from charge.parts
     elif row.overage_quantity:
-        yield Part(row.overage_quantity, ZERO, ZERO)
+        yield PricedPart(row.overage_quantity, ZERO, ZERO)
 
 
-def _cost(charge: Charge, part: Part | None) -> str:
+def _cost(charge: Charge, part: PricedPart | None) -> str:
     return written(part.amount if part is not None else charge.amount or ZERO)
 
 
-def _unit_price(charge: Charge, part: Part | None) -> str:
+def _unit_price(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return written(part.unit_price)
     # A price of 1 period is never below 0: a correction may be.
     return _cost(charge, None) if _period_of(charge) and not charge.row.charge_class else ""
 
 
-def _pricing_quantity(charge: Charge, part: Part | None) -> str:
+def _pricing_quantity(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return str(part.quantity)
     return "1" if _period_of(charge) else ""
@@ -133,7 +133,7 @@ def _frequency(charge: Charge) -> str:
     return {_USAGE: "Usage-Based", _PURCHASE: "Recurring", _ADJUSTMENT: "One-Time"}[_category(charge)]
 
 
-def _description(charge: Charge, part: Part | None) -> str:
+def _description(charge: Charge, part: PricedPart | None) -> str:
     row = charge.row
     text = _DESCRIPTIONS.get(row.charge_category)
     if text is not None:
@@ -143,7 +143,7 @@ def _description(charge: Charge, part: Part | None) -> str:
     return f"{row.meter} in plan {row.plan}, free of charge"
 
 
-def _sku_price(charge: Charge, part: Part | None) -> str:
+def _sku_price(charge: Charge, part: PricedPart | None) -> str:
     if not charge.row.meter:
         return ""
     about = _unit_price(charge, part) if part is not None else charge.row.charge_category

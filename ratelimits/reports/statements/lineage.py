@@ -19,7 +19,7 @@ _DID = {"+": "added", "~": "changed", "-": "deleted"}
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class RecordedEdit:
     """What was done to a row of the configuration, when, and by whom ("" if nobody was logged in)."""
 
     version: int
@@ -31,7 +31,7 @@ class Edit:
     reason: str
 
 
-def rule_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """The edits with the line's rule version that shaped its rule: of the rule, of an override of it, or both."""
     if not line.rule_version:
         return
@@ -46,7 +46,7 @@ def rule_edits(line: ReportLine, using: str) -> Iterator[Edit]:
             yield _edit(model, record)
 
 
-def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """The edits that made the terms what they were when the billing period ended: account, plan, included, price."""
     at = line.report.period_end - 1
     account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
@@ -63,7 +63,7 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[Edit]:
     yield from _price_edits(line, using)
 
 
-def _price_edits(line: ReportLine, using: str) -> Iterator[Edit]:
+def _price_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
     """The edit that made the price what the report recorded."""
     period = home(line.report, str(line.usage_period))
     prices = line.report.prices.get("periods", {}).get(period, {}).get("meters", {})
@@ -73,8 +73,8 @@ def _price_edits(line: ReportLine, using: str) -> Iterator[Edit]:
             yield _edit(PlanPrice, record)
 
 
-def _edit(model: Any, record: Any) -> Edit:
-    return Edit(
+def _edit(model: Any, record: Any) -> RecordedEdit:
+    return RecordedEdit(
         version=record.version,
         kind=str(model._meta.verbose_name),
         # A rule's own text names its plan, which may be gone.

@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 from redis.exceptions import RedisError, ResponseError
 
-from ratelimits.embedded import Server as RunningServer
+from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.embedded import free_port
 from ratelimits.engine.resp import resp
 from ratelimits.engine.scripts import Script, read

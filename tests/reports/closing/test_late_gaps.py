@@ -9,7 +9,7 @@ import pytest
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.closing.late_gaps import LateGaps
 from ratelimits.reports.statements import version_rows
@@ -28,7 +28,7 @@ def lost(
     count: int, *, process: str = "p1", name: str = "acme", key: str = "api_key:1", day: str = "2026-10-15"
 ) -> None:
     """A process says how many of its requests in a quarter of an hour got no answer."""
-    place = Place("unanswered", name, key, "requests", at(day) // 10**6)
+    place = TotalKey("unanswered", name, key, "requests", at(day) // 10**6)
     process_totals.write(process, {place: (count, count)})
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ratelimits.pricing.money import times
-from ratelimits.pricing.prices import Part
+from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.rows import FINAL, Charge, Row
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def fed(form: Format, found: Iterable[Row]) -> Iterable[Row] | Iterator[Charge]:
 
 def priced(row: Row) -> Charge:
     """A row and what it costs."""
-    part = Part(row.overage_quantity, PRICE, times(row.overage_quantity, PRICE))
+    part = PricedPart(row.overage_quantity, PRICE, times(row.overage_quantity, PRICE))
     return Charge(row, "Acme Ltd.", "EUR", (part,), part.amount, "12.00")
 
 

@@ -7,7 +7,7 @@ from django.contrib.auth import get_user_model
 from simple_history.utils import update_change_reason
 
 from ratelimits.models import Adjustment, KeyOverride, Line, Plan, PlanInclusion, ReportLine, Rule
-from ratelimits.reports.statements.lineage import Edit, batches, ledger_lines, rule_edits, terms_edits
+from ratelimits.reports.statements.lineage import RecordedEdit, batches, ledger_lines, rule_edits, terms_edits
 from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, spend
 from tests.support.rows import rule
@@ -16,7 +16,7 @@ from tests.support.usage.traffic import flow
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def short(edit: Edit) -> tuple[str, str, str, str]:
+def short(edit: RecordedEdit) -> tuple[str, str, str, str]:
     return edit.kind, edit.row, edit.did, edit.who
 
 

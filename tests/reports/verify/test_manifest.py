@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 def _october(fsync_at_once: None) -> None:
     """A closed October of one account, a gap, and what processes said of it."""
     spend(account(included=5), "2026-10-15", 7)
-    process_totals.write("p1", {Place("admitted", "acme", "", "requests", at("2026-10-15") // 10**6): (1, 7)})
+    process_totals.write("p1", {TotalKey("admitted", "acme", "", "requests", at("2026-10-15") // 10**6): (1, 7)})
     declare("default", GapKind.RESTART, "test", since=at("2026-10-15"), until=at("2026-10-16"))
     close("2026-11-02")
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 from ratelimits.management.commands import ratelimits_archive
 from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
 from ratelimits.models.ledger import COUNTERS, SUBJECT
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.statements import rows, statements
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.signatures import sign
@@ -216,7 +216,7 @@ def test_the_last_months_are_kept_by_their_number(
 
 def test_what_processes_said_of_archived_usage_is_dropped(reports: list[Report], tmp_path: Path) -> None:
     for moment in ("2026-10-15", "2026-11-15"):
-        process_totals.write("p1", {Place("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
+        process_totals.write("p1", {TotalKey("admitted", "acme", "", "requests", at(moment) // 10**6): (1, 1)})
     call_command("ratelimits_archive", tmp_path, before="2026-11", stdout=io.StringIO())
     assert ProcessTotal.objects.get().bin == at("2026-11-15") // 10**6
 

@@ -45,7 +45,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
-from ratelimits.quota.process_totals import Place
+from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import build, parse
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
@@ -105,9 +105,9 @@ def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
         process_totals.write(
             process,
             {
-                Place("admitted", "acme", "api_key:1", "requests", bin_): (number, number),
-                Place("unanswered", "acme", "api_key:1", "requests", bin_): (number, number + 1),
-                Place("unanswered", "initech", "", "tokens", bin_ + 86_400): (1, 1),
+                TotalKey("admitted", "acme", "api_key:1", "requests", bin_): (number, number),
+                TotalKey("unanswered", "acme", "api_key:1", "requests", bin_): (number, number + 1),
+                TotalKey("unanswered", "initech", "", "tokens", bin_ + 86_400): (1, 1),
             },
         )
     flow()

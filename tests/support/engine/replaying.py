@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ratelimits.engine.transport.wire import Wire
-from ratelimits.simulate import Outcome, Reader, Replay, Simulator, read_rules
+from ratelimits.simulate import LineOutcome, Reader, Replay, Simulator, read_rules
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
+def told(outcome: LineOutcome) -> dict[str, Any]:
     """An outcome as the object that its JSON decodes to."""
     return {
         "at": outcome.at,

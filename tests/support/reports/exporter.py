@@ -28,7 +28,7 @@ def use() -> None:
 
     from ratelimits import engine
     from ratelimits.models import Adjustment, DurabilityGap, Report
-    from ratelimits.quota.process_totals import Place
+    from ratelimits.quota.process_totals import TotalKey
     from ratelimits.usage import process_totals
     from tests.support.reports.invoices import account, close, spend
     from tests.support.rows import rule
@@ -49,7 +49,7 @@ def use() -> None:
         flow()
         monthly.capacity = 20
         monthly.save()
-    lost = Place("unanswered", "acme", "api_key:b", "requests", at("2026-10-05") // 10**6)
+    lost = TotalKey("unanswered", "acme", "api_key:b", "requests", at("2026-10-05") // 10**6)
     process_totals.write("p1", {lost: (2, 2)})
     DurabilityGap.objects.create(event="a restart", kind="restart", since=at("2026-10-04"), until=at("2026-10-05"))
     close("2026-11-02")

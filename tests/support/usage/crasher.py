@@ -26,7 +26,7 @@ def _child(number: int, rng: random.Random) -> None:
     from redis.exceptions import RedisError
 
     from ratelimits.usage import crash
-    from ratelimits.usage.apply import Outcome
+    from ratelimits.usage.apply import BatchOutcome
     from ratelimits.usage.drain import drain
     from ratelimits.usage.fence import NotFencedError
     from ratelimits.usage.retention import compact
@@ -39,7 +39,7 @@ def _child(number: int, rng: random.Random) -> None:
         try:
             seal()
             outcomes = drain().outcomes
-            os.write(1, b"met\n" * (outcomes[Outcome.BUSY] + outcomes[Outcome.KNOWN]))
+            os.write(1, b"met\n" * (outcomes[BatchOutcome.BUSY] + outcomes[BatchOutcome.KNOWN]))
             tally()
             list(compact.compact())
         except (RedisError, NotFencedError):

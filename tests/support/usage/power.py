@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 
 import redis
 
-from ratelimits.embedded import Server
+from ratelimits.embedded import EmbeddedServer
 from tests.support.eventually import PATIENCE, until
 from tests.support.usage.background import Background
 
@@ -43,7 +43,7 @@ class Cut(NamedTuple):
 class Fsyncs(Background):
     """Watches up to which byte the file is fsynced, until the block is left."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EmbeddedServer) -> None:
         super().__init__(self._write, self._watch)
         self.server = server
         self._cutting = threading.RLock()
@@ -111,7 +111,7 @@ def _fsync_thread(pid: int) -> Path:
 
 
 @contextmanager
-def stalled_disk(server: Server) -> Iterator[None]:
+def stalled_disk(server: EmbeddedServer) -> Iterator[None]:
     """Nothing is fsynced in the background until the block is left, as with a disk that takes so long for it."""
     thread = int(_fsync_thread(server.process.pid).name)
     _ptrace(_PTRACE_SEIZE, thread)
@@ -123,7 +123,7 @@ def stalled_disk(server: Server) -> Iterator[None]:
         _ptrace(_PTRACE_DETACH, thread)
 
 
-def unwritten(server: Server, client: redis.Redis) -> bytes:
+def unwritten(server: EmbeddedServer, client: redis.Redis) -> bytes:
     """Write until the server acknowledges a write that it keeps in its memory, and return that key.
 
     It does so while the disk is stalled, for up to two seconds.
@@ -139,7 +139,7 @@ def unwritten(server: Server, client: redis.Redis) -> bytes:
     return key
 
 
-def is_written(server: Server, key: bytes) -> bool:
+def is_written(server: EmbeddedServer, key: bytes) -> bool:
     """Whether a key is in the append-only file."""
     return any(key + b"\r\n" in path.read_bytes() for path in server.directory.rglob("*.aof"))
 
@@ -150,7 +150,7 @@ def _ptrace(request: int, thread: int) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
-def wait_for_fsync(server: Server, client: redis.Redis) -> None:
+def wait_for_fsync(server: EmbeddedServer, client: redis.Redis) -> None:
     """Until the thread that fsyncs has just done so: the next fsync is a second away."""
     thread = _fsync_thread(server.process.pid)
     before, deadline = _switches(thread), time.monotonic() + PATIENCE

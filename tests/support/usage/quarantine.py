@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from ratelimits.models import ConfigVersion, QuarantinedBatch
-from ratelimits.usage.apply import Outcome
+from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.support.usage.traffic import flow, use
@@ -30,7 +30,7 @@ def fork(redis_client: redis.Redis) -> Fork:
 
     def come_again(count: int) -> QuarantinedBatch:
         put_back(redis_client, key, fields, cum=2 * count, count=count)
-        assert drain().outcomes == {Outcome.QUARANTINED: 1}
+        assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
         return QuarantinedBatch.objects.latest("pk")
 
     return come_again

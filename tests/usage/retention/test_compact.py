@@ -10,7 +10,7 @@ from django.db.models import F
 from django.test import override_settings
 
 from ratelimits.models import Batch, ChainMark, DurabilityGap, GapKind, Line, QuarantinedBatch, ShardState
-from ratelimits.usage.apply import Outcome
+from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
 from ratelimits.usage.retention import compact as compacting
@@ -121,7 +121,7 @@ def test_a_batch_that_comes_again_after_it_was_compacted_is_known(
     redis_client: redis.Redis, again: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     put_back(redis_client, *again, cum=2, count=1)
-    assert drain().outcomes == {Outcome.KNOWN: 1}
+    assert drain().outcomes == {BatchOutcome.KNOWN: 1}
     assert not QuarantinedBatch.objects.exists()
 
 
@@ -129,7 +129,7 @@ def test_a_fork_of_a_compacted_batch_is_quarantined(
     redis_client: redis.Redis, again: tuple[bytes, dict[bytes, bytes]]
 ) -> None:
     put_back(redis_client, *again, cum=4, count=2)
-    assert drain().outcomes == {Outcome.QUARANTINED: 1}
+    assert drain().outcomes == {BatchOutcome.QUARANTINED: 1}
 
 
 def test_a_compacted_line_that_is_changed_is_found_and_with_a_key_also_a_rebuilt_batch() -> None:
