@@ -198,7 +198,7 @@ class Command:
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: What a cluster is asked in its place, once that is known: engine.split fills it in.
+        #: What a cluster is asked in its place, once that is known: engine.cluster.split fills it in.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
