@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import pytest
@@ -149,3 +150,12 @@ def test_the_page_on_how_it_works_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rooms = {module.split(".")[1] for module in TREES if module.startswith("ratelimits.")}
     assert {room for room in rooms if f"`{room}`" not in page} == set()
+
+
+def test_the_page_on_how_it_works_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = {str(path.relative_to(APP)) for path in APP.rglob("*.*")}
+    named = set(re.findall(r"`([\w/*]+\.(?:py|lua))`", page))
+    assert len(named) > 50
+    here = {"tests/test_layout.py"}
+    assert {name for name in named - here if not any(PurePath(file).match(name) for file in files)} == set()
