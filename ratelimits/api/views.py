@@ -19,13 +19,14 @@ from rest_framework.views import APIView
 from ratelimits.algorithms import calendar
 from ratelimits.api import windows
 from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, longest, too_long
-from ratelimits.api.standing import UNAVAILABLE, UnbilledThrottle, standings
+from ratelimits.api.throttle import UnbilledThrottle
 from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ledger_name, shard_of
 from ratelimits.identity import Identity, identify
 from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
+from ratelimits.quota.standings import UNAVAILABLE, standings
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.statements import statements

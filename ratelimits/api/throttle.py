@@ -1,0 +1,68 @@
+"""A throttle for this API itself: its requests are not what is sold, so they are counted nowhere as usage."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
+
+from ratelimits.conf import conf
+from ratelimits.engine.call import Op
+from ratelimits.identity import Identity, identify
+from ratelimits.quota import finishing
+from ratelimits.quota.checking import Answer
+from ratelimits.quota.standings import UNAVAILABLE, Choice, uncounted
+from ratelimits.rules import Selection, Snapshot
+from ratelimits.throttling import QuotaUnavailable
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView
+
+logger = logging.getLogger(__name__)
+
+
+def _rules_of_scope(scope: str, method: str) -> Choice:
+    """The rules of exactly this scope: those for every request are about what is sold."""
+
+    def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
+        selection = snapshot.select(scope, method, identity)
+        rows = snapshot.rows.rules
+        if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
+            raise QuotaUnavailable
+        own = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
+        return [replace(selection, rules=tuple(own))]
+
+    return choose
+
+
+class UnbilledThrottle(BaseThrottle):
+    """Decides a request by the rules that name the view's `throttle_scope`, and counts it nowhere as usage."""
+
+    def __init__(self) -> None:
+        self._retry_after: float | None = 0.0
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        choose = _rules_of_scope(getattr(view, "throttle_scope", None) or "", request.method or "")
+        try:
+            prepared, decision = uncounted(identify(request), choose, Op.TRY)
+        except UNAVAILABLE as error:
+            logger.error("No decision could be had, FAILURE_POLICY decides: %s", error)
+            if conf.FAILURE_POLICY == "deny":
+                raise QuotaUnavailable from error
+            return True
+        if decision is None:
+            return True
+        answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
+        finishing.begin(getattr(request, "_request", request), answer)
+        headers = getattr(view, "headers", None)
+        if headers is not None:
+            headers.update(answer.headers())
+        self._retry_after = decision.retry_after
+        return decision.allowed
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be admitted; None if it never can be."""
+        return self._retry_after
