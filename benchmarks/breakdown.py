@@ -73,9 +73,9 @@ def layers(url: str) -> list[Case]:
     from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
 
-    here, raw = ours.engine_server(), floors.RawSocket(url)
-    command = Command(here.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
-    ours.deciding(here, command.call)()
+    server, raw = ours.engine_server(), floors.RawSocket(url)
+    command = Command(server.keyspace, ours.call_of(ours.three_limits(), time.time_ns() // 1000))
+    ours.deciding(server, command.call)()
     with redis.Redis.from_url(url) as client:
         run_id = run_of(client)
     floors.load(url)
@@ -100,8 +100,8 @@ def layers(url: str) -> list[Case]:
             "the deciding script instead, on the raw socket",
             lambda: raw.ask(command.to(run_id, nonce())),
         ),
-        ("wire", "wire.call: redis-py's connection and parser", lambda: here.wire.call(command, nonce())),
-        ("engine", "engine.ask: the Decision", lambda: ask(here, command.call, command).allowed),
+        ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
+        ("engine", "engine.ask: the Decision", lambda: ask(server, command.call, command).allowed),
         ("check", "quota.check: rules, route, policy, the Answer", check),
         ("wait", "check_and_wait: the places of those who wait", check_and_wait),
         ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
@@ -115,20 +115,20 @@ def steps() -> list[Case]:
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
     from ratelimits.engine.call import Command, nonce
-    from ratelimits.engine.server import server
+    from ratelimits.engine.server import current_server
     from ratelimits.identity import Identity, address_of, identify
     from ratelimits.quota import checking, costs, headers
     from ratelimits.quota.http import costs_of
     from ratelimits.throttling import QuotaThrottle
 
-    request, here = in_place.drf_request(), ours.engine_server()
+    request, server = in_place.drf_request(), ours.engine_server()
     answer = checking.check(ours.someone("42"), "three", "GET")
     rule, decision = answer.binding, answer.decision
     assert rule is not None
     assert decision is not None
     now = time.time_ns() // 1000
-    command = Command(here.keyspace, ours.call_of(ours.three_limits(), now))
-    run_id = run_of(server().wire.client)
+    command = Command(server.keyspace, ours.call_of(ours.three_limits(), now))
+    run_id = run_of(current_server().wire.client)
     place = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), "three", "GET", False, ("requests", 1))
     known = {place: 1}
     equal = (Identity("user:42", None, "account:7", "ip:203.0.113.9"), *place[1:])
@@ -144,7 +144,7 @@ def steps() -> list[Case]:
         ),
         ("answer.binding", lambda: answer.binding),
         ("rules.current()", rules.current),
-        ("server()", server),
+        ("current_server()", current_server),
         ("costs.valid(costs)", lambda: costs.valid(checking.ONE_REQUEST)),
         ("costs_of(None)", lambda: costs_of(None)),
         ("nonce()", nonce),
@@ -153,7 +153,7 @@ def steps() -> list[Case]:
         ("QuotaThrottle()", QuotaThrottle),
         (
             "a route that is not known: Command(…)",
-            lambda: Command(here.keyspace, ours.call_of(ours.three_limits(), now, user="43")),
+            lambda: Command(server.keyspace, ours.call_of(ours.three_limits(), now, user="43")),
         ),
     ]
     return [Case(f"step_{title}", title, "ours", _true(call), inner=20) for title, call in calls]

@@ -52,7 +52,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     from ratelimits.engine.resp import resp
 
     floors.load(url)
-    here, now = ours.engine_server(), time.time_ns() // 1000
+    server, now = ours.engine_server(), time.time_ns() // 1000
 
     def call_of(name: str, user: str) -> Any:
         return ours.calls(now, user)[name][1]
@@ -69,7 +69,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         for script in ours.scripts():
             client.script_load(script)
     for number, (name, (title, _call)) in enumerate(ours.calls(now).items()):
-        made = for_users(here, run, partial(call_of, name), ids(number))
+        made = for_users(server, run, partial(call_of, name), ids(number))
         out[f"engine_{name}"] = title, list(batched(made))
     empty, three = floors.sha_of(floors.EMPTY), ours.calls(now)["three"][1].program.script.sha
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
@@ -126,16 +126,16 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     from ratelimits.engine.call import shard, states
 
     client.execute_command("FLUSHALL", "SYNC")
-    here, now = ours.engine_server(), time.time_ns() // 1000
+    server, now = ours.engine_server(), time.time_ns() // 1000
     count = max(keys // BATCH, 1) * BATCH
     before = client.info("memory")["used_memory"]
     pipeline = Pipeline(url)
     ids = range(FIRST_ID, FIRST_ID + count)
-    pipeline.send(batched(for_users(here, run_of(client), lambda user: ours.uncounted(now, name, user), ids)))
+    pipeline.send(batched(for_users(server, run_of(client), lambda user: ours.uncounted(now, name, user), ids)))
     pipeline.close()
     grown = client.info("memory")["used_memory"] - before
     call = ours.uncounted(now, name, str(FIRST_ID))
-    key = states(here.keyspace, call, [shard(here.keyspace, call.keys[0], call.account)])[0]
+    key = states(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account)])[0]
     return {
         "title": ours.calls(now)[name][0],
         "keys": count,

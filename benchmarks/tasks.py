@@ -95,16 +95,16 @@ def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
     from ratelimits.engine.call import Command
     from ratelimits.engine.decide import aask, ask
 
-    here, call = ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000)
-    command = Command(here.keyspace, call)
+    server, call = ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000)
+    command = Command(server.keyspace, call)
 
     async def decide() -> object:
-        return (await aask(here, call, command)).allowed
+        return (await aask(server, call, command)).allowed
 
     return {
         "ours": asyncio.run(in_tasks(decide, tasks, seconds)),
         "pooled": asyncio.run(pooled(command, tasks, seconds)),
-        "threads": in_threads(lambda: ask(here, call, command).allowed, tasks, seconds),
+        "threads": in_threads(lambda: ask(server, call, command).allowed, tasks, seconds),
     }
 
 

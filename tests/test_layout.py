@@ -157,5 +157,5 @@ def test_the_page_on_how_it_works_names_files_that_exist() -> None:
     files = {str(path.relative_to(APP)) for path in APP.rglob("*.*")}
     named = set(re.findall(r"`([\w/*]+\.(?:py|lua))`", page))
     assert len(named) > 50
-    here = {"tests/test_layout.py"}
-    assert {name for name in named - here if not any(PurePath(file).match(name) for file in files)} == set()
+    server = {"tests/test_layout.py"}
+    assert {name for name in named - server if not any(PurePath(file).match(name) for file in files)} == set()

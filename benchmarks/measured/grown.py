@@ -78,11 +78,11 @@ def make_keys(size: Size) -> None:
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import Call, shard
     from ratelimits.engine.program import Term, program
-    from ratelimits.engine.server import server
+    from ratelimits.engine.server import current_server
 
     if size.keys <= 1:
         return
-    url, keyspace = str(settings.CACHES["ratelimits"]["LOCATION"]), server().keyspace
+    url, keyspace = str(settings.CACHES["ratelimits"]["LOCATION"]), current_server().keyspace
     first = f"{FIRST_ID}"
     with redis.Redis.from_url(url) as client:
         # Of this size's namespace: a server has the keys of others, too.
@@ -101,7 +101,7 @@ def make_keys(size: Size) -> None:
 
         ids = range(FIRST_ID, FIRST_ID + -(-size.keys // BATCH) * BATCH)
         pipeline = Pipeline(url)
-        pipeline.send(batched(for_users(server(), run_of(client), call_of, ids)))
+        pipeline.send(batched(for_users(current_server(), run_of(client), call_of, ids)))
         pipeline.close()
 
 

@@ -14,7 +14,7 @@ from ratelimits.engine.call import Call, Command
 from ratelimits.engine.decide import ask
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.identity import Identity
 from ratelimits.models import Rule
 from ratelimits.models.versions import editing
@@ -128,13 +128,13 @@ def call_of(
 #: A namespace of its own, where no rules' version is in force.
 def engine_server() -> Server:
     """Where the engine's cases decide."""
-    return Server(server().wire, Keyspace("engine", 64))
+    return Server(current_server().wire, Keyspace("engine", 64))
 
 
-def deciding(here: Server, call: Call) -> Callable[[], object]:
+def deciding(server: Server, call: Call) -> Callable[[], object]:
     """The call, prepared once and asked each time, as quota.check does."""
-    command = Command(here.keyspace, call)
-    return lambda: ask(here, call, command).allowed
+    command = Command(server.keyspace, call)
+    return lambda: ask(server, call, command).allowed
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
@@ -167,11 +167,11 @@ def checking(scope: str) -> Callable[[], object]:
 
 def cases(now: int) -> list[Case]:
     """All of them; the rules must be saved."""
-    here = engine_server()
+    server = engine_server()
     out = []
     for name, (title, _call) in calls(now).items():
         call = calls(now, f"42-{name}")[name][1]
-        out.append(Case(f"engine_{name}", title, "ours", deciding(here, call)))
+        out.append(Case(f"engine_{name}", title, "ours", deciding(server, call)))
     limit = engine.Limit("user:42", SECOND, "public", version=version_in_force())
     out.append(Case("decide", "engine.decide([limit]), unprepared", "ours", lambda: engine.decide([limit]).allowed))
     for scope, about in (
@@ -181,20 +181,20 @@ def cases(now: int) -> list[Case]:
         ("ten", "10 rules"),
     ):
         out.append(Case(f"check_{scope}", f"quota.check, {about} + metering", "ours", checking(scope)))
-    out += [engine_ahead(here, now), check_ahead(), engine_refusal(), check_refusal()]
+    out += [engine_ahead(server, now), check_ahead(), engine_refusal(), check_refusal()]
     return out
 
 
-def engine_ahead(here: Server, now: int) -> Case:
+def engine_ahead(server: Server, now: int) -> Case:
     """An allotment alone: spent, and taken anew when it is."""
     call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
-    allotment = Allotment(here, call, ALLOTMENT, 1.0)
+    allotment = Allotment(server, call, ALLOTMENT, 1.0)
 
     def spend() -> object:
         held = allotment.spend()
         if held is None:
             take = allotment.take()
-            held = allotment.book(take, ask(here, take.command.call, take.command), True)
+            held = allotment.book(take, ask(server, take.command.call, take.command), True)
         return held
 
     return Case("engine_ahead", "engine, one rule, permits taken ahead", "ours", spend, inner=AHEAD)

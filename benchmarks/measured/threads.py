@@ -30,9 +30,9 @@ def parts_of(packed: bytes) -> list[bytes]:
 def pooled(now: int) -> Callable[[], Callable[[], object]]:
     """The same decision as an EVALSHA of redis-py's pooled client, as django-redis hands it out."""
     client: redis.Redis = get_redis_connection("ratelimits")
-    here = ours.engine_server()
+    server = ours.engine_server()
     call = ours.call_of(ours.three_limits(), now)
-    command = Command(here.keyspace, call)
+    command = Command(server.keyspace, call)
     _evalsha, sha, count, *rest = parts_of(command.to(run_of(client), b"NONCE"))
     place, keys = rest.index(b"NONCE"), int(count)
     before, behind = rest[:place], rest[place + 1 :]
@@ -46,8 +46,8 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
 
 def own(now: int) -> Callable[[], Callable[[], object]]:
     """The engine's prepared decision, on a connection of each thread's own."""
-    here, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
-    return lambda: ours.deciding(here, call)
+    server, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
+    return lambda: ours.deciding(server, call)
 
 
 def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:

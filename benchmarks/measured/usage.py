@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
@@ -59,14 +59,14 @@ def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) 
 
 def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     """Put so many lines' counters into sealed batches."""
-    here = server()
-    client: Any = here.wire.client
+    server = current_server()
+    client: Any = server.wire.client
     info = client.info()
     run, text = run_named(info), f"{scripts.read('batch').text.decode()}\n{_FILL}"
-    for shard, counters in _by_shard(first, count, keys, here.keyspace.shards, per_account).items():
+    for shard, counters in _by_shard(first, count, keys, server.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]
-            client.eval(text, 1, here.keyspace.open(shard), run, secrets.token_hex(12), *names)
+            client.eval(text, 1, server.keyspace.open(shard), run, secrets.token_hex(12), *names)
 
 
 def make_accounts(count: int) -> None:
@@ -84,7 +84,7 @@ def make_accounts(count: int) -> None:
 def declare_gaps(count: int, start: int, end: int) -> None:
     """Declare so many gaps of a second each, spread over the shards and over the time between two moments in µs."""
     step = (end - start) // max(count, 1)
-    shards = server().keyspace.shards
+    shards = current_server().keyspace.shards
     DurabilityGap.objects.bulk_create(
         DurabilityGap(
             event=f"benchmark:{number}",

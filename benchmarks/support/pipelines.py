@@ -88,15 +88,15 @@ def batched(commands: Iterable[bytes], size: int = BATCH) -> Iterator[bytes]:
         yield b"".join(chunk)
 
 
-def for_users(here: Server, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
+def for_users(server: Server, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
     """The command of each of these users, who are accounts of their own: made once for each shard, and filled in."""
     templates: dict[int, tuple[bytes, bytes]] = {}
     for number in ids:
         name = str(number)
-        shard = shard_of(f"account:{name}", here.keyspace.shards)
+        shard = shard_of(f"account:{name}", server.keyspace.shards)
         template = templates.get(shard)
         if template is None:
-            packed = Command(here.keyspace, call_of(name)).to(run, nonce())
+            packed = Command(server.keyspace, call_of(name)).to(run, nonce())
             template = templates[shard] = packed, name.encode()
         yield template[0].replace(template[1], name.encode())
 

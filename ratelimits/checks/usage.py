@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
 
@@ -40,8 +40,8 @@ def _is_metered() -> bool:
 
 
 def _server() -> Iterator[checks.CheckMessage]:
-    here = server()
-    info: dict[str, Any] = here.wire.client_of(here.keyspace, 0).info()
+    server = current_server()
+    info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
     if conf.FENCE != "none" and not info.get("aof_enabled"):
         yield checks.Warning(
             "Rules bill, and the Redis server keeps no append-only file: no usage reaches the ledger.",
@@ -98,9 +98,7 @@ def _shards() -> Iterator[checks.CheckMessage]:
 
 def _left_in_redis() -> int:
     """How many shards beyond SHARDS, of those that the ledger knows, have batches in Redis, open or sealed."""
-    here = server()
+    server = current_server()
     beyond = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
-    return sum(
-        bool(here.wire.client_of(here.keyspace, shard).exists(here.keyspace.open(shard), here.keyspace.sealed(shard)))
-        for shard in beyond
-    )
+    keys, wire = server.keyspace, server.wire
+    return sum(bool(wire.client_of(keys, shard).exists(keys.open(shard), keys.sealed(shard))) for shard in beyond)

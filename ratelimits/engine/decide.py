@@ -17,7 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import ANY, Call, Command, Op, Receipt, Usage, clock, nonce
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale, read
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -41,32 +41,32 @@ def told(call: Call, answer: bytes, name: bytes) -> Decision | None:
     return None
 
 
-def ask(here: Server, call: Call, command: Command | None = None) -> Decision:
+def ask(server: Server, call: Call, command: Command | None = None) -> Decision:
     """Decide, by the command prepared for the call if there is one. Raises as `told` and `Wire.call` do."""
-    command = command or Command(here.keyspace, call)
+    command = command or Command(server.keyspace, call)
     name = nonce()
-    decision = told(call, here.wire.call(command, name), name)
+    decision = told(call, server.wire.call(command, name), name)
     if decision is None:
-        decision = told(call, here.wire.call(command, name), name)
+        decision = told(call, server.wire.call(command, name), name)
     if decision is None:
         raise Stale(0, clock.now())
     return decision
 
 
-async def aask(here: Server, call: Call, command: Command | None = None) -> Decision:
+async def aask(server: Server, call: Call, command: Command | None = None) -> Decision:
     """`ask`, awaited. What a caller that is cancelled meanwhile was granted is given back.
 
     Such a caller has the reply first, within TIMEOUT, then CancelledError. Its cause is the error, if there was one.
     """
-    command = command or Command(here.keyspace, call)
+    command = command or Command(server.keyspace, call)
     name = nonce()
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
     try:
-        decision = told(call, await here.wire.acall(command, name), name)
+        decision = told(call, await server.wire.acall(command, name), name)
         if decision is None:
-            decision = told(call, await here.wire.acall(command, name), name)
+            decision = told(call, await server.wire.acall(command, name), name)
         if decision is None:
             raise Stale(0, clock.now())
     except Exception as error:
@@ -74,7 +74,7 @@ async def aask(here: Server, call: Call, command: Command | None = None) -> Deci
             raise asyncio.CancelledError from error
         raise
     if task.cancelling() > cancelled:
-        giving = asyncio.ensure_future(_give_back(here, decision))
+        giving = asyncio.ensure_future(_give_back(server, decision))
         _giving.add(giving)  # a loop keeps no task alive
         giving.add_done_callback(_giving.discard)
         await asyncio.shield(giving)
@@ -85,14 +85,14 @@ async def aask(here: Server, call: Call, command: Command | None = None) -> Deci
 _giving: set[asyncio.Future[None]] = set()
 
 
-async def _give_back(here: Server, decision: Decision) -> None:
+async def _give_back(server: Server, decision: Decision) -> None:
     """Refund what nobody will hear of."""
     receipt = decision.receipt
     if receipt is None:
         return
     call = receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)._replace(now=decision.call.now)
     try:
-        await aask(here, call)
+        await aask(server, call)
     except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
         logger.error("What a cancelled request took could not be given back, receipt %s: %s", receipt.nonce, error)
 
@@ -180,7 +180,7 @@ def decide(
     Raises engine.Unavailable when the server cannot be asked.
     """
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return ask(server(), call)
+    return ask(current_server(), call)
 
 
 async def adecide(
@@ -194,18 +194,18 @@ async def adecide(
 ) -> Decision:
     """`decide`, awaited."""
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return await aask(server(), call)
+    return await aask(current_server(), call)
 
 
 def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """What `decide` would answer, changing nothing."""
-    return ask(server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
+    return ask(current_server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
 
 
 async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """`peek`, awaited."""
     call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
-    return await aask(server(), call)
+    return await aask(current_server(), call)
 
 
 def reserve(
@@ -240,39 +240,39 @@ def _nothing(receipt: Receipt) -> tuple[int, ...]:
 
 def refund(receipt: Receipt) -> Decision:
     """Give back all that a receipt took, once; raises AlreadySettled the second time."""
-    return ask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    return ask(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
     """`refund`, awaited."""
-    return await aask(server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    return await aask(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """Charge what was truly used, once, even over the limit: `costs` in the order they were charged in."""
-    return ask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
+    return ask(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """`settle`, awaited."""
-    return await aask(server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
+    return await aask(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 def release(receipt: Receipt) -> Decision:
     """End the leases of a receipt; one that has ended or was released before is left alone."""
-    return ask(server(), release_call(receipt))
+    return ask(current_server(), release_call(receipt))
 
 
 async def arelease(receipt: Receipt) -> Decision:
     """`release`, awaited."""
-    return await aask(server(), release_call(receipt))
+    return await aask(current_server(), release_call(receipt))
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """Forget the states of these limits: as never seen. What was counted as usage stays counted."""
-    return ask(server(), call_for(limits, account=account, op=Op.RESET))
+    return ask(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 
 async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """`reset`, awaited."""
-    return await aask(server(), call_for(limits, account=account, op=Op.RESET))
+    return await aask(current_server(), call_for(limits, account=account, op=Op.RESET))

@@ -115,11 +115,11 @@ class Program:
         numbers: list[float] = []
         formats = []
         for key in self._packed_keys:
-            here = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            sizes = [_size(term) for _number, term in here]
+            of_key = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
+            sizes = [_size(term) for _number, term in of_key]
             formats.append("<I4" + "".join("I4BI2I4" + _FORMATS[size] for size in sizes))
-            numbers += len(here), 4 + sum(_HEAD + size for size in sizes)
-            for (number, term), size in zip(here, sizes, strict=True):
+            numbers += len(of_key), 4 + sum(_HEAD + size for size in sizes)
+            for (number, term), size in zip(of_key, sizes, strict=True):
                 p, algorithm = term.algorithm.params(now), term.algorithm
                 numbers += name_id(term.name), algorithm.code, size, number, term.slot + 1
                 if isinstance(algorithm, FixedWindow):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from ratelimits.engine import scripts
-from ratelimits.engine.server import on_each, server
+from ratelimits.engine.server import current_server, on_each
 
 #: How often this process has published a version, the number of them being the length.
 _published: list[None] = []
@@ -22,16 +22,16 @@ def publish_version(version: int) -> int:
     Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
     """
     _published.append(None)
-    here, script = server(), scripts.read("publish")
+    server, script = current_server(), scripts.read("publish")
     in_force: list[int] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
-                pipeline.eval(script.text.decode(), 1, here.keyspace.head(shard), str(version))
+                pipeline.eval(script.text.decode(), 1, server.keyspace.head(shard), str(version))
             in_force.extend(pipeline.execute())
 
-    on_each(here, range(here.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), one_server)
     return max(in_force)
 
 
@@ -40,14 +40,14 @@ def version_in_force() -> int:
 
     Raises redis.exceptions.RedisError when the server is away.
     """
-    here = server()
+    server = current_server()
     heads: list[bytes | None] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
-                pipeline.get(here.keyspace.head(shard))
+                pipeline.get(server.keyspace.head(shard))
             heads.extend(pipeline.execute())
 
-    on_each(here, range(here.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), one_server)
     return max(int(head.split()[0]) if head else 0 for head in heads)

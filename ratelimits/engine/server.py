@@ -38,7 +38,7 @@ class Server:
 
 
 @cache
-def server() -> Server:
+def current_server() -> Server:
     """The server of RATELIMITS["CACHE_ALIAS"], in RATELIMITS["NAMESPACE"]; made anew after a change of settings.
 
     Raises NotReached when it is a cluster of which no node answers.
@@ -65,9 +65,9 @@ def isolate(suffix: str) -> None:
     Of the one that is left, what would never expire is deleted.
     """
     global _isolated
-    left = server() if _isolated and server.cache_info().currsize else None
+    left = current_server() if _isolated and current_server.cache_info().currsize else None
     _isolated = suffix
-    server.cache_clear()
+    current_server.cache_clear()
     if left is None:
         return
     keys = left.keyspace
@@ -97,13 +97,13 @@ def _wire(alias: str, timeout: float) -> Wire:
     return ClusterWire(source, timeout)
 
 
-def on_each(here: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
+def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
     """Do something on each server that has some of these shards; one that fails keeps it from no other.
 
     Raises the first error when all were asked.
     """
     failure: Exception | None = None
-    for client, those in here.wire.servers(here.keyspace, shards):
+    for client, those in server.wire.servers(server.keyspace, shards):
         try:
             do(client, those)
         except Exception as error:  # noqa: BLE001  (raised below)
@@ -115,14 +115,14 @@ def on_each(here: Server, shards: Sequence[int], do: Callable[[redis.Redis, list
 def _forget(*, setting: str, **kwargs: object) -> None:
     global _not_before
     if setting in ("RATELIMITS", "CACHES"):
-        server.cache_clear()
+        current_server.cache_clear()
         _way.cache_clear()
         _not_before = 0.0
 
 
 def _begin() -> None:
     if "django.test.runner" in sys.modules:
-        server.cache_clear()  # a parallel worker's is named after it
+        current_server.cache_clear()  # a parallel worker's is named after it
 
 
 os.register_at_fork(after_in_child=_begin)

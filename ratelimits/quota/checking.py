@@ -20,7 +20,7 @@ from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Op
 from ratelimits.engine.decide import aask, ask
 from ratelimits.engine.publish import publications
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
@@ -54,7 +54,7 @@ def _follow(version: int) -> None:
         logger.warning("Version %s of the rules cannot be read, those held stay in force: %s", version, error)
 
 
-sender = Sender(denials, server, _follow)
+sender = Sender(denials, current_server, _follow)
 
 
 class Answer(NamedTuple):
@@ -148,7 +148,7 @@ def check(
             if not breaker.closed:
                 break
             try:
-                decision = ask(server(), take.command.call, take.command)
+                decision = ask(current_server(), take.command.call, take.command)
             except Stale as stale:
                 breaker.succeeded()
                 rules.reload(stale.version)
@@ -198,7 +198,7 @@ async def acheck(
             if not breaker.closed:
                 break
             try:
-                decision = await aask(server(), take.command.call, take.command)
+                decision = await aask(current_server(), take.command.call, take.command)
             except Stale as stale:
                 breaker.succeeded()
                 await rules.areload(stale.version)

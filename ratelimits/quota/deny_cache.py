@@ -142,7 +142,7 @@ def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
-def send(here: Server, counted: list[Counted], told: Callable[[int], object] | None = None) -> list[Counted]:
+def send(server: Server, counted: list[Counted], told: Callable[[int], object] | None = None) -> list[Counted]:
     """Count refusals in the open batches; return those that certainly were not sent.
 
     Nothing more is tried once the server does not answer. What a reply was lost of is not sent again: it is logged.
@@ -151,18 +151,18 @@ def send(here: Server, counted: list[Counted], told: Callable[[int], object] | N
     version = 0
     together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
     for one in counted:
-        together.setdefault((home(here.keyspace, one.usage), one.usage.periods), []).append(one)
+        together.setdefault((home(server.keyspace, one.usage), one.usage.periods), []).append(one)
     unsent: list[Counted] = []
     away = False
     for (shard, _periods), some in together.items():
         if away:
             unsent += some
             continue
-        command = Count(here.keyspace.head(shard), here.keyspace.open(shard), some[0].usage)
+        command = Count(server.keyspace.head(shard), server.keyspace.open(shard), some[0].usage)
         for one in some:
             command.add(one)
         try:
-            version = max(version, here.wire.call(command, nonce()))
+            version = max(version, server.wire.call(command, nonce()))
         except (Unavailable, ResponseError) as error:
             # Other nodes of a cluster may well answer.
             away = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
@@ -182,10 +182,10 @@ class Sender:
     """
 
     def __init__(
-        self, cache: DenyCache, here: Callable[[], Server], told: Callable[[int], object] | None = None
+        self, cache: DenyCache, server: Callable[[], Server], told: Callable[[int], object] | None = None
     ) -> None:
         self._cache = cache
-        self._here = here
+        self._server = server
         self._told = told
         self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, turn=2)
         self.start = self._background.start
@@ -195,9 +195,9 @@ class Sender:
     def _send(self) -> None:
         counted = self._cache.take()
         if counted:
-            self._cache.put_back(send(self._here(), counted, self._told))
+            self._cache.put_back(send(self._server(), counted, self._told))
 
     def _send_last(self) -> None:
         counted = self._cache.take()
         if counted:
-            self._cache.put_back(send(self._here(), counted))
+            self._cache.put_back(send(self._server(), counted))

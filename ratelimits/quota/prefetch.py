@@ -87,9 +87,9 @@ class Allotment:
     """
 
     def __init__(
-        self, here: Server, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, server: Server, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._here = here
+        self._server = server
         self._call = call
         self._most = most
         self._seconds = seconds
@@ -130,7 +130,7 @@ class Allotment:
         command = self._commands.get(size)
         if command is None:
             call = self._call._replace(costs=tuple(size * cost for cost in self._call.costs))
-            command = self._commands[size] = Command(self._here.keyspace, call)
+            command = self._commands[size] = Command(self._server.keyspace, call)
         return Take(size, command, self._clock())
 
     def book(self, take: Take, decision: Decision, about: Any) -> bool:
@@ -171,7 +171,7 @@ class Allotment:
         assert batch.receipt is not None
         spent = tuple((batch.size - left) * cost for cost in self._call.costs)
         try:
-            ask(self._here, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
+            ask(self._server, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (ResponseError, Stale, AlreadySettled) as error:
             logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 

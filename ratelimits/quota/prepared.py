@@ -14,7 +14,7 @@ from ratelimits.engine.call import Call, Command, Op, clock
 from ratelimits.engine.decision import Decision, blocked
 from ratelimits.engine.program import Program, Term, program
 from ratelimits.engine.publish import publications
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import headers
 from ratelimits.quota.prefetch import Allotment, Take, lends_itself
@@ -133,7 +133,7 @@ class Routes:
             self.known.clear()
         prepared = prepare(selection, tuple(question.costs))
         assert self.snapshot is not None
-        here, call = server(), _call(self.snapshot, selection.version, prepared, question)
+        server, call = current_server(), _call(self.snapshot, selection.version, prepared, question)
         refusal = blocked(call, clock.now())
         allotment = None
         if prepared.undecidable:
@@ -144,8 +144,8 @@ class Routes:
         elif prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
             unmetered = call._replace(usage=None)
-            allotment = Allotment(here, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
-        take = Take(1, Command(here.keyspace, call))
+            allotment = Allotment(server, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
+        take = Take(1, Command(server.keyspace, call))
         return self.known.setdefault(place, Route(prepared, take, allotment, refusal))
 
 

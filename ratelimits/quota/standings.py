@@ -15,7 +15,7 @@ from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import ask
 from ratelimits.engine.program import program
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
@@ -57,7 +57,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
             # There is nothing to decide; what is asked is only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
-            decision = ask(server(), call)
+            decision = ask(current_server(), call)
         except Stale as stale:
             rules.reload(stale.version)
             continue

@@ -104,13 +104,13 @@ def _of_any_run(command: bytes, run: str) -> bytes:
     return command
 
 
-def replay(here: Server, questions: Sequence[Question]) -> list[Answer]:
+def replay(server: Server, questions: Sequence[Question]) -> list[Answer]:
     """Decide in order, in one round trip.
 
     Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
     """
     packed = [partial(_of_any_run, command) for command, _script in questions]
-    replies = here.wire.stream(packed, {script for _command, script in questions})
+    replies = server.wire.stream(packed, {script for _command, script in questions})
     answer = _ANSWER.unpack_from
     answers = [answer(raw) if len(raw) >= _ANSWER.size else _REFUSED.unpack_from(raw) for raw in replies]
     for one in answers:
@@ -119,9 +119,9 @@ def replay(here: Server, questions: Sequence[Question]) -> list[Answer]:
     return answers
 
 
-def forget(here: Server, keys: Iterable[str]) -> None:
+def forget(server: Server, keys: Iterable[str]) -> None:
     """Leave nothing behind of these states."""
     endings = {"", *(ending for endings in BEHIND.values() for ending in endings)}
     found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):
-        here.wire.client.unlink(*found[start : start + 1000])
+        server.wire.client.unlink(*found[start : start + 1000])

@@ -143,7 +143,7 @@ class Simulator:
     """Replays on a server, in a namespace of its own; `close` leaves nothing behind."""
 
     def __init__(self, wire: Wire) -> None:
-        self._here = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
+        self._server = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
         self._thread: ThreadPoolExecutor | None = None
         self._replays: dict[Replay, None] = {}
 
@@ -152,7 +152,7 @@ class Simulator:
         waiting: deque[tuple[Asked, Future[list[Answer]]]] = deque()
         asked: Asked = []
         questions: list[Question] = []
-        keyspace = self._here.keyspace
+        keyspace = self._server.keyspace
         for one, line in lines:
             self._replays[one] = None
             questions += one.questions(line, keyspace)
@@ -160,18 +160,18 @@ class Simulator:
             if len(questions) >= TOGETHER:
                 # While the server decides on one lot, the next is read; a single thread keeps them in order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
-                waiting.append((asked, self._thread.submit(replay, self._here, questions)))
+                waiting.append((asked, self._thread.submit(replay, self._server, questions)))
                 asked, questions = [], []
                 if len(waiting) > 1:
                     yield from _outcomes(*waiting.popleft())
         while waiting:
             yield from _outcomes(*waiting.popleft())
         if questions:
-            yield from _outcomes(asked, replay(self._here, questions))
+            yield from _outcomes(asked, replay(self._server, questions))
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Leave nothing of finished replays behind."""
-        forget(self._here, [state for one in replays for state in one.states()])
+        forget(self._server, [state for one in replays for state in one.states()])
         for one in replays:
             self._replays.pop(one, None)
 

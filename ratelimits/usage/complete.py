@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
-from ratelimits.engine.server import on_each, server
+from ratelimits.engine.server import current_server, on_each
 from ratelimits.models.ledger import ShardState, moment
 
 
@@ -40,16 +40,16 @@ def _waiting() -> str:
 
 
 def _count() -> tuple[int, int]:
-    here, counts = server(), [0, 0]
+    server, counts = current_server(), [0, 0]
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for shard in shards:
-                pipeline.llen(here.keyspace.sealed(shard))
-                pipeline.exists(here.keyspace.open(shard))
+                pipeline.llen(server.keyspace.sealed(shard))
+                pipeline.exists(server.keyspace.open(shard))
             replies = pipeline.execute()
         counts[0] += sum(replies[::2])
         counts[1] += sum(replies[1::2])
 
-    on_each(here, range(here.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), one_server)
     return counts[0], counts[1]

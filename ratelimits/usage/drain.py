@@ -23,7 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ratelimits.conf import conf
 from ratelimits.engine import scripts
-from ratelimits.engine.server import Server, on_each, server
+from ratelimits.engine.server import Server, current_server, on_each
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models.ledger import Batch, QuarantinedBatch, ShardState
 from ratelimits.usage import crash, gaps, watermark
@@ -67,13 +67,13 @@ def drain(now: int | None = None) -> Drained:
     what was read, redis.exceptions.RedisError when it is away or refuses a shard for now, when all others were drained;
     what was applied stays applied, and the next drain goes on.
     """
-    here, using, done = server(), conf.DATABASE, Drained()
-    shards = range(here.keyspace.shards)
+    server, using, done = current_server(), conf.DATABASE, Drained()
+    shards = range(server.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     try:
-        done.alive = _runs(here, shards)
-        on_each(here, shards, lambda _client, those: _drain_server(here, using, those, done, now))
+        done.alive = _runs(server, shards)
+        on_each(server, shards, lambda _client, those: _drain_server(server, using, those, done, now))
     finally:
         for shard, error in done.refused.items():
             logger.warning("usage of shard %02d could not be drained; the next drain goes on: %s", shard, error)
@@ -82,18 +82,18 @@ def drain(now: int | None = None) -> Drained:
     return done
 
 
-def _runs(here: Server, shards: Sequence[int]) -> set[str]:
+def _runs(server: Server, shards: Sequence[int]) -> set[str]:
     """Return the runs of the servers that answer now."""
     found = set()
-    for client, _shards in here.wire.servers(here.keyspace, shards):
+    for client, _shards in server.wire.servers(server.keyspace, shards):
         with suppress(RedisError):
             found.add(run_named(client.info()))
     return found
 
 
-def _drain_server(here: Server, using: str, shards: list[int], done: Drained, now: int | None) -> None:
+def _drain_server(server: Server, using: str, shards: list[int], done: Drained, now: int | None) -> None:
     while True:
-        found = waiting(here, shards, done.refused, now)
+        found = waiting(server, shards, done.refused, now)
         if not found:
             return
         crash.reached("drain:listed")
@@ -101,21 +101,21 @@ def _drain_server(here: Server, using: str, shards: list[int], done: Drained, no
             continue  # restarted while it was asked
         # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
-        done.fsync = fence(here, found[0].run, shard=found[0].shard)
+        done.fsync = fence(server, found[0].run, shard=found[0].shard)
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
-        _meet(here, using, found, states, done)
+        _meet(server, using, found, states, done)
         watermark.watch(using, found, states)
         busy = [each for each in found if each.batches]
         # Several drainers start at several shards, so that they seldom meet.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
-        more = _drain_lanes(here, using, busy[start:] + busy[:start], done)
+        more = _drain_lanes(server, using, busy[start:] + busy[:start], done)
         watermark.move_idle(using, [each for each in found if not each.count])
         if not more:
             return
 
 
-def _meet(here: Server, using: str, found: list[Waiting], states: Mapping[int, ShardState], done: Drained) -> None:
+def _meet(server: Server, using: str, found: list[Waiting], states: Mapping[int, ShardState], done: Drained) -> None:
     """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
     odd = [each for each in found if _differs(states[each.shard], each)]
     if not odd:
@@ -124,7 +124,7 @@ def _meet(here: Server, using: str, found: list[Waiting], states: Mapping[int, S
         for odd_one in odd:
             state = ShardState.lock(using, odd_one.shard)
             # Asked again under the lock: another drainer may have gone on since.
-            again = waiting(here, [odd_one.shard], done.refused)
+            again = waiting(server, [odd_one.shard], done.refused)
             each = again[0] if again else None
             if state is None or each is None or each.run != odd_one.run or not _differs(state, each):
                 continue
@@ -154,12 +154,11 @@ class _Read(NamedTuple):
     last: bool
 
 
-def _read(here: Server, each: Waiting, name: str) -> _Read:
+def _read(server: Server, each: Waiting, name: str) -> _Read:
     found: Packet | Exception
     try:
-        found = packet(
-            each.shard, _fields(here.wire.client_of(here.keyspace, each.shard), here.keyspace.batch(each.shard, name))
-        )
+        client = server.wire.client_of(server.keyspace, each.shard)
+        found = packet(each.shard, _fields(client, server.keyspace.batch(each.shard, name)))
     except Unreadable as error:
         found = error
     except ResponseError as error:
@@ -168,33 +167,33 @@ def _read(here: Server, each: Waiting, name: str) -> _Read:
     return _Read(each, name, found, name == each.batches[-1])
 
 
-def _read_ahead(here: Server, busy: list[Waiting]) -> Generator[_Read]:
+def _read_ahead(server: Server, busy: list[Waiting]) -> Generator[_Read]:
     """The batches in order, the next ones read while the database takes one: bounded memory, both at work."""
     jobs = ((each, name) for each in busy for name in each.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
-        ahead = deque(reader.submit(_read, here, *job) for job in islice(jobs, _AHEAD))
+        ahead = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
         try:
             while ahead:
                 read = ahead.popleft().result()
-                ahead.extend(reader.submit(_read, here, *job) for job in islice(jobs, 1))
+                ahead.extend(reader.submit(_read, server, *job) for job in islice(jobs, 1))
                 yield read
         finally:
             reader.shutdown(cancel_futures=True)
 
 
-def _drain_lanes(here: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
+def _drain_lanes(server: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
     """Drain shards side by side where the database can write side by side; whether more waits."""
     connection = connections[using]
     # Other connections would not see what a transaction that is open here, a test's, has written.
     side_by_side = connection.features.has_select_for_update and not connection.in_atomic_block
     count = min(_LANES if side_by_side else 1, len(busy))
     if count < 2:
-        return _drain_lane(here, using, busy, done)
+        return _drain_lane(server, using, busy, done)
     lanes = [Drained(fsync=done.fsync) for _number in range(count)]
 
     def drain_lane(number: int) -> bool:
         try:
-            return _drain_lane(here, using, busy[number::count], lanes[number])
+            return _drain_lane(server, using, busy[number::count], lanes[number])
         finally:
             connections[using].close()  # this thread's own
 
@@ -207,12 +206,12 @@ def _drain_lanes(here: Server, using: str, busy: list[Waiting], done: Drained) -
     return any(more)
 
 
-def _drain_lane(here: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
-    with closing(_read_ahead(here, busy)) as batches:
-        return _drain_shards(here, using, batches, done)
+def _drain_lane(server: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
+    with closing(_read_ahead(server, busy)) as batches:
+        return _drain_shards(server, using, batches, done)
 
 
-def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drained) -> bool:
+def _drain_shards(server: Server, using: str, batches: Iterable[_Read], done: Drained) -> bool:
     """Apply what was listed; whether more waits that this drainer should go on with."""
     busy: set[int] = set()
     more = False
@@ -221,7 +220,7 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
         if each.shard in busy or each.shard in done.refused:
             continue
         try:
-            outcome = _drain_batch(here, using, read, done)
+            outcome = _drain_batch(server, using, read, done)
         except ResponseError as error:
             done.refused[each.shard] = error
             continue
@@ -231,7 +230,7 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
             busy.add(each.shard)
             continue
         try:
-            _drop(here, each.shard, name)
+            _drop(server, each.shard, name)
         except ResponseError as error:
             done.refused[each.shard] = error
             continue
@@ -244,12 +243,12 @@ def _drain_shards(here: Server, using: str, batches: Iterable[_Read], done: Drai
     return more
 
 
-def _drain_batch(here: Server, using: str, read: _Read, done: Drained) -> BatchOutcome:
+def _drain_batch(server: Server, using: str, read: _Read, done: Drained) -> BatchOutcome:
     each, name, found, _last = read
     if isinstance(found, ResponseError):
         raise found
     if isinstance(found, Exception):
-        outcome = _unreadable(here, using, each, name, str(found))
+        outcome = _unreadable(server, using, each, name, str(found))
     else:
         crash.reached("drain:read")
         outcome = apply(using, found, done.fsync, wait=False, alive=done.alive)
@@ -266,10 +265,10 @@ def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
     return seen.items()
 
 
-def _unreadable(here: Server, using: str, each: Waiting, name: str, reason: str) -> BatchOutcome:
+def _unreadable(server: Server, using: str, each: Waiting, name: str, reason: str) -> BatchOutcome:
     """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
-    client: Any = here.wire.client_of(here.keyspace, each.shard)
-    key = here.keyspace.batch(each.shard, name)
+    client: Any = server.wire.client_of(server.keyspace, each.shard)
+    key = server.keyspace.batch(each.shard, name)
     with transaction.atomic(using=using, durable=True):
         # Under the lock nobody else can drain it, so what is read now is what there is.
         state = ShardState.lock(using, each.shard)
@@ -303,6 +302,6 @@ def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
     }
 
 
-def _drop(here: Server, shard: int, name: str) -> None:
+def _drop(server: Server, shard: int, name: str) -> None:
     text = scripts.read("drop").text.decode()
-    here.wire.client_of(here.keyspace, shard).eval(text, 1, here.keyspace.meta(shard), name)
+    server.wire.client_of(server.keyspace, shard).eval(text, 1, server.keyspace.meta(shard), name)

@@ -42,14 +42,14 @@ class NotFencedError(RuntimeError):
     """What was read may still be forgotten by the server; the message says what to do."""
 
 
-def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) -> str:
+def fence(server: Server, run: str, patience: float = PATIENCE, shard: int = 0) -> str:
     """Wait until all that the server of a shard did so far is on its disk.
 
     Returns its fsync policy ("none" without a fence). `run` is the server's run as it was when the batches were read.
     Writes the key `here.keyspace.fence(shard)`. Raises NotFencedError, and redis.exceptions.RedisError when the server
     is away.
     """
-    client = here.wire.client_of(here.keyspace, shard)
+    client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
         _same(client.info(), run)
         return "none"
@@ -61,7 +61,7 @@ def fence(here: Server, run: str, patience: float = PATIENCE, shard: int = 0) ->
             raise NotFencedError(
                 "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
             )
-        key = here.keyspace.fence(shard)
+        key = server.keyspace.fence(shard)
         if policy == "always":
             _mark(connection, key)
         else:

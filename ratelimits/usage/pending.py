@@ -43,16 +43,16 @@ class Waiting:
 
 
 def waiting(
-    here: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
+    server: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
 ) -> list[Waiting]:
     """Return what waits in these shards of one server, in one round trip; add those that cannot be asked to `refused`.
 
     `clock` is µs since 1970 UTC, by default this machine's clock.
     """
     text = scripts.read("run", "pending").text.decode()
-    with here.wire.client_of(here.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
+    with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
         for shard in shards:
-            pipeline.eval(text, 1, here.keyspace.meta(shard), str(BATCHES_PER_PASS))
+            pipeline.eval(text, 1, server.keyspace.meta(shard), str(BATCHES_PER_PASS))
         replies = dict(zip(shards, pipeline.execute(raise_on_error=False), strict=True))
     clock = time_ns() // 1000 if clock is None else clock
     refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}

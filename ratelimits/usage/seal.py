@@ -11,7 +11,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from ratelimits.engine import scripts
-from ratelimits.engine.server import on_each, server
+from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 
 #: Shards in one round trip: sealing a full batch takes the server 7 ms, and a call may take RATELIMITS["TIMEOUT"].
@@ -35,7 +35,7 @@ def seal() -> list[Sealing]:
     Doing it again, or at once from several processes, is harmless. Raises redis.exceptions.RedisError when the server
     is away or refuses a shard for now, when all others were sealed; a batch that was sealed meanwhile stays sealed.
     """
-    here, text = server(), scripts.read("run", "batch", "seal").text.decode()
+    server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
     replies: dict[int, Any] = {}
 
@@ -44,10 +44,10 @@ def seal() -> list[Sealing]:
             some, clock = shards[first : first + _AT_ONCE], str(time_ns() // 1000)
             with client.pipeline(transaction=False) as pipeline:
                 for shard in some:
-                    pipeline.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), "", clock)
+                    pipeline.eval(text, 1, server.keyspace.meta(shard), secrets.token_hex(12), "", clock)
                 replies.update(zip(some, pipeline.execute(raise_on_error=False), strict=True))
 
-    on_each(here, range(here.keyspace.shards), one_server)
+    on_each(server, range(server.keyspace.shards), one_server)
     for reply in replies.values():
         # What one shard refuses (its slot is on the move, say) keeps no other from being sealed.
         if isinstance(reply, ResponseError):

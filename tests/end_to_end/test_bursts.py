@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.idle import IDLE_CONNECTIONS
 from ratelimits.identity import Identity
 from ratelimits.quota import checking
@@ -113,7 +113,7 @@ def test_loops_that_come_and_go_leave_nothing(redis_client: redis.Redis) -> None
     for _ in range(30):
         assert asyncio.run(ask_at_once(20)) == Counter(refused=20)
     assert connections(redis_client) == before
-    assert len(server().wire._loops) == 0
+    assert len(current_server().wire._loops) == 0
 
 
 def in_threads(threads: int, work: Callable[[int], None]) -> None:

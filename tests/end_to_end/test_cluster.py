@@ -28,7 +28,7 @@ from ratelimits.engine.cluster.split import slot_of
 from ratelimits.engine.decide import ask as decide_call
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import FAILURES
 from ratelimits.engine.transport.multiplexed import Multiplexed
 from ratelimits.identity import Identity
@@ -183,9 +183,9 @@ def test_limits_in_one_shard_are_one_call_to_its_node(cluster: Cluster) -> None:
     engine.decide(mine, account=ACCOUNT, usage=usage())
     before = cluster.calls()
     engine.decide(mine, account=ACCOUNT, usage=usage())
-    here = cluster.node_of(home(ACCOUNT))
+    own_node = cluster.node_of(home(ACCOUNT))
     assert [after - was for after, was in zip(cluster.calls(), before, strict=True)] == [
-        int(number == here) for number in range(NODES)
+        int(number == own_node) for number in range(NODES)
     ]
 
 
@@ -327,7 +327,7 @@ def test_what_a_shadow_rule_elsewhere_would_have_refused_is_counted_beside_the_a
     keys = (*elsewhere(cluster), "user:1")
     terms = tuple(Term(none, "rule", number, 0, Mode.SHADOW, rule=number + 1, version=1) for number in range(len(keys)))
     call = Call(program(terms), keys, (2,), ACCOUNT, usage(Meter("requests")), version=1)
-    assert decide_call(server(), call).allowed
+    assert decide_call(current_server(), call).allowed
     fields = {(name[0], name.split("|")[4], name[-1]): value for name, value in counted(cluster).items()}
     assert fields == {("a", "0", "n"): 1, ("a", "0", "u"): 2} | {
         ("s", str(rule), suffix): value for rule in (1, 2, 3) for suffix, value in (("n", 1), ("u", 2))
@@ -728,7 +728,7 @@ def test_refusals_that_a_process_answers_itself_are_counted_too(cluster: Cluster
     cache.keep("place", engine.decide(limits, account=ACCOUNT, usage=usage()), 60)
     for _ in range(5):
         assert cache.look("place") is not None
-    send(server(), cache.take())
+    send(current_server(), cache.take())
     assert kinds(cluster) == {"a": 1, "d": 6}
 
 
@@ -737,7 +737,7 @@ def test_replicas_cannot_decide(nodes: Cluster) -> None:
         nodes.settings(REDIS_CLIENT_KWARGS={"load_balancing_strategy": LoadBalancingStrategy.ROUND_ROBIN}),
         pytest.raises(ImproperlyConfigured, match="replicas cannot decide"),
     ):
-        server()
+        current_server()
 
 
 def test_a_cluster_of_which_no_node_answers_was_sent_nothing(nodes: Cluster) -> None:

@@ -18,7 +18,7 @@ from django.conf import settings
 settings.RATELIMITS.update(TIMEOUT=10)
 django.setup()
 from ratelimits.quota import checking as quota
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 
 def check(number):
@@ -29,7 +29,7 @@ def together(count):
     return Counter(one.value for one in gevent.joinall([gevent.spawn(check, number) for number in range(count)]))
 
 first, used_up = together(400), together(400)
-client = server().wire.client
+client = current_server().wire.client
 connections, before = len(client.client_list()), client.info("stats")["total_connections_received"]
 for number in range(200):
     gevent.spawn(check, number).join()

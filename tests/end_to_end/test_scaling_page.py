@@ -16,7 +16,7 @@ from django_redis.pool import ConnectionFactory
 from ratelimits import engine
 from ratelimits.conf import conf
 from ratelimits.engine.cluster.wire import ClusterWire
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.models import Line
 from tests.support.cluster import Cluster
 from tests.support.engine.asking import limit, usage
@@ -70,7 +70,7 @@ def test_sentinel(servers: TestServers, tmp_path: Path) -> None:
         here = f'"127.0.0.1", {watched.port}'
         with configured(text, {f'"10.0.0.{number}", 26379': here for number in (1, 2, 3)}):
             serve()
-            server().wire.client.close()
+            current_server().wire.client.close()
     finally:
         for url in [url for url in ConnectionFactory._pools if url.startswith("redis://quota/")]:
             ConnectionFactory._pools.pop(url).disconnect()
@@ -82,7 +82,7 @@ def test_cluster(servers: TestServers, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, server_binary(servers.redis_kind))
     try:
         with configured(text, {"redis://10.0.0.1:6379/0": cluster.url}):
-            assert isinstance(server().wire, ClusterWire)
+            assert isinstance(current_server().wire, ClusterWire)
             serve()
     finally:
         cluster.stop()

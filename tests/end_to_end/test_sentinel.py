@@ -14,7 +14,7 @@ from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine
 from ratelimits.engine import NotSent, Unanswered
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line
 from ratelimits.models.ledger import GapKind
 from tests.support.engine.asking import KEYS, home, limit, usage
@@ -33,7 +33,7 @@ def watched(servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
     try:
         with running.settings():
             yield running
-            server().wire.client.close()
+            current_server().wire.client.close()
     finally:
         # django-redis keeps pools by their URL, whatever sentinels they asked.
         for url in [url for url in ConnectionFactory._pools if url.startswith("redis://quota/")]:

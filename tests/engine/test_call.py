@@ -16,7 +16,7 @@ from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from tests.support.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 from tests.support.raw import RawRedis
@@ -35,7 +35,7 @@ def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more
     )
     counters = usage(*(Meter(name, 7, 3) for name in costs), account=account)
     call = Call(program(terms), ("user:1",), tuple(costs.values()), account, counters, now=NOW, **more)
-    return steps(server(), call)
+    return steps(current_server(), call)
 
 
 class TestCounters:
@@ -112,7 +112,7 @@ class TestCounters:
 
     def test_a_request_under_no_limit_is_counted(self, redis_client: RawRedis) -> None:
         call = Call(program(()), (), (1,), "acme", usage(), now=NOW)
-        answer = steps(server(), call)
+        answer = steps(current_server(), call)
         assert (answer.allowed, answer.limit, answer.binding, answer.standings) == (True, None, None, ())
         assert counted(redis_client) == {f"a|{WHERE}|requests|0|0|acme|user:1|1": 1}
 

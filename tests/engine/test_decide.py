@@ -36,7 +36,7 @@ from ratelimits.engine.call import Call
 from ratelimits.engine.decide import ask as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from tests.support.engine.asking import DAY, KEYS, MONTHS, NOW, SECOND, ask, everything, limit, usage
 from tests.support.raw import RawRedis
 
@@ -463,7 +463,7 @@ class TestWaiting:
             for name, seconds in waits.items()
         )
         call = Call(program(terms), ("user:1",), (1,), now=NOW, at_once=at_once)
-        return steps(server(), call)
+        return steps(current_server(), call)
 
     def test_the_least_patient_limit_refuses_first(self) -> None:
         waits = {"patient": 5, "hasty": 2}
@@ -525,7 +525,7 @@ class TestOddRates:
             now += random.choice([0, 1, 333_333, 1_000_000, 7_000_000, -5_000_000, 3_600_000_000, -90_000_000])
             costs = random.choice([1, 1, 2, 8]), random.choice([0, 1, 3])
             usual, general = (
-                steps(server(), Call(program(terms), (key,), costs, now=now, at_once=at_once))
+                steps(current_server(), Call(program(terms), (key,), costs, now=now, at_once=at_once))
                 for key, at_once in (("user:1", False), ("user:2", True))
             )
             assert usual.reply == general.reply
@@ -542,7 +542,7 @@ class TestOddRates:
             if turn == 5:
                 redis_client.config_resetstat()
             usual, general = (
-                steps(server(), Call(program(terms), (key,), (1,), "acme", now=now, at_once=at_once))
+                steps(current_server(), Call(program(terms), (key,), (1,), "acme", now=now, at_once=at_once))
                 for key, at_once in (("user:1", False), ("user:2", True))
             )
             assert usual.reply == general.reply

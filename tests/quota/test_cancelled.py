@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from ratelimits.engine import adecide
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.waiting import acheck_and_wait
@@ -146,7 +146,7 @@ def test_a_thread_that_is_stopped_while_it_waits_for_the_reply_declares_it(
     proxy: Proxy, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException], pooled: bool
 ) -> None:
     if pooled:
-        monkeypatch.setattr(server().wire, "_idle", None)  # as with Sentinel and clusters
+        monkeypatch.setattr(current_server().wire, "_idle", None)  # as with Sentinel and clusters
     assert checking.check(WHO).allowed
     before, connections = proxy.count(b"EVALSHA"), proxy.connections
     proxy.hold()

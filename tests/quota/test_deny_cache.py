@@ -11,7 +11,7 @@ from django.test import override_settings
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.quota.deny_cache import DenyCache, Sender, send
 from tests.support.faces import away
 from tests.support.raw import RawRedis
@@ -76,7 +76,7 @@ def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_cl
     cache.keep("place", refusal(Limit("api_key:1", BUCKET, rule=3, version=9), "requests", "tokens"), 1.0)
     for _ in range(5):
         cache.look("place")
-    send(server(), cache.take())
+    send(current_server(), cache.take())
     (open_batch,) = redis_client.keys("*:open")
     counted = {
         field.split(b"|", 3)[3]: int(value)
@@ -100,7 +100,7 @@ def test_repetitions_of_another_cost_are_counted_as_requests_and_as_units(redis_
     cache.look("place")
     (counted,) = cache.take()
     counted = type(counted)(counted.usage, (5,), counted.rule, counted.version, 4)
-    send(server(), [counted])
+    send(current_server(), [counted])
     (open_batch,) = redis_client.keys("*:open")
     fields = {
         field.rsplit(b"|", 1)[1]: int(value)
@@ -119,7 +119,7 @@ def test_a_hundred_thousand_repetitions_send_a_handful_of_commands(redis_client:
     known.until = float("inf")
     for _ in range(100_000):
         assert cache.look("place") is known
-    send(server(), cache.take())
+    send(current_server(), cache.take())
     assert redis_client.info("stats")["total_commands_processed"] - before <= 200
 
 
@@ -159,7 +159,7 @@ def test_many_threads_lose_no_count() -> None:
 
 def test_counts_that_could_not_be_sent_are_sent_later(redis_client: RawRedis, settings: Any) -> None:
     cache = DenyCache()
-    sender = Sender(cache, server)
+    sender = Sender(cache, current_server)
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 60.0)
     for _ in range(5):
         cache.look("place")

@@ -14,7 +14,7 @@ from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import ask, call_for
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.quota.prefetch import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
@@ -33,7 +33,7 @@ def _nothing_lent() -> Iterator[None]:
 def _server_at(settings: Any, port: int) -> Server:
     """The server of the limits, at another port."""
     away(settings, port)
-    return server()
+    return current_server()
 
 
 def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user:1") -> Call:
@@ -48,7 +48,7 @@ class Process:
         self.takes: list[Take] = []
         self.asked = asked
         self._began = self.clock.now
-        self.allotment = Allotment(server(), asked, most, seconds, self.clock)
+        self.allotment = Allotment(current_server(), asked, most, seconds, self.clock)
 
     def now(self) -> int:
         """The server's time, in µs since 1970 UTC."""
@@ -63,14 +63,14 @@ class Process:
             take = self.allotment.take()
             self.takes.append(take)
             asked = take.command.call._replace(now=self.now())
-            decision = ask(server(), asked, Command(server().keyspace, asked))
+            decision = ask(current_server(), asked, Command(current_server().keyspace, asked))
             if self.allotment.book(take, decision, "held"):
                 return decision.allowed
 
     def left(self) -> int:
         """How many permits the server says are left."""
         asked = self.asked._replace(op=Op.PEEK, now=self.now())
-        return ask(server(), asked).remaining
+        return ask(current_server(), asked).remaining
 
     @property
     def sizes(self) -> list[int]:
@@ -182,9 +182,9 @@ def test_what_could_not_be_sent_is_given_back_later(servers: TestServers, settin
     process = Process(call(capacity=100))
     assert all(process.request() for _ in range(5))
     assert process.left() == 100 - 7
-    process.allotment._here = _server_at(settings, free_port())
+    process.allotment._server = _server_at(settings, free_port())
     give_back(everything=True)
-    process.allotment._here = _server_at(settings, servers.redis.port)
+    process.allotment._server = _server_at(settings, servers.redis.port)
     assert process.left() == 100 - 7
     give_back(everything=True)
     assert process.left() == 100 - 5
@@ -196,7 +196,7 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
     with Proxy(servers.redis.port) as proxy:
         hanging = _server_at(settings, proxy.port)
         for process in processes:
-            process.allotment._here = hanging
+            process.allotment._server = hanging
         proxy.lose.set()
         give_back(everything=True)
         assert proxy.count(b"EVALSHA") <= 1
@@ -243,7 +243,7 @@ def test_processes_together_never_spend_more_than_a_window_holds(
 
 def test_what_one_of_several_took_cannot_be_given_back() -> None:
     asked = call()
-    decision = ask(server(), asked)
+    decision = ask(current_server(), asked)
     assert decision.receipt is not None
     assert Taken(decision.call, decision.reply).receipt is None
 

@@ -13,7 +13,7 @@ from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.resp import bulks
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.simulate.batch import Asking, Question, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.asking import NOW, SECOND
@@ -24,8 +24,8 @@ ALLOWED, REMAINING = 1, 3
 
 
 @pytest.fixture
-def here() -> Server:
-    return Server(server().wire, KEYS)
+def server() -> Server:
+    return Server(current_server().wire, KEYS)
 
 
 def asking(*algorithms: str, **more: object) -> Asking:
@@ -38,21 +38,21 @@ def question(one: Asking, now: int = NOW, key: str = "user:1") -> Question:
     return one.question(Op.TRY, key, 1, now)
 
 
-def test_decisions_are_made_in_order_in_one_round_trip(here: Server, redis_url: str) -> None:
+def test_decisions_are_made_in_order_in_one_round_trip(server: Server, redis_url: str) -> None:
     window = asking("fixed_window", capacity=3, period=10)
     questions = [question(window, NOW + n * SECOND) for n in range(12)]
-    replay(here, questions[:1])
-    forget(here, window.states("user:1"))
+    replay(server, questions[:1])
+    forget(server, window.states("user:1"))
     with commands_of_clients(redis_url) as commands:
-        allowed = [answer[ALLOWED] for answer in replay(here, questions)]
+        allowed = [answer[ALLOWED] for answer in replay(server, questions)]
     assert allowed == ([1] * 3 + [0] * 7 + [1] * 2)
     assert [command.split()[0] for command in commands] == ["SCRIPT"] + ["EVALSHA"] * 12
 
 
-def test_moments_of_any_age_are_replayed(here: Server) -> None:
+def test_moments_of_any_age_are_replayed(server: Server) -> None:
     bucket = asking(capacity=1)
     questions = [question(bucket, now) for now in (0, 1, SECOND, 5 * SECOND, NOW * 2)]
-    assert [answer[ALLOWED] for answer in replay(here, questions)] == [1, 0, 1, 1, 1]
+    assert [answer[ALLOWED] for answer in replay(server, questions)] == [1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -74,32 +74,32 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
-    here: Server, redis_client: RawRedis, algorithm: str
+    server: Server, redis_client: RawRedis, algorithm: str
 ) -> None:
     one = asking(algorithm)
-    replay(here, [question(one, 100 * SECOND), one.question(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
+    replay(server, [question(one, 100 * SECOND), one.question(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
     kept = redis_client.keys("*")
     assert kept
     assert {redis_client.ttl(key) for key in kept} == {-1}
-    forget(here, [*one.states("user:1"), *one.states("user:2")])
+    forget(server, [*one.states("user:1"), *one.states("user:2")])
     assert redis_client.keys("*") == []
 
 
-def test_a_replay_touches_no_version_and_no_usage(here: Server, redis_client: RawRedis) -> None:
-    replay(here, [question(asking())])
+def test_a_replay_touches_no_version_and_no_usage(server: Server, redis_client: RawRedis) -> None:
+    replay(server, [question(asking())])
     assert {key.split(b"}:")[1][:2] for key in redis_client.keys("*")} == {b"s:"}
 
 
-def test_a_corrupt_state_ends_it(here: Server, redis_client: RawRedis) -> None:
-    redis_client.set(here.keyspace.state(0, "user:1"), b"garbage of no kind at all")
+def test_a_corrupt_state_ends_it(server: Server, redis_client: RawRedis) -> None:
+    redis_client.set(server.keyspace.state(0, "user:1"), b"garbage of no kind at all")
     with pytest.raises(ResponseError, match=r"^CORRUPT"):
-        replay(here, [question(asking()), question(asking(), key="user:2")])
-    assert replay(here, [question(asking(), key="user:2")])[0][REMAINING] == 8
+        replay(server, [question(asking()), question(asking(), key="user:2")])
+    assert replay(server, [question(asking(), key="user:2")])[0][REMAINING] == 8
 
 
-def test_a_moment_that_its_calendars_do_not_reach_to_is_refused(here: Server) -> None:
+def test_a_moment_that_its_calendars_do_not_reach_to_is_refused(server: Server) -> None:
     one = asking("calendar_window")
     months, script = question(one)
     later = months.replace(struct.pack("<d", NOW), struct.pack("<d", NOW + 40 * 86_400 * SECOND))
     with pytest.raises(Stale):
-        replay(here, [(later, script)])
+        replay(server, [(later, script)])

@@ -45,14 +45,14 @@ def test_every_algorithm_has_its_promise(algorithm: str) -> None:
 
 def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
     """What the server keeps of a key under these rules after so many requests, about four seconds apart."""
-    here = Server(wire, Keyspace("memory", 1))
+    server = Server(wire, Keyspace("memory", 1))
     terms = [Term(algorithm_from_json(rule), f"rule {place}", 0, 0) for place, rule in enumerate(rules)]
-    asking = Asking(here.keyspace, program(tuple(terms)))
+    asking = Asking(server.keyspace, program(tuple(terms)))
     moments = (NOW + number * 3_600_000 + number * 7919 % 997 for number in range(times))
     # Leases named as receipts name them.
-    replay(here, [asking.question(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
+    replay(server, [asking.question(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
-    forget(here, asking.states("user:42"))
+    forget(server, asking.states("user:42"))
     assert not list(wire.client.scan_iter("rl:1:memory:*"))
     return int(kept)
 

@@ -8,7 +8,7 @@ import pytest
 from django.core import checks
 
 from ratelimits.engine import scripts
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.models import DurabilityGap, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import open_periods
@@ -26,10 +26,10 @@ JUNE = at("2027-06-01")
 
 def seal_at(moment: int, clock: int | str = "") -> None:
     """Seal every shard as a server would whose clock says that it is that moment, for a caller with another clock."""
-    here, text = server(), scripts.read("run", "batch", "seal").text.decode()
-    for shard in range(here.keyspace.shards):
-        client = here.wire.client_of(here.keyspace, shard)
-        client.eval(text, 1, here.keyspace.meta(shard), secrets.token_hex(12), str(moment), str(clock))
+    server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
+    for shard in range(server.keyspace.shards):
+        client = server.wire.client_of(server.keyspace, shard)
+        client.eval(text, 1, server.keyspace.meta(shard), secrets.token_hex(12), str(moment), str(clock))
 
 
 def drain_at(moment: str) -> None:

@@ -10,7 +10,7 @@ import redis
 from django.test import override_settings
 
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Batch
 from ratelimits.usage import fence as fencing
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def wait_for_fence(patience: float = 5) -> str:
-    here = server()
-    return fence(here, run_named(here.wire.client.info()), patience)
+    server = current_server()
+    return fence(server, run_named(server.wire.client.info()), patience)
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_without_a_fence_the_batch_says_that_there_was_none(everysec_server: Emb
 
 
 def test_what_was_read_under_another_run_is_not_fenced(always_server: EmbeddedServer) -> None:
-    here = server()
-    run = run_named(here.wire.client.info())
+    server = current_server()
+    run = run_named(server.wire.client.info())
     always_server.kill()
     always_server.start()
     with pytest.raises(NotFencedError, match="restarted or replaced"):
-        fence(here, run)
+        fence(server, run)

@@ -8,7 +8,7 @@ import redis
 
 from ratelimits import engine
 from ratelimits.embedded import EmbeddedServer
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
@@ -276,7 +276,7 @@ def test_a_rollback_of_the_server_is_declared(always_server: EmbeddedServer, red
         client.hset(meta, mapping=old)
         flow()
         assert kinds() == ["rollback"]
-        assert server().keyspace.namespace == "test"
+        assert current_server().keyspace.namespace == "test"
 
 
 def test_the_watermark_follows_the_last_seal_also_in_shards_without_usage() -> None:

@@ -16,7 +16,7 @@ from ratelimits.engine import Meter, Usage
 from ratelimits.engine.call import Call, home, nonce
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decide import ask, call_for
-from ratelimits.engine.server import Server, server
+from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.models import Batch, DurabilityGap
 from ratelimits.usage.drain import drain
@@ -37,19 +37,19 @@ def request() -> Call:
 
 def another() -> Server:
     """The same server, on connections of its own."""
-    return Server(Wire(conf.CACHE_ALIAS, 5.0), server().keyspace)
+    return Server(Wire(conf.CACHE_ALIAS, 5.0), current_server().keyspace)
 
 
-def refused(here: Server) -> None:
+def refused(server: Server) -> None:
     """A refusal that a process counts by itself."""
-    shard = home(here.keyspace, USAGE)
-    command = Count(here.keyspace.head(shard), here.keyspace.open(shard), USAGE)
+    shard = home(server.keyspace, USAGE)
+    command = Count(server.keyspace.head(shard), server.keyspace.open(shard), USAGE)
     command.add(Counted(USAGE, (1,), 1, 1, 1))
-    here.wire.call(command, nonce())
+    server.wire.call(command, nonce())
 
 
-def decided(here: Server) -> None:
-    assert ask(here, request()).allowed
+def decided(server: Server) -> None:
+    assert ask(server, request()).allowed
 
 
 @contextmanager
@@ -112,4 +112,4 @@ def test_a_promotion_is_another_run_once_though_connections_stay_open(
     assert Batch.objects.count() == 3
     # In each shard once: what was counted last before the promotion may be missing in any.
     assert set(DurabilityGap.objects.values_list("kind", flat=True)) == {"restart"}
-    assert DurabilityGap.objects.count() == server().keyspace.shards
+    assert DurabilityGap.objects.count() == current_server().keyspace.shards

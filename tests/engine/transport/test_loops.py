@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimits.engine.server import server
+from ratelimits.engine.server import current_server
 
 THREADS, TIMES = 8, 1500
 
@@ -25,7 +25,7 @@ def hectic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hectic")
 def test_loops_begin_and_end_while_others_do() -> None:
-    wire = server().wire
+    wire = current_server().wire
 
     async def begin_and_end() -> None:
         loop = asyncio.get_running_loop()

@@ -83,10 +83,10 @@ def main(directory: Path) -> None:
     django.setup()
     from django.core.management import call_command
 
-    from ratelimits.engine.server import server
+    from ratelimits.engine.server import current_server
     from ratelimits.models import Line
 
-    server().wire.client.config_set("appendfsync", "always")
+    current_server().wire.client.config_set("appendfsync", "always")
     call_command("migrate", verbosity=0)
     use()
     for name in ("first", "second"):
