@@ -87,7 +87,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
 def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
     """Calls by name, in an order in which each finds the state that it is about."""
     from ratelimits.engine.call import Call, Op, Receipt
-    from ratelimits.engine.decide import ask, receipt_call, release_call
+    from ratelimits.engine.decide import decide_call, receipt_call, release_call
 
     whole, last = state.capacity, state.at(state.entries)
     free = whole // 2
@@ -95,7 +95,8 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
 
     def asked(op: Op, cost: int, now: int, number: int = 0) -> object:
         lease = f"more-{now}-{number}"
-        return ask(state.server, Call(state.program, (KEY,), (cost,), now=now, op=op, lease=lease, version=None))
+        call = Call(state.program, (KEY,), (cost,), now=now, op=op, lease=lease, version=None)
+        return decide_call(state.server, call)
 
     def given_back(number: int) -> object:
         receipt = Receipt(
@@ -111,7 +112,7 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
             f".request-{number}",
         )
         call = release_call(receipt) if leases else receipt_call(receipt, (0,), LIFE, whole=True)
-        return ask(state.server, call._replace(now=last))
+        return decide_call(state.server, call._replace(now=last))
 
     yield "peek", lambda: asked(Op.PEEK, 1, last)
     for share in (1, 2, 4):

@@ -69,7 +69,7 @@ def layers(url: str) -> list[Case]:
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits.engine.call import Command, nonce
-    from ratelimits.engine.decide import ask
+    from ratelimits.engine.decide import decide_call
     from ratelimits.engine.resp import resp
     from ratelimits.quota import checking, waiting
 
@@ -92,16 +92,16 @@ def layers(url: str) -> list[Case]:
         return waiting.check_and_wait(someone, "three", "GET", checking.ONE_REQUEST).allowed
 
     calls: list[tuple[str, str, Callable[[], object]]] = [
-        ("ping", "raw PING", lambda: raw.ask(floors.PING)),
-        ("write", "a SET instead: the append-only file", lambda: raw.ask(small)),
-        ("bare", "the bare script instead", lambda: raw.ask(bare)),
+        ("ping", "raw PING", lambda: raw.exchange(floors.PING)),
+        ("write", "a SET instead: the append-only file", lambda: raw.exchange(small)),
+        ("bare", "the bare script instead", lambda: raw.exchange(bare)),
         (
             "script",
             "the deciding script instead, on the raw socket",
-            lambda: raw.ask(command.to(run_id, nonce())),
+            lambda: raw.exchange(command.to(run_id, nonce())),
         ),
         ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
-        ("engine", "engine.ask: the Decision", lambda: ask(server, command.call, command).allowed),
+        ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
         ("check", "quota.check: rules, route, policy, the Answer", check),
         ("wait", "check_and_wait: the places of those who wait", check_and_wait),
         ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),

@@ -93,18 +93,18 @@ def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
     """Decisions per second and the p99 in µs, of each way."""
     from benchmarks.measured import ours
     from ratelimits.engine.call import Command
-    from ratelimits.engine.decide import aask, ask
+    from ratelimits.engine.decide import adecide_call, decide_call
 
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), time.time_ns() // 1000)
     command = Command(server.keyspace, call)
 
     async def decide() -> object:
-        return (await aask(server, call, command)).allowed
+        return (await adecide_call(server, call, command)).allowed
 
     return {
         "ours": asyncio.run(in_tasks(decide, tasks, seconds)),
         "pooled": asyncio.run(pooled(command, tasks, seconds)),
-        "threads": in_threads(lambda: ask(server, call, command).allowed, tasks, seconds),
+        "threads": in_threads(lambda: decide_call(server, call, command).allowed, tasks, seconds),
     }
 
 

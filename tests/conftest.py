@@ -148,7 +148,7 @@ def crash_seed(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(params=["check", "acheck"])
 def check(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`quota.check`, and its twin that is awaited."""
+    """`quota.check`, and its version that is awaited."""
     from ratelimits.quota import checking
 
     if request.param == "check":

@@ -29,7 +29,7 @@ class RawSocket:
         self._socket = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, packed: bytes) -> bytes:
+    def exchange(self, packed: bytes) -> bytes:
         """Send a command and return the reply's bytes, which come in one piece."""
         self._socket.sendall(packed)
         return self._socket.recv(65536)
@@ -72,7 +72,7 @@ def load(url: str) -> None:
 
 def _lists(raw: RawSocket, packed: bytes) -> bool:
     """Whether the server answers this command with a list."""
-    return raw.ask(packed)[:1] == b"*"
+    return raw.exchange(packed)[:1] == b"*"
 
 
 def cases(url: str) -> list[Case]:
@@ -80,7 +80,7 @@ def cases(url: str) -> list[Case]:
     load(url)
     raw = RawSocket(url)
 
-    out = [Case("ping", "raw-socket PING", "floor", lambda: raw.ask(PING) == b"+PONG\r\n")]
+    out = [Case("ping", "raw-socket PING", "floor", lambda: raw.exchange(PING) == b"+PONG\r\n")]
     for name, title, shape in SHAPES:
         packed = bare(*shape)
         out.append(Case(name, title, "floor", partial(_lists, raw, packed)))

@@ -29,7 +29,7 @@ FUNCTIONS = (
     "ratelimits.quota.checking:_answer",
     "ratelimits.quota.checking:Answer.headers",
     "ratelimits.quota.checking:server",
-    "ratelimits.quota.checking:ask",
+    "ratelimits.quota.checking:decide_call",
     "ratelimits.rules:current",
     "ratelimits.quota.deny_cache:DenyCache.look",
     "ratelimits.engine.decide:nonce",

@@ -11,7 +11,7 @@ from ratelimits import engine, rules
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
 from ratelimits.engine.call import Call, Command
-from ratelimits.engine.decide import ask
+from ratelimits.engine.decide import decide_call
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server
@@ -134,7 +134,7 @@ def engine_server() -> Server:
 def deciding(server: Server, call: Call) -> Callable[[], object]:
     """The call, prepared once and asked each time, as quota.check does."""
     command = Command(server.keyspace, call)
-    return lambda: ask(server, call, command).allowed
+    return lambda: decide_call(server, call, command).allowed
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
@@ -194,7 +194,7 @@ def engine_ahead(server: Server, now: int) -> Case:
         held = allotment.spend()
         if held is None:
             take = allotment.take()
-            held = allotment.book(take, ask(server, take.command.call, take.command), True)
+            held = allotment.book(take, decide_call(server, take.command.call, take.command), True)
         return held
 
     return Case("engine_ahead", "engine, one rule, permits taken ahead", "ours", spend, inner=AHEAD)

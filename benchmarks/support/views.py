@@ -36,7 +36,7 @@ class PingThrottle(BaseThrottle):
     """One round trip and nothing else."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        return _raw().ask(PING) == b"+PONG\r\n"
+        return _raw().exchange(PING) == b"+PONG\r\n"
 
 
 class Unlimited(APIView):

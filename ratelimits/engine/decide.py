@@ -1,7 +1,7 @@
 """Limits to decision: one script call, all or nothing.
 
-What is no I/O is written once: what makes a call, and `told`, which reads its reply. The functions by their plain names
-wait for the server, their a… twins are awaited.
+What does no I/O is written once: the functions that make a call, and `parse_reply`. Each function that asks the server
+exists twice: by its plain name it blocks, and its version with a leading "a" is awaited.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ratelimits.engine.transport.connection import Unavailable
 logger = logging.getLogger(__name__)
 
 
-def told(call: Call, answer: bytes, name: bytes) -> Decision | None:
+def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     """What the answer to a call decides; None: this machine's clock was wrong and is put right, call again.
 
     Raises Stale, AlreadySettled.
     """
-    reply = read(answer)
+    reply = read(packed)
     if reply[0] == 1:
         return Decision(call, reply, name)
     if reply[0] == 2:
@@ -41,20 +41,20 @@ def told(call: Call, answer: bytes, name: bytes) -> Decision | None:
     return None
 
 
-def ask(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Decide, by the command prepared for the call if there is one. Raises as `told` and `Wire.call` do."""
+def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
+    """Decide, by the command prepared for the call if there is one. Raises as `parse_reply` and `Wire.call` do."""
     command = command or Command(server.keyspace, call)
     name = nonce()
-    decision = told(call, server.wire.call(command, name), name)
+    decision = parse_reply(call, server.wire.call(command, name), name)
     if decision is None:
-        decision = told(call, server.wire.call(command, name), name)
+        decision = parse_reply(call, server.wire.call(command, name), name)
     if decision is None:
         raise Stale(0, clock.now())
     return decision
 
 
-async def aask(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """`ask`, awaited. What a caller that is cancelled meanwhile was granted is given back.
+async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
+    """`decide_call`, awaited. What a caller was granted is given back if it is cancelled meanwhile.
 
     Such a caller has the reply first, within TIMEOUT, then CancelledError. Its cause is the error, if there was one.
     """
@@ -64,9 +64,9 @@ async def aask(server: Server, call: Call, command: Command | None = None) -> De
     assert task is not None
     cancelled = task.cancelling()
     try:
-        decision = told(call, await server.wire.acall(command, name), name)
+        decision = parse_reply(call, await server.wire.acall(command, name), name)
         if decision is None:
-            decision = told(call, await server.wire.acall(command, name), name)
+            decision = parse_reply(call, await server.wire.acall(command, name), name)
         if decision is None:
             raise Stale(0, clock.now())
     except Exception as error:
@@ -92,7 +92,7 @@ async def _give_back(server: Server, decision: Decision) -> None:
         return
     call = receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True)._replace(now=decision.call.now)
     try:
-        await aask(server, call)
+        await adecide_call(server, call)
     except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
         logger.error("What a cancelled request took could not be given back, receipt %s: %s", receipt.nonce, error)
 
@@ -180,7 +180,7 @@ def decide(
     Raises engine.Unavailable when the server cannot be asked.
     """
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return ask(current_server(), call)
+    return decide_call(current_server(), call)
 
 
 async def adecide(
@@ -194,18 +194,18 @@ async def adecide(
 ) -> Decision:
     """`decide`, awaited."""
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
-    return await aask(current_server(), call)
+    return await adecide_call(current_server(), call)
 
 
 def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """What `decide` would answer, changing nothing."""
-    return ask(current_server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
+    return decide_call(current_server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
 
 
 async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
     """`peek`, awaited."""
     call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
-    return await aask(current_server(), call)
+    return await adecide_call(current_server(), call)
 
 
 def reserve(
@@ -240,39 +240,39 @@ def _nothing(receipt: Receipt) -> tuple[int, ...]:
 
 def refund(receipt: Receipt) -> Decision:
     """Give back all that a receipt took, once; raises AlreadySettled the second time."""
-    return ask(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    return decide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
     """`refund`, awaited."""
-    return await aask(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
+    return await adecide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """Charge what was truly used, once, even over the limit: `costs` in the order they were charged in."""
-    return ask(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
+    return decide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
     """`settle`, awaited."""
-    return await aask(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
+    return await adecide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 def release(receipt: Receipt) -> Decision:
     """End the leases of a receipt; one that has ended or was released before is left alone."""
-    return ask(current_server(), release_call(receipt))
+    return decide_call(current_server(), release_call(receipt))
 
 
 async def arelease(receipt: Receipt) -> Decision:
     """`release`, awaited."""
-    return await aask(current_server(), release_call(receipt))
+    return await adecide_call(current_server(), release_call(receipt))
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """Forget the states of these limits: as never seen. What was counted as usage stays counted."""
-    return ask(current_server(), call_for(limits, account=account, op=Op.RESET))
+    return decide_call(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 
 async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
     """`reset`, awaited."""
-    return await aask(current_server(), call_for(limits, account=account, op=Op.RESET))
+    return await adecide_call(current_server(), call_for(limits, account=account, op=Op.RESET))

@@ -18,7 +18,7 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Decision, Mode, Stale, Unanswered, Unavailable
 from ratelimits.engine.call import Op
-from ratelimits.engine.decide import aask, ask
+from ratelimits.engine.decide import adecide_call, decide_call
 from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
@@ -148,7 +148,7 @@ def check(
             if not breaker.closed:
                 break
             try:
-                decision = ask(current_server(), take.command.call, take.command)
+                decision = decide_call(current_server(), take.command.call, take.command)
             except Stale as stale:
                 breaker.succeeded()
                 rules.reload(stale.version)
@@ -198,7 +198,7 @@ async def acheck(
             if not breaker.closed:
                 break
             try:
-                decision = await aask(current_server(), take.command.call, take.command)
+                decision = await adecide_call(current_server(), take.command.call, take.command)
             except Stale as stale:
                 breaker.succeeded()
                 await rules.areload(stale.version)

@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.background import Background
 from ratelimits.engine.call import Call, Command, Receipt
-from ratelimits.engine.decide import ask, receipt_call
+from ratelimits.engine.decide import decide_call, receipt_call
 from ratelimits.engine.decision import AlreadySettled, Decision, Stale
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.breaker import NodeUnavailable
@@ -171,7 +171,7 @@ class Allotment:
         assert batch.receipt is not None
         spent = tuple((batch.size - left) * cost for cost in self._call.costs)
         try:
-            ask(self._server, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
+            decide_call(self._server, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (ResponseError, Stale, AlreadySettled) as error:
             logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 

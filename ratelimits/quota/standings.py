@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from ratelimits import rules
 from ratelimits.engine import Decision, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
-from ratelimits.engine.decide import ask
+from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
@@ -57,7 +57,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
             # There is nothing to decide; what is asked is only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
-            decision = ask(current_server(), call)
+            decision = decide_call(current_server(), call)
         except Stale as stale:
             rules.reload(stale.version)
             continue

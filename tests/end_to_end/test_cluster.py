@@ -25,7 +25,7 @@ from ratelimits.engine import AlreadySettled, Decision, Limit, Meter, Mode, NotS
 from ratelimits.engine import server as server_module
 from ratelimits.engine.call import Call, shard
 from ratelimits.engine.cluster.split import slot_of
-from ratelimits.engine.decide import ask as decide_call
+from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version
 from ratelimits.engine.server import current_server
@@ -274,7 +274,7 @@ def test_a_window_that_the_first_hit_opens_is_not_opened_by_a_request_that_the_l
     assert kinds(cluster) == {"d": 1}
 
 
-def test_the_async_twins_do_the_same(cluster: Cluster) -> None:
+def test_the_async_functions_do_the_same(cluster: Cluster) -> None:
     limits = [*spread(cluster), *spread(cluster, "concurrency", name="leases", lease_ttl=1000)]
 
     async def work() -> list[int]:

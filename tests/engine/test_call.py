@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from ratelimits.algorithms.limits import ALGORITHMS, Mode
 from ratelimits.engine import ANY, AlreadySettled, Decision, Limit, Meter, Stale, peek, refund, release, reset, settle
 from ratelimits.engine.call import Call
-from ratelimits.engine.decide import ask as steps
+from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.publish import publish_version

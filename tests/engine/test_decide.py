@@ -33,7 +33,7 @@ from ratelimits.engine import (
     settle,
 )
 from ratelimits.engine.call import Call
-from ratelimits.engine.decide import ask as steps
+from ratelimits.engine.decide import decide_call as steps
 from ratelimits.engine.keys import shard_of
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import current_server
@@ -598,7 +598,7 @@ class TestClocks:
 
 
 class TestAsync:
-    async def test_every_question_has_a_twin_that_is_awaited(self) -> None:
+    async def test_every_function_has_a_version_that_is_awaited(self) -> None:
         one = limit("concurrency")
         first = await adecide([one])
         assert (first.allowed, first.remaining) == (True, 9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.embedded import free_port
 from ratelimits.engine.call import Call, Command, Op
-from ratelimits.engine.decide import ask, call_for
+from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
 from ratelimits.quota.prefetch import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
 from tests.support.engine.asking import NOW, SECOND, limit
@@ -63,14 +63,14 @@ class Process:
             take = self.allotment.take()
             self.takes.append(take)
             asked = take.command.call._replace(now=self.now())
-            decision = ask(current_server(), asked, Command(current_server().keyspace, asked))
+            decision = decide_call(current_server(), asked, Command(current_server().keyspace, asked))
             if self.allotment.book(take, decision, "held"):
                 return decision.allowed
 
     def left(self) -> int:
         """How many permits the server says are left."""
         asked = self.asked._replace(op=Op.PEEK, now=self.now())
-        return ask(current_server(), asked).remaining
+        return decide_call(current_server(), asked).remaining
 
     @property
     def sizes(self) -> list[int]:
@@ -243,7 +243,7 @@ def test_processes_together_never_spend_more_than_a_window_holds(
 
 def test_what_one_of_several_took_cannot_be_given_back() -> None:
     asked = call()
-    decision = ask(current_server(), asked)
+    decision = decide_call(current_server(), asked)
     assert decision.receipt is not None
     assert Taken(decision.call, decision.reply).receipt is None
 

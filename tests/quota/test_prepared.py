@@ -177,7 +177,7 @@ class TestAllotments:
             assert check(WHO).allowed
         assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 3}
 
-    @pytest.mark.parametrize("name", ["ask", "aask"])
+    @pytest.mark.parametrize("name", ["decide_call", "adecide_call"])
     def test_a_lost_reply_after_an_edit_that_took_the_allotment_away_is_declared(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -185,7 +185,7 @@ class TestAllotments:
         assert checking.check(WHO).allowed
         row.allotment = None
         row.save()
-        real, calls = checking.ask, []  # type: ignore[attr-defined]
+        real, calls = checking.decide_call, []  # type: ignore[attr-defined]
 
         def lose(*args: Any) -> Any:
             calls.append(args)
@@ -196,8 +196,8 @@ class TestAllotments:
         async def alose(*args: Any) -> Any:
             return lose(*args)
 
-        monkeypatch.setattr(checking, name, lose if name == "ask" else alose)
-        if name == "ask":
+        monkeypatch.setattr(checking, name, lose if name == "decide_call" else alose)
+        if name == "decide_call":
             checking.check(WHO)
         else:
             asyncio.run(checking.acheck(WHO))

@@ -15,7 +15,7 @@ from ratelimits.embedded import EmbeddedServer as RunningServer
 from ratelimits.engine import Meter, Usage
 from ratelimits.engine.call import Call, home, nonce
 from ratelimits.engine.counting import Count, Counted
-from ratelimits.engine.decide import ask, call_for
+from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.models import Batch, DurabilityGap
@@ -49,7 +49,7 @@ def refused(server: Server) -> None:
 
 
 def decided(server: Server) -> None:
-    assert ask(server, request()).allowed
+    assert decide_call(server, request()).allowed
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The account's shard comes last, and it alone counts. When a shard refuses, those before it give back what they took,
 those behind it are peeked at, so that the answer is about all limits, and the refusal is counted in the account's
-shard. What is here does no I/O: `course` yields what is to be sent, to the node of which slot, and is sent the replies.
+shard. What is here does no I/O: `steps` yields what is to be sent, to the node of which slot, and is sent the replies.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
     return out
 
 
-def course(whole: Command, name: bytes) -> Sending:
+def steps(whole: Command, name: bytes) -> Sending:
     """What is sent for a call that lies in several shards; its reply is as if one had decided.
 
     An error that is thrown in is raised again, after what was taken before it was given back.
@@ -100,7 +100,7 @@ def course(whole: Command, name: bytes) -> Sending:
     return _settle(whole) if whole.call.op is Op.SETTLE else _each(whole)
 
 
-def _ask(part: ShardPart, command: Command) -> Sending:
+def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
         # Each node has its clock; nothing was decided.
@@ -113,7 +113,7 @@ def _each(whole: Command) -> Sending:
     """What takes nothing: shard by shard, doing it again is harmless."""
     replies: Replies = {}
     for number, part in enumerate(parts(whole)):
-        replies[number] = yield from _ask(part, part.command)
+        replies[number] = yield from _decide_part(part, part.command)
         if replies[number][0] != 1:
             return replies[number]
     return _combined(whole.call, parts(whole), replies)
@@ -127,7 +127,7 @@ def _settle(whole: Command) -> Sending:
     replies: Replies = {}
     every = parts(whole)
     for number, part in enumerate(every):
-        reply = yield from _ask(part, part.command)
+        reply = yield from _decide_part(part, part.command)
         if reply[0] == 1:
             replies[number] = reply
         elif reply[0] != 2 or part is every[-1]:
@@ -135,7 +135,7 @@ def _settle(whole: Command) -> Sending:
     return _combined(whole.call, every, replies)
 
 
-def _lasting(part: ShardPart) -> bool:
+def _leaves_traces(part: ShardPart) -> bool:
     """Whether what a part takes leaves something behind: stored permits stay spent, a window that a hit opened open."""
     return any(
         term.algorithm.script in ("smooth", "smooth_warming_up")
@@ -146,7 +146,7 @@ def _lasting(part: ShardPart) -> bool:
 
 def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
-    if any(map(_lasting, every[:-1])):
+    if any(map(_leaves_traces, every[:-1])):
         # Nothing is taken before all were looked at; what happens in between is what can still go wrong.
         reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
@@ -156,7 +156,7 @@ def _try(whole: Command, name: bytes) -> Sending:
     number = 0
     try:
         for number, part in enumerate(every):
-            replies[number] = yield from _ask(part, part.command)
+            replies[number] = yield from _decide_part(part, part.command)
             if replies[number][:2] != (1, 1):
                 break
     except (Unavailable, RedisError):
@@ -187,7 +187,7 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
             continue
         undo = _undo(part.command.call, tuple(terms[i] for i in charged), taken[7], name.decode())
         try:
-            reply = yield from _ask(part, Command(whole.keyspace, undo))
+            reply = yield from _decide_part(part, Command(whole.keyspace, undo))
         except (Unavailable, RedisError) as error:
             logger.error("What slot %d took could not be given back and stays taken: %s", part.slot, error)
             continue
@@ -195,8 +195,8 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
             logger.error("What slot %d took could not be given back and stays taken: it answered %s", part.slot, reply)
             continue
         after = list(taken)
-        for place, i in enumerate(charged):
-            after[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * place : 12 + 3 * place]
+        for index, i in enumerate(charged):
+            after[10 + 3 * i : 12 + 3 * i] = reply[10 + 3 * index : 12 + 3 * index]
         replies[number] = tuple(after)
 
 
@@ -227,7 +227,7 @@ def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, byte
             continue
         peek = Command(whole.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
         try:
-            reply = yield from _ask(part, peek)
+            reply = yield from _decide_part(part, peek)
         except (Unavailable, RedisError):
             continue
         if reply[0] == 1:
@@ -284,8 +284,8 @@ def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply
         if reply is None:
             continue
         at, now, wait = reply[7], reply[8], max(wait, reply[6])
-        for place, i in enumerate(part.limits):
-            standings[i] = reply[9 + 3 * place : 12 + 3 * place]
+        for index, i in enumerate(part.limits):
+            standings[i] = reply[9 + 3 * index : 12 + 3 * index]
             if terms[i].mode is Mode.ENFORCE:
                 known.append((standings[i][1], i, standings[i][2]))
         for key in part.keys:

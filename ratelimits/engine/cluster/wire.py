@@ -16,7 +16,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ratelimits.engine.call import Command
-from ratelimits.engine.cluster.split import Reply, course, parts, slot_of
+from ratelimits.engine.cluster.split import Reply, parts, slot_of, steps
 from ratelimits.engine.counting import Count
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, resp
@@ -42,14 +42,14 @@ class _Slots:
 
 def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> Table:
     """The primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
-    found: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
+    owners_of_slots: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
         # A node that does not know its own name is where it was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
         if remap is not None:
             address = remap(address)
-        found[start : end + 1] = [address] * (end - start + 1)
-    return found
+        owners_of_slots[start : end + 1] = [address] * (end - start + 1)
+    return owners_of_slots
 
 
 class _Node(Wire):
@@ -284,7 +284,7 @@ def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command 
     """The slot that a command belongs to, or how it is decided in several."""
     if isinstance(command, Command):
         every = parts(command)
-        return every[0].slot if len(every) == 1 else course(command, name)
+        return every[0].slot if len(every) == 1 else steps(command, name)
     assert isinstance(command, Count)
     return key_slot(command.key)
 

@@ -89,7 +89,7 @@ MORE = object()
 _READ = 4096
 
 
-class Straight(DefaultParser):  # type: ignore[misc, valid-type]
+class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
     """redis-py's parser; with it one reply to one command can be read without the layers around it."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
         finally:
             self.slow = True  # it has set the socket's own timeout again
 
-    def hurry(self) -> None:
+    def use_kernel_timeouts(self) -> None:
         """Leave the timeout to the kernel: Python waits for each read and write in a call of its own beforehand.
 
         Only for a plain socket: TLS reads more than once for a reply, and those of gevent and eventlet never wait. Not
@@ -127,16 +127,16 @@ class Straight(DefaultParser):  # type: ignore[misc, valid-type]
         self.socket.settimeout(None)
 
 
-class Own:
+class OwnedConnection:
     """A connection that a call has to itself, the server's run, and when it was last used (seconds).
 
     `process` is a token of the process that made it.
     """
 
-    __slots__ = ("connection", "process", "run", "straight", "used")
+    __slots__ = ("connection", "process", "raw_parser", "run", "used")
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
-        self.straight: Straight | None = None
+        self.raw_parser: RawReplyParser | None = None
         # Not where somebody has configured another parser.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
@@ -155,19 +155,19 @@ class Own:
         except (RedisError, OSError):
             return True
 
-    def _parser(self, socket_read_size: int) -> Straight:
-        self.straight = Straight(socket_read_size)
-        return self.straight
+    def _parser(self, socket_read_size: int) -> RawReplyParser:
+        self.raw_parser = RawReplyParser(socket_read_size)
+        return self.raw_parser
 
-    def ask(self, packed: bytes) -> Any:
+    def exchange(self, packed: bytes) -> Any:
         """The reply to a command. Raises Unanswered, or what the server refuses with."""
-        straight = self.straight
-        if straight is None:
-            return ask(self.connection, packed)
+        raw_parser = self.raw_parser
+        if raw_parser is None:
+            return exchange(self.connection, packed)
         try:
-            if straight.slow:
-                straight.hurry()
-            sock, reader = straight.socket, straight.reader
+            if raw_parser.slow:
+                raw_parser.use_kernel_timeouts()
+            sock, reader = raw_parser.socket, raw_parser.reader
             sock.sendall(packed)
             reply: Any = MORE
             while reply is MORE:
@@ -186,7 +186,7 @@ class Own:
             raise NotSent(str(error)) from error
         except BlockingIOError as error:
             self.connection.disconnect()
-            raise Unanswered(f"no reply within {straight.timeout:g} s") from error
+            raise Unanswered(f"no reply within {raw_parser.timeout:g} s") from error
         except (RedisError, OSError) as error:
             self.connection.disconnect()
             raise failure(error) from error
@@ -196,7 +196,7 @@ class Own:
             raise error from Interrupted(repr(error))
 
 
-def ask(connection: Any, packed: bytes) -> Any:
+def exchange(connection: Any, packed: bytes) -> Any:
     """The reply to a command on any connection of redis-py's. Raises Unanswered, or what the server refuses with."""
     try:
         connection.send_packed_command([packed], check_health=False)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ratelimits.engine.transport.connection import NotSent, Own
+from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
 #: Idle connections that a process keeps to one server; one more that is given back closes the one unused longest.
 IDLE_CONNECTIONS = 100
@@ -44,7 +44,7 @@ class IdleConnections:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
-        self._idle: deque[Own] = deque(maxlen=IDLE_CONNECTIONS)
+        self._idle: deque[OwnedConnection] = deque(maxlen=IDLE_CONNECTIONS)
         #: Give a connection back.
         self.give = self._idle.append
         self._begin()
@@ -55,23 +55,23 @@ class IdleConnections:
         #: Of the attempt to connect that ended last: what it failed with, and the event. None if it succeeded.
         self._failure: tuple[str, object] | None = None
 
-    def take(self) -> Own:
+    def take(self) -> OwnedConnection:
         """Return a connection that nobody else uses, connected. Raise NotSent."""
         return self._find() or self._wait()
 
-    def _find(self) -> Own | None:
+    def _find(self) -> OwnedConnection | None:
         while True:
             try:
-                own = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return None
             now = time.monotonic()
             # A child of a fork must not speak on its parent's socket; dropping the object leaves the parent's open.
-            if own.process is _process and (now - own.used <= IDLE or not own.closed()):
-                own.used = now
-                return own
+            if connection.process is _process and (now - connection.used <= IDLE or not connection.closed()):
+                connection.used = now
+                return connection
 
-    def _wait(self) -> Own:
+    def _wait(self) -> OwnedConnection:
         """Connect, or take what was given back while this call waited to connect."""
         if self._process is not _process:
             self._begin()  # a thread of the parent's may have been connecting
@@ -83,15 +83,15 @@ class IdleConnections:
                 raise NotSent(*failure)
             return self._find() or self._connect()
 
-    def _connect(self) -> Own:
+    def _connect(self) -> OwnedConnection:
         # Not one that the pool counts: a thread may end before it gives one back, and the pool would not hear of it.
-        own = Own(self._pool.connection_class, self._pool.connection_kwargs, _process)
+        connection = OwnedConnection(self._pool.connection_class, self._pool.connection_kwargs, _process)
         try:
-            own.greet()
+            connection.greet()
         except NotSent as error:
             error.event = object()
             self._failure = str(error), error.event
             raise
         self._failure = None
-        own.used = time.monotonic()
-        return own
+        connection.used = time.monotonic()
+        return connection

@@ -201,7 +201,7 @@ class Multiplexed:
         self._loading: dict[bytes, _Reply] = {}
         self._turn = False
 
-    async def ask(self, command: Sendable, name: bytes) -> Any:
+    async def exchange(self, command: Sendable, name: bytes) -> Any:
         """Return the reply to a command. Raise NotSent, Unanswered, or what the server refuses with.
 
         A script that the server does not know is loaded, once for all who miss it, and the command sent again. A caller

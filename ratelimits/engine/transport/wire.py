@@ -23,10 +23,10 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
-from ratelimits.engine.transport.connection import NotSent, Unanswered, ask, greet
+from ratelimits.engine.transport.connection import NotSent, Unanswered, exchange, greet
 from ratelimits.engine.transport.idle import IdleConnections, process
 from ratelimits.engine.transport.multiplexed import Multiplexed
-from ratelimits.engine.transport.strict import strict, twin
+from ratelimits.engine.transport.pools import async_pool, no_retry_pool
 
 
 def configured(alias: str) -> Any:
@@ -50,7 +50,7 @@ class Wire:
         self._open(source.connection_pool, timeout)
 
     def _open(self, pool: Any, timeout: float) -> None:
-        self._pool = strict(pool, timeout)
+        self._pool = no_retry_pool(pool, timeout)
         self._idle = IdleConnections(self._pool) if type(pool) in (ConnectionPool, BlockingConnectionPool) else None
         self._runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
@@ -75,26 +75,26 @@ class Wire:
         """
         idle = self._idle
         if idle is not None:
-            own = idle.take()
+            owned = idle.take()
             try:
                 try:
-                    reply = own.ask(command.to(own.run, name))
+                    reply = owned.exchange(command.to(owned.run, name))
                 except NoScriptError:
-                    own.ask(loading(command.script))
-                    reply = own.ask(command.to(own.run, name))
+                    owned.exchange(loading(command.script))
+                    reply = owned.exchange(command.to(owned.run, name))
             except ResponseError:
-                idle.give(own)
+                idle.give(owned)
                 raise
             # Whatever else ends a call, even here, leaves a connection of which nobody knows what it says next.
-            idle.give(own)
+            idle.give(owned)
             return reply
         connection, run = self._take()
         try:
             try:
-                return ask(connection, command.to(run, name))
+                return exchange(connection, command.to(run, name))
             except NoScriptError:
-                ask(connection, loading(command.script))
-                return ask(connection, command.to(run, name))
+                exchange(connection, loading(command.script))
+                return exchange(connection, command.to(run, name))
         finally:
             self._pool.release(connection)
 
@@ -110,13 +110,13 @@ class Wire:
                 return _streamed(connection, run, packed, scripts)
             finally:
                 self._pool.release(connection)
-        own = self._idle.take()
+        owned = self._idle.take()
         try:
-            replies = _streamed(own.connection, own.run, packed, scripts)
+            replies = _streamed(owned.connection, owned.run, packed, scripts)
         except ResponseError:
-            self._idle.give(own)
+            self._idle.give(owned)
             raise
-        self._idle.give(own)
+        self._idle.give(owned)
         return replies
 
     def _take(self) -> tuple[Any, str]:
@@ -149,7 +149,7 @@ class Wire:
         if loop in self._loops:
             # A parent's, whose loop this child goes on with: closing it would close the parent's.
             self._parents.append(self._loops[loop])
-        shared = Multiplexed(twin(self._pool), self._timeout, process())
+        shared = Multiplexed(async_pool(self._pool), self._timeout, process())
         end = self._end(loop, shared)
         self._loops[loop] = shared, end
         await anext(end)
@@ -168,8 +168,8 @@ class Wire:
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None or known[0].process is not process():
-            return await (await self._shared(loop)).ask(command, name)
-        return await known[0].ask(command, name)
+            return await (await self._shared(loop)).exchange(command, name)
+        return await known[0].exchange(command, name)
 
 
 def _streamed(connection: Any, run: str, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:

@@ -541,7 +541,7 @@ class TestConfiguration:
     ) -> None:
         wire = opened(proxy.url, CONNECTION_POOL_KWARGS={"connection_class": Connection})
         assert wire.call(say(b"ECHO", b"hello"), b"") == b"hello"
-        with pytest.raises(ImproperlyConfigured, match=r"^Connection has no async twin: use the sync functions"):
+        with pytest.raises(ImproperlyConfigured, match=r"^Connection has no asyncio version: use the sync functions"):
             asyncio.run(wire.acall(say(b"ECHO", b"hello"), b""))
 
     def test_a_pool_keeps_no_connection_whose_server_was_away(self, opened: Callable[..., Wire], proxy: Proxy) -> None:

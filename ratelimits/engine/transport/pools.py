@@ -1,4 +1,4 @@
-"""Pools of the configured cache's connections, made strict: short timeouts, raw replies, and nothing that retries."""
+"""Connection pools like the configured cache's, but with short timeouts, raw replies and no retries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
     return {name: min(kwargs.get(name) or timeout, timeout) for name in ("socket_timeout", "socket_connect_timeout")}
 
 
-def strict(pool: Any, timeout: float) -> Any:
+def no_retry_pool(pool: Any, timeout: float) -> Any:
     """A pool of the same kind to the same server, no call of which takes longer than `timeout` seconds."""
     kwargs = _limits(pool.connection_kwargs, timeout)
     kwargs["retry"] = Retry(NoBackoff(), 0)
@@ -62,7 +62,7 @@ def strict(pool: Any, timeout: float) -> Any:
         sentinel: Any = SentinelConnectionPool
         return sentinel(
             pool.service_name,
-            _strict_manager(pool.sentinel_manager, timeout),
+            _no_retry_manager(pool.sentinel_manager, timeout),
             is_master=pool.is_master,
             check_connection=pool.proxy.check_connection,
             connection_class=pool.connection_class,
@@ -77,7 +77,7 @@ def _addresses(manager: Any) -> list[tuple[str, int]]:
     return [(kwargs["host"], kwargs["port"]) for kwargs in asked]
 
 
-def _strict_manager(manager: Any, timeout: float) -> Any:
+def _no_retry_manager(manager: Any, timeout: float) -> Any:
     """The same sentinels, asked with short timeouts and once."""
     own = copy.copy(manager)
     own.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
@@ -96,15 +96,15 @@ class _AsyncSentinelPool(AsyncSentinelConnectionPool):
                 await sentinel.connection_pool.disconnect()
 
 
-def twin(pool: Any) -> Any:
-    """The pool's twin for one event loop, which makes its connection; ImproperlyConfigured where redis-py has none."""
+def async_pool(pool: Any) -> Any:
+    """Return the asyncio version of a pool, for one event loop. Raise ImproperlyConfigured where redis-py has none."""
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
     known = _ASYNC_CLASSES.get(pool.connection_class)
     if known is None:
         raise ImproperlyConfigured(
-            f"{pool.connection_class.__name__} has no async twin: use the sync functions in a thread"
+            f"{pool.connection_class.__name__} has no asyncio version: use the sync functions in a thread"
         )
     kwargs["connection_class"] = known
     if not isinstance(pool, SentinelConnectionPool):
