@@ -71,9 +71,3 @@ def test_what_a_data_migration_writes_is_an_edit(project: Project) -> None:
     project.manage("migrate", "--verbosity=0")
     assert "Version 3 is in force." in project.manage("ratelimits_reload")
     assert project.python(_SHOW) == shown.replace("2 2 user", "3 2 user", 1)
-
-
-def test_a_backwards_migration_of_the_app_itself_is_left_alone(project: Project) -> None:
-    project.manage("migrate", "--verbosity=0", "ratelimits")
-    project.manage("migrate", "--verbosity=0", "ratelimits", "0008")
-    project.manage("migrate", "--verbosity=0")
