@@ -123,7 +123,7 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     """Bytes of a user's state: the key by itself, and the server's growth over many of them."""
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
-    from ratelimits.engine.call import shard, states
+    from ratelimits.engine.call import shard, state_keys
 
     client.execute_command("FLUSHALL", "SYNC")
     server, now = ours.engine_server(), time.time_ns() // 1000
@@ -135,7 +135,7 @@ def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, An
     pipeline.close()
     grown = client.info("memory")["used_memory"] - before
     call = ours.uncounted(now, name, str(FIRST_ID))
-    key = states(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account)])[0]
+    key = state_keys(server.keyspace, call, [shard(server.keyspace, call.keys[0], call.account)])[0]
     return {
         "title": ours.calls(now)[name][0],
         "keys": count,

@@ -151,19 +151,19 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
     return list(dict.fromkeys([home(keyspace, usage), *shards]))
 
 
-def states(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
+def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     """The keys of a call's states, packed ones first."""
     return [
         keyspace.state(shards[number], call.keys[number])
         if name is None
         else keyspace.own(shards[number], name, call.keys[number])
-        for number, name in call.program.places
+        for number, name in call.program.states
     ]
 
 
 def beside(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     """What the script finds without being told of it, beside its own states."""
-    own = [(number, name) for number, name in call.program.places if name is not None]
+    own = [(number, name) for number, name in call.program.states if name is not None]
     return [key for number, name in own for key in keyspace.beside(shards[number], name, call.keys[number])]
 
 
@@ -193,7 +193,7 @@ _NEVER: _Made = ("", 0, 0, b"")
 class Command:
     """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
 
-    __slots__ = ("_front", "_heads", "_made", "_short", "call", "keyspace", "parts", "script")
+    __slots__ = ("_fast", "_front", "_heads", "_made", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
@@ -206,7 +206,7 @@ class Command:
         shards = [shard(keyspace, key, call.account) for key in call.keys]
         heads = _heads(keyspace, call, shards)
         self._heads = len(heads)
-        own, packed = states(keyspace, call, shards), program.packed_states
+        own, packed = state_keys(keyspace, call, shards), program.packed_states
         keys = [*map(keyspace.head, heads), *own[:packed]]
         if usage is not None:
             keys.append(keyspace.open(heads[0]))
@@ -218,10 +218,10 @@ class Command:
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
         # Only the usual question has a short way.
-        self._short = program.short_parts > 0 and call.op is Op.TRY and not call.at_once
-        short = program.short_parts - 1 if self._short else 0
+        self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
+        fast = program.fast_parts - 1 if self._fast else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
-            8 + len(keys) + meters + leases + short,
+            8 + len(keys) + meters + leases + fast,
             self.script.sha,
             bulks(b"%d" % len(keys), *[key.encode() for key in keys]),
         )
@@ -246,7 +246,7 @@ class Command:
         if usage is not None and receipt is not None:
             fields = _counters(usage, receipt.bin, receipt.period)
         elif usage is not None:
-            bin_start, period, until = place(usage, now)
+            bin_start, period, until = bin_and_period(usage, now)
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
@@ -263,21 +263,21 @@ class Command:
             fields.append(call.lease.encode())
         # Questions at moments of their own, and receipts, are not asked again.
         around = _around if call.now is None and receipt is None else _around.__wrapped__
-        before, behind = around(packed, self._short, f"{call.version or 0} {run}", request, call.costs)
+        before, behind = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), behind)
 
 
 @lru_cache(maxsize=1024)
 def _around(
-    packed: Packed, short: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
+    packed: Packed, fast: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
     """What lies before and behind a call's own fields: the same for all who ask alike."""
-    first, *formats = packed.short if short else (b"",)
-    told = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
-    return bulks(head.encode(), told, packed.program, first), bulks(*formats)
+    first, *formats = packed.fast if fast else (b"",)
+    request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
+    return bulks(head.encode(), request_bytes, packed.program, first), bulks(*formats)
 
 
-def place(usage: Usage, now: int) -> tuple[int, int, int]:
+def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
     """Starts of the bin and the billing period that `now` (µs) lies in, in seconds, and when the first ends (µs)."""
     bin_start = now // _BIN * _BIN
     periods = usage.periods

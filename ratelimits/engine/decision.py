@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ratelimits.algorithms.limits import Mode
 from ratelimits.algorithms.parsing import MICROSECONDS
-from ratelimits.engine.call import Call, Op, Receipt, place
+from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
 #: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.
@@ -73,7 +73,7 @@ class Decision:
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
         # By the clock of the very call that counted it, so the same as in its counters.
-        counted = place(call.usage, reply[8]) if call.usage is not None else (0, 0)
+        counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
             self._charged(),
@@ -105,8 +105,8 @@ class Decision:
 
     @property
     def limit(self) -> int | float | None:
-        place = self.binding
-        return None if place is None else self.program.terms[place].algorithm.shown
+        binding = self.binding
+        return None if binding is None else self.program.terms[binding].algorithm.shown
 
     @property
     def remaining(self) -> int:

@@ -38,11 +38,11 @@ class Term:
 class Packed(NamedTuple):
     """A program as decide.lua reads it and as fast.lua does, right from `start` until `end` (µs since 1970 UTC).
 
-    `short` is what fast.lua reads and the formats of that, or nothing.
+    `fast` is what fast.lua reads and the formats of that, or nothing.
     """
 
     program: bytes
-    short: tuple[bytes, ...]
+    fast: tuple[bytes, ...]
     start: float
     end: float
 
@@ -73,7 +73,7 @@ class Program:
         return scripts.deciding(frozenset(term.algorithm.script for term in self.terms))
 
     @cached_property
-    def places(self) -> tuple[tuple[int, str | None], ...]:
+    def states(self) -> tuple[tuple[int, str | None], ...]:
         """The states' keys, in the order of the script's KEYS: a key's number, and what a limit's own is called."""
         packed = self._packed_keys
         own = [(term.key, _own(term)) for term in self.terms if term.algorithm.id in _BESIDE | _INSTEAD]
@@ -85,16 +85,16 @@ class Program:
 
     @cached_property
     def packed_states(self) -> int:
-        """How many of `places` are packed states: they come first."""
+        """How many of `states` are packed states: they come first."""
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        places = {place: number for number, place in enumerate(self.places, 1)}
+        numbers = {state: number for number, state in enumerate(self.states, 1)}
         out = []
         for term in self.terms:
             params = term.algorithm.params(now)
-            own = places[term.key, _own(term)] if term.algorithm.id in _BESIDE | _INSTEAD else 0
-            state = own if term.algorithm.id in _INSTEAD else places[term.key, None]
+            own = numbers[term.key, _own(term)] if term.algorithm.id in _BESIDE | _INSTEAD else 0
+            state = own if term.algorithm.id in _INSTEAD else numbers[term.key, None]
             head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own
             out.append(
                 _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
@@ -102,16 +102,16 @@ class Program:
         return b"".join(out)
 
     @cached_property
-    def _short(self) -> bool:
+    def _fast(self) -> bool:
         """Whether fast.lua knows all of it."""
-        return bool(self.terms) and all(_usual(term) for term in self.terms)
+        return bool(self.terms) and all(_is_fast(term) for term in self.terms)
 
     @cached_property
-    def short_parts(self) -> int:
+    def fast_parts(self) -> int:
         """How many parts of a command are for fast.lua alone, behind all others."""
-        return len(self._packed_keys) + 3 if self._short else 0
+        return len(self._packed_keys) + 3 if self._fast else 0
 
-    def _pack_short(self, now: int) -> tuple[bytes, ...]:
+    def _pack_fast(self, now: int) -> tuple[bytes, ...]:
         numbers: list[float] = []
         formats = []
         for key in self._packed_keys:
@@ -131,11 +131,11 @@ class Program:
                 else:
                     numbers += p[0], p[3], p[2], p[1], p[4], 0
         kind = f"<{'d' * len(numbers)}"
-        told = "<" + "i8" * (9 + 3 * len(self.terms))
-        return struct.pack(kind, *numbers), kind.encode(), *(one.encode() for one in formats), told.encode()
+        reply_format = "<" + "i8" * (9 + 3 * len(self.terms))
+        return struct.pack(kind, *numbers), kind.encode(), *(one.encode() for one in formats), reply_format.encode()
 
     def _compile(self, now: int) -> tuple[bytes, tuple[bytes, ...]]:
-        return self._pack(now), self._pack_short(now) if self._short else ()
+        return self._pack(now), self._pack_fast(now) if self._fast else ()
 
     @cached_property
     def _calendars(self) -> tuple[CalendarWindow, ...]:
@@ -175,7 +175,7 @@ def _size(term: Term) -> int:
     return _LEVEL_SIZE if term.algorithm.params(0)[2] == 1 else _FRACTION_SIZE
 
 
-def _usual(term: Term) -> bool:
+def _is_fast(term: Term) -> bool:
     """Whether fast.lua knows the term: a bucket that starts full, or a window that does not start with a hit."""
     algorithm = term.algorithm
     if term.mode is not Mode.ENFORCE:

@@ -1,17 +1,17 @@
 -- What fast.lua leaves to be done for what it decided: counters of other costs than 1, and the first of a batch. Behind
 -- fast.lua, batch.lua and usage.lua.
-if usual_reply then
+if fast_reply then
   local run, ones, full = string.match(ARGV[2], ' (.*)$'), 0, false
-  for _, counter in ipairs(usual_new) do
+  for _, counter in ipairs(fast_new) do
     if counter[2] == 1 then ones = ones + 1 end
   end
-  if ones > 0 then full = usage_new(usual_new.open, ARGV[1], run, usual_new.now, ones) end
-  for _, counter in ipairs(usual_new) do
+  if ones > 0 then full = usage_new(fast_new.open, ARGV[1], run, fast_new.now, ones) end
+  for _, counter in ipairs(fast_new) do
     if counter[2] ~= 1 then
-      full = usage_add(usual_new.open, counter[1], counter[2], 1, ARGV[1], run, usual_new.now) or full
+      full = usage_add(fast_new.open, counter[1], counter[2], 1, ARGV[1], run, fast_new.now) or full
     end
   end
   -- What was decided stands, whatever keeps the batch from being sealed: the periodic seal takes it.
-  if full then pcall(batch_seal, string.sub(usual_new.open, 1, -5), usual_new.now, run, ARGV[1]) end
-  return usual_reply
+  if full then pcall(batch_seal, string.sub(fast_new.open, 1, -5), fast_new.now, run, ARGV[1]) end
+  return fast_reply
 end

@@ -37,7 +37,7 @@ local function answer(...) return struct.pack('<' .. string.rep('i8', select('#'
 if now < from or now >= til then return answer(-2, now) end
 
 -- 1. The configuration, shard by shard: nothing is noted in one before all were found to hold no newer one.
-local held, run = string.match(ARGV[2], '^(%d+) (.*)$')
+local expected, run = string.match(ARGV[2], '^(%d+) (.*)$')
 local other, begun, asked = {}, {}, false
 for i = 1, heads do
   local head = call('GET', KEYS[i])
@@ -45,12 +45,12 @@ for i = 1, heads do
     local stored, before = string.match(head or '', '^(%d+) (.*)$')
     stored = tonumber(stored or 0)
     -- What was admitted is given back or settled whatever the rules are by now.
-    if tonumber(held) < stored and op <= PEEK and not free then return answer(0, stored) end
+    if tonumber(expected) < stored and op <= PEEK and not free then return answer(0, stored) end
     if before ~= run and not virtual and not asked then
       -- The caller learnt its run when it connected, and a server can become another run under its connections.
       run, asked = server_run(), true
     end
-    if tonumber(held) > stored or before ~= run then other[i] = math.max(tonumber(held), stored) end
+    if tonumber(expected) > stored or before ~= run then other[i] = math.max(tonumber(expected), stored) end
     if before ~= run then begun[i] = true end
   end
 end
@@ -63,9 +63,9 @@ end
 -- 2. The states, and the one moment that this decision is made as at.
 local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
 local receipt = once and KEYS[beside + packed]
-local function place(number) return KEYS[(number > packed and beside or heads) + number] end
+local function state_key(number) return KEYS[(number > packed and beside or heads) + number] end
 local function corrupt(number)
-  return redis.error_reply('CORRUPT the state at ' .. place(number) .. ' cannot be read: reset or delete it')
+  return redis.error_reply('CORRUPT the state at ' .. state_key(number) .. ' cannot be read: reset or delete it')
 end
 local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
 local lease = ARGV[6 + meters] or ARGV[1]
@@ -77,15 +77,15 @@ while pos <= size do
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
   l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
   l.cost = unpack_struct('<d', ARGV[3], costs + slot * 8 - 8)
-  if own > 0 then l.own = place(own) end
+  if own > 0 then l.own = state_key(own) end
   local state = states[index]
   if not state then
-    local raw = redis.pcall('GET', place(index))
+    local raw = redis.pcall('GET', state_key(index))
     local sound, value, order = type(raw) ~= 'table', {}, {} -- a table: an error, this is no string
     if sound and raw then sound, value, order = pcall(records, raw) end
     if not sound then
       if op ~= RESET then return corrupt(index) end
-      call('DEL', place(index))
+      call('DEL', state_key(index))
       value, order = {}, {}
     end
     state = value
@@ -114,10 +114,10 @@ for i = 1, #limits do
     l.last = last
     l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
     -- A receipt is settled under the parameters that the state has by now, whatever they were when it was made.
-    if op == SETTLE and algorithm.under then algorithm.under(l, entry) end
+    if op == SETTLE and algorithm.use_stored_params then algorithm.use_stored_params(l, entry) end
     algorithm.resolve(l, entry)
   else
-    algorithm.birth(l)
+    algorithm.initial(l)
   end
   if l.stale then return answer(-2, now) end
 end
@@ -213,7 +213,7 @@ for index in pairs(dirty) do
   for i = 1, #limits do
     if limits[i].index == index then keep(limits[i].name) end
   end
-  local key, value = place(index), struct.pack('<I4', latest) .. table.concat(out)
+  local key, value = state_key(index), struct.pack('<I4', latest) .. table.concat(out)
   if #out == 0 then
     call('DEL', key)
   elseif virtual then
@@ -253,7 +253,7 @@ local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 
 local remaining, reset
 for i = 1, #limits do
   local l = limits[i]
-  local left, full = A[l.code].measure(l)
+  local left, full = A[l.code].standing(l)
   reply[7 + 3 * i], reply[8 + 3 * i], reply[9 + 3 * i] = l.ok and 1 or 0, left, full
   if l.mode == 0 then
     if not remaining or left < remaining then

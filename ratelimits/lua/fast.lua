@@ -10,7 +10,7 @@
 -- the last of ARGV: formats of ARGV[5], of each packed state, and of the answer
 --
 -- Answers with the reply, and with the counters that are new, which counted.lua attends to.
-local function usual()
+local function fast_path()
   local call, read, write = redis.call, struct.unpack, struct.pack
   local _, flags, heads, meters, states, now, _, _, _, from, til, first, costs = read('<BBBBBddddddd', ARGV[3])
   costs = costs - 8
@@ -28,7 +28,7 @@ local function usual()
   local binding, least, longest, total = 0, 1e300, 0, 9
   local reply = {1, 1, 0, 0, 0, 0, 0, now, now, 0, 0, 0, 0, 0, 0, 0, 0, 0}
   for s = 1, states do
-    local raw, count, bytes, v, places = got[heads + s], p[at], p[at + 1]
+    local raw, count, bytes, v, positions = got[heads + s], p[at], p[at + 1]
     if not raw then return end
     at = at + 2
     if #raw >= bytes then
@@ -45,21 +45,21 @@ local function usual()
     end
     if not v then
       -- Their records lie elsewhere, among those of other limits: gathered as if the state began with them.
-      local found, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
+      local starts_of, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
       while pos + 10 <= #raw do
         local name, _, size = read('<I4BI2', raw, pos)
-        found[name], pos = pos, pos + 11 + size
+        starts_of[name], pos = pos, pos + 11 + size
       end
       if pos ~= #raw + 1 then return end
-      v, places = {(read('<I4', raw))}, {}
+      v, positions = {(read('<I4', raw))}, {}
       for k = 1, count do
-        local size, pos = p[i + 2], found[p[i]]
+        local size, pos = p[i + 2], starts_of[p[i]]
         if not pos then return end
         local _, code, has = read('<I4BI2', raw, pos)
         if code ~= p[i + 1] or has ~= size then return end
         local record = {read(formats[size], raw, pos)}
         for j = 1, #record - 1 do v[#v + 1] = record[j] end
-        places[k], i = {pos, size, formats[size]}, i + (size == 33 and 11 or 8)
+        positions[k], i = {pos, size, formats[size]}, i + (size == 33 and 11 or 8)
       end
     end
     local latest, j = v[1], 2
@@ -128,10 +128,10 @@ local function usual()
       reply[number], reply[number + 1], reply[number + 2] = 1, left, reset
     end
     v[1], ends[s] = latest, latest
-    if places then
+    if positions then
       j, raw = 2, write('<I4', latest) .. string.sub(raw, 5)
       for k = 1, count do
-        local pos, size, format = unpack(places[k])
+        local pos, size, format = unpack(positions[k])
         local after = j + (size == 21 and 7 or size == 27 and 8 or 10)
         local record = write(format, unpack(v, j, after - 1))
         raw, j = string.sub(raw, 1, pos - 1) .. record .. string.sub(raw, pos + 11 + size), after
@@ -163,8 +163,8 @@ local function usual()
   return write(ARGV[#ARGV], unpack(reply, 1, total)), new
 end
 
-local usual_reply, usual_new
+local fast_reply, fast_new
 if ARGV[5] ~= '' then
-  usual_reply, usual_new = usual()
-  if usual_reply and not usual_new then return usual_reply end
+  fast_reply, fast_new = fast_path()
+  if fast_reply and not fast_new then return fast_reply end
 end

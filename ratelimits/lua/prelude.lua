@@ -92,17 +92,17 @@ local function scale(whole, part, base, a, b, n)
     common = gcd(x, y)
     return x / common, y / common
   end
-  local times, under = a, b
+  local upper, lower = a, b
   part, base = reduce(part, base)
-  times, base = reduce(times, base)
-  part, under = reduce(part, under)
+  upper, base = reduce(upper, base)
+  part, lower = reduce(part, lower)
   left, b = reduce(left, b)
-  local top, bottom = left / b + part / base * times / under, 1
-  if base * under < 9007199254740992 then
-    local more, rest = muldiv(part, times, base * under)
-    common = gcd(b, base * under)
-    if b / common * base * under < 9007199254740992 then
-      bottom = b / common * base * under
+  local top, bottom = left / b + part / base * upper / lower, 1
+  if base * lower < 9007199254740992 then
+    local more, rest = muldiv(part, upper, base * lower)
+    common = gcd(b, base * lower)
+    if b / common * base * lower < 9007199254740992 then
+      bottom = b / common * base * lower
       top = left * (bottom / b) + rest * (b / common)
       out = out + more
     end
@@ -203,5 +203,5 @@ local function record_of(entry)
   return {code = code, expiry = entry[3], raw = head .. body, payload = #head + 1, name = entry[1]}
 end
 
--- algorithm code -> {birth, resolve, check, charge, measure, …}; the files behind this one fill it.
+-- algorithm code -> {initial, resolve, check, charge, standing, …}; the files behind this one fill it.
 local A = {}

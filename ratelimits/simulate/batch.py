@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ratelimits.engine.call import ANY, Call, Command, Op, beside, states
+from ratelimits.engine.call import ANY, Call, Command, Op, beside, state_keys
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import BEHIND, Keyspace
 from ratelimits.engine.program import Program
@@ -93,11 +93,11 @@ class Asking:
 
     def _keys(self, key: str) -> list[bytes]:
         call = Call(self.program, (key,), (0,))
-        return [one.encode() for one in (*self.states(key), *beside(self._keyspace, call, [0]))]
+        return [one.encode() for one in (*self.state_keys(key), *beside(self._keyspace, call, [0]))]
 
-    def states(self, key: str) -> list[str]:
+    def state_keys(self, key: str) -> list[str]:
         """The Redis keys of a key's states."""
-        return states(self._keyspace, Call(self.program, (key,), (0,)), [0])
+        return state_keys(self._keyspace, Call(self.program, (key,), (0,)), [0])
 
 
 def _of_any_run(command: bytes, run: str) -> bytes:

@@ -128,11 +128,11 @@ class Replay:
                 yield gone.question(Op.RESET, key, 0, line.now)
             yield self._asking[-1].question(Op.CHANGE, key, 0, line.now)
 
-    def states(self) -> Iterator[str]:
+    def state_keys(self) -> Iterator[str]:
         """The Redis keys of all states that this replay may have left."""
         # Rules of one kind keep their states in one place, however often their numbers change.
         kinds = {tuple(term.algorithm.id for term in asking.program.terms): asking for asking in self._asking}
-        return (state for asking in kinds.values() for key in self._keys for state in asking.states(key))
+        return (state for asking in kinds.values() for key in self._keys for state in asking.state_keys(key))
 
 
 #: Lines, with the number of the question that answers each and the limits shown then.
@@ -171,7 +171,7 @@ class Simulator:
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Leave nothing of finished replays behind."""
-        forget(self._server, [state for one in replays for state in one.states()])
+        forget(self._server, [state for one in replays for state in one.state_keys()])
         for one in replays:
             self._replays.pop(one, None)
 

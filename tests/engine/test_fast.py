@@ -1,4 +1,4 @@
-"""The short way in front of all else: each of its guards is needed, or some traffic would be answered wrongly."""
+"""The fast path in front of all else: each of its guards is needed, or some traffic would be answered wrongly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ratelimits.engine import decide
 from tests.support.engine.asking import NOW, SECOND, limit
-from tests.support.engine.guards import LONG_WAY, Edit
+from tests.support.engine.guards import NO_FAST_PATH, Edit
 from tests.traces.agreement import Disagreement, first_difference
 from tests.traces.rules import random_rule
 from tests.traces.traffic import traffic
@@ -48,7 +48,7 @@ AMONG_OTHERS = {
 
 
 def runs() -> Iterator[tuple[Any, list[Any]]]:
-    """Seeded traces under one, two and three rules that the short way knows."""
+    """Seeded traces under one, two and three rules that the fast path knows."""
     for seed in range(60):
         draw = Random(f"the short way {seed}")
         several = [random_rule(draw, draw.choice(USUAL)) for _ in range(1 + seed % 3)]
@@ -107,9 +107,9 @@ def alike(take_out: Callable[..., None], *edits: Edit) -> bool:
     """Whether both ways answer all of many traces alike."""
     seeds = range(12)
     take_out(*edits)
-    short = [answers(seed, f"user:short-{seed}") for seed in seeds]
-    take_out(LONG_WAY)
-    return short == [answers(seed, f"user:long-{seed}") for seed in seeds]
+    fast = [answers(seed, f"user:short-{seed}") for seed in seeds]
+    take_out(NO_FAST_PATH)
+    return fast == [answers(seed, f"user:long-{seed}") for seed in seeds]
 
 
 def test_among_others_it_decides_as_the_long_way_does(take_out: Callable[..., None]) -> None:

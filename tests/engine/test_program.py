@@ -48,7 +48,7 @@ def test_a_decision_takes_so_many_limits() -> None:
 
 def test_a_key_has_one_packed_state_and_own_ones_where_they_are_needed() -> None:
     one = program(tuple(term(name, name=name, key=number % 2) for number, name in enumerate(ALGORITHMS)))
-    packed, own = one.places[: one.packed_states], one.places[one.packed_states :]
+    packed, own = one.states[: one.packed_states], one.states[one.packed_states :]
     assert packed == ((0, None), (1, None))
     assert sorted(name[0] for _key, name in own if name) == ["c", "l", "w"]
     assert program((term("sliding_window"),)).packed_states == 0
@@ -85,7 +85,7 @@ def test_with_calendars_it_is_right_until_the_first_of_them_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "short"),
+    ("terms", "fast"),
     [
         ((term("token_bucket"), term("gcra", name="b"), term("leaky_bucket", name="c")), True),
         ((term("fixed_window"), term("calendar_window", name="b")), True),
@@ -98,8 +98,8 @@ def test_with_calendars_it_is_right_until_the_first_of_them_ends() -> None:
         ((), False),
     ],
 )
-def test_the_short_way_is_for_full_buckets_and_aligned_windows(terms: tuple[Term, ...], short: bool) -> None:
-    assert bool(program(terms).packed(NOW).short) is short
+def test_the_fast_path_is_for_full_buckets_and_aligned_windows(terms: tuple[Term, ...], fast: bool) -> None:
+    assert bool(program(terms).packed(NOW).fast) is fast
 
 
 def test_a_calendar_is_placed_by_the_moment_that_is_asked_about() -> None:

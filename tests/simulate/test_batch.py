@@ -42,7 +42,7 @@ def test_decisions_are_made_in_order_in_one_round_trip(server: Server, redis_url
     window = asking("fixed_window", capacity=3, period=10)
     questions = [question(window, NOW + n * SECOND) for n in range(12)]
     replay(server, questions[:1])
-    forget(server, window.states("user:1"))
+    forget(server, window.state_keys("user:1"))
     with commands_of_clients(redis_url) as commands:
         allowed = [answer[ALLOWED] for answer in replay(server, questions)]
     assert allowed == ([1] * 3 + [0] * 7 + [1] * 2)
@@ -81,7 +81,7 @@ def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
     kept = redis_client.keys("*")
     assert kept
     assert {redis_client.ttl(key) for key in kept} == {-1}
-    forget(server, [*one.states("user:1"), *one.states("user:2")])
+    forget(server, [*one.state_keys("user:1"), *one.state_keys("user:2")])
     assert redis_client.keys("*") == []
 
 

@@ -52,7 +52,7 @@ def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
     # Leases named as receipts name them.
     replay(server, [asking.question(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
-    forget(server, asking.states("user:42"))
+    forget(server, asking.state_keys("user:42"))
     assert not list(wire.client.scan_iter("rl:1:memory:*"))
     return int(kept)
 

@@ -36,14 +36,14 @@ do
     return count
   end
 
-  function leases.birth(l)
+  function leases.initial(l)
     l.base, l.total, l.number, l.extra, l.live, l.gone, l.fresh = l.now, 0, 1, 0, 0, 0, true
   end
 
   function leases.resolve(l, e)
     l.base, l.total, l.number, l.extra = e[5] - l.shift, e[6], e[7], e[8] or 0
     -- The server may have let go of the set.
-    if l.total > 0 and redis.call('EXISTS', l.own) == 0 then return leases.birth(l) end
+    if l.total > 0 and redis.call('EXISTS', l.own) == 0 then return leases.initial(l) end
     l.gone = ending_by(l, l.now - l.base)
     l.live = l.total - l.gone
   end
@@ -121,14 +121,14 @@ do
 
   local function add(l, name, count, expiry)
     local short = int(l.number) .. ':' .. int(count)
-    local held = redis.call('HGET', l.own .. ':n', name)
+    local current = redis.call('HGET', l.own .. ':n', name)
     if l.total == 0 then redis.call('ZADD', l.own .. ':x', 0, '') end
     redis.call('ZADD', l.own, int(expiry), short .. ':' .. name)
     extras(int(l.number), count, expiry, function(extra, power)
       redis.call('ZADD', l.own .. ':x', 0, extra)
       if l.extra % (2 * power) < power then l.extra = l.extra + power end
     end)
-    redis.call('HSET', l.own .. ':n', name, held and held .. ' ' .. short or short)
+    redis.call('HSET', l.own .. ':n', name, current and current .. ' ' .. short or short)
     l.number, l.total, l.live = l.number + 1, l.total + count, l.live + count
   end
 
@@ -138,7 +138,7 @@ do
   end
 
   -- The leases of the name that have not ended, oldest first, and their expiries.
-  local function held(l)
+  local function leases_of_name(l)
     local out, expiries = {}, {}
     for short in string.gmatch(redis.call('HGET', l.own .. ':n', l.lease) or '', '%S+') do
       local member = short .. ':' .. l.lease
@@ -153,7 +153,7 @@ do
 
   -- Neither of these trims: a clock that steps back before the next charge finds what has ended since.
   function leases.release(l)
-    local members, expiries = held(l)
+    local members, expiries = leases_of_name(l)
     for i = 1, #members do
       l.live = l.live - permits(members[i])
       drop(l, members[i], expiries[i])
@@ -163,7 +163,7 @@ do
 
   -- Makes the named lease smaller, its newest part first.
   function leases.refund(l)
-    local left, members, expiries = l.cost, held(l)
+    local left, members, expiries = l.cost, leases_of_name(l)
     for i = #members, 1, -1 do
       local count = permits(members[i])
       if left > 0 then
@@ -176,7 +176,7 @@ do
     return left < l.cost
   end
 
-  function leases.measure(l)
+  function leases.standing(l)
     local reset = 0
     if l.live > 0 then
       reset = tonumber(redis.call('ZREVRANGE', l.own, 0, 0, 'WITHSCORES')[2]) + l.base - l.now

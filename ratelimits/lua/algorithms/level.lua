@@ -21,7 +21,7 @@ do
     return l.code == 4 and capacity > 0 and capacity + 1 or capacity
   end
 
-  function level.birth(l)
+  function level.initial(l)
     local p = l.p
     l.m = 1
     l.T, l.g = 0, 0
@@ -72,7 +72,7 @@ do
     return whole, part, m
   end
 
-  function level.under(l, e)
+  function level.use_stored_params(l, e)
     local p = l.p
     p[1], p[2], p[3], l.m = e[E_Q], e[E_R], e[E_N], 1
     p[4], p[5] = permits(l, accepted(l))
@@ -143,7 +143,7 @@ do
     return true
   end
 
-  function level.measure(l)
+  function level.standing(l)
     local p = l.p
     local T, g = p[4] - l.T, p[5] * l.m - l.g
     if g < 0 then T, g = T - 1, g + p[3] * l.m end

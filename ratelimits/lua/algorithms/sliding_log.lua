@@ -95,13 +95,13 @@ do
     store(l, 0, number, block)
     local new = true
     for level = 1, TOP do
-      local place = new and number - parts_from(l, level, math.floor(number / SPREAD))
+      local index = new and number - parts_from(l, level, math.floor(number / SPREAD))
       number = level == TOP and 0 or math.floor(number / SPREAD)
       local node = load(l, level, number)
       local there = node ~= nil
       node = node or {}
       if new then
-        node[2 * place + 1], node[2 * place + 2] = block[1], sum
+        node[2 * index + 1], node[2 * index + 2] = block[1], sum
       else
         node[#node] = node[#node] + sum
       end
@@ -134,12 +134,12 @@ do
     redis.call('HDEL', l.own .. ':b', unpack(fields))
   end
 
-  function log.birth(l)
+  function log.initial(l)
     l.base, l.total, l.live, l.ended, l.gone, l.fresh = l.now, 0, 0, 0, 0, true
     l.old, l.blocks, l.first, l.since, l.over, l.keep_from = 0, 0, 0, -1, 0, 0
   end
 
-  function log.under(l, e) l.p[1] = e[5] end
+  function log.use_stored_params(l, e) l.p[1] = e[5] end
 
   -- Counts what has ended without touching it: a refusal or a peek changes nothing.
   function log.resolve(l, e)
@@ -232,7 +232,7 @@ do
   end
 
   -- Gives back up to `left` permits of the tree's hit at `t`; returns how many.
-  local function take(l, t, left)
+  local function give_back(l, t, left)
     local _, _, way = by_time(l, t)
     local last = way[#way]
     if not last or last[1] > 0 or last[3][last[4]] ~= t then return 0 end
@@ -278,14 +278,14 @@ do
     end
     while left > 0 and l.old > l.over do
       local t = wanted or by_sum(l, l.old)
-      local given = t > l.cutoff and take(l, t, left) or 0
+      local given = t > l.cutoff and give_back(l, t, left) or 0
       left = left - given
       if wanted or given == 0 then break end
     end
     return left < cost
   end
 
-  function log.measure(l)
+  function log.standing(l)
     local reset = 0
     if l.live > 0 then
       local newest

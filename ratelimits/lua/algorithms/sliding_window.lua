@@ -5,11 +5,11 @@
 do
   local sliding = {}
 
-  function sliding.birth(l)
+  function sliding.initial(l)
     local counts = {}
     for i = 1, l.p[2] + 1 do counts[i] = 0 end
     l.counts, l.newest = counts, math.floor(l.now / l.p[1])
-    l.held, l.from = counts, l.newest
+    l.stored, l.from = counts, l.newest
   end
 
   -- The counts as they stand when bucket `newest` is the newest.
@@ -20,7 +20,7 @@ do
     return out
   end
 
-  function sliding.under(l, e) l.p[1], l.p[2] = e[5], #e[7] - 1 end
+  function sliding.use_stored_params(l, e) l.p[1], l.p[2] = e[5], #e[7] - 1 end
 
   function sliding.resolve(l, e)
     local width, size = l.p[1], l.p[2] + 1
@@ -33,13 +33,13 @@ do
       local moved, latest = {}, math.floor(l.changed / width)
       for i = 1, size do moved[i] = 0 end
       for i = 1, #counts - (l.p[3] == 1 and 0 or 1) do
-        local place = latest - math.floor((at - i + 1) * e[5] / width) + 1
-        place = math.max(1, math.min(place, size - 1))
-        moved[place] = moved[place] + counts[i]
+        local index = latest - math.floor((at - i + 1) * e[5] / width) + 1
+        index = math.max(1, math.min(index, size - 1))
+        moved[index] = moved[index] + counts[i]
       end
       counts, newest = moved, latest
     end
-    l.held, l.from = counts, newest
+    l.stored, l.from = counts, newest
     l.newest = math.max(newest, math.floor(l.now / width))
     l.counts = slide(counts, newest, l.newest, size)
   end
@@ -91,15 +91,15 @@ do
       last = math.min(first, size)
     end
     for i = math.max(first, 1), last do
-      local given, place = math.min(left, counts[i]), i - (l.newest - l.from)
+      local given, index = math.min(left, counts[i]), i - (l.newest - l.from)
       counts[i], left = counts[i] - given, left - given
       -- What is stored has not slid: that is for the next charge to do, as a clock may step back before it.
-      if l.held ~= counts and place > 0 then l.held[place] = l.held[place] - given end
+      if l.stored ~= counts and index > 0 then l.stored[index] = l.stored[index] - given end
     end
     return left < l.cost
   end
 
-  function sliding.measure(l)
+  function sliding.standing(l)
     local size = l.p[2]
     local reset = 0
     for i = 1, size + l.p[3] do
@@ -112,8 +112,8 @@ do
   end
 
   function sliding.entry(l, last)
-    if last == l.now then l.held, l.from = l.counts, l.newest end
-    return {l.name, l.code, 0, last, l.p[1], l.from, l.held}, (l.p[2] + 1) * l.p[1]
+    if last == l.now then l.stored, l.from = l.counts, l.newest end
+    return {l.name, l.code, 0, last, l.p[1], l.from, l.stored}, (l.p[2] + 1) * l.p[1]
   end
 
   A[7] = sliding

@@ -10,11 +10,11 @@ local function smooth_limit()
   function smooth.most(l) return l.p[4], 0 end
   -- New most / old most.
   function smooth.ratio(new, old) return new[4], old[4] end
-  function smooth.born(l) return 0, 0 end
+  function smooth.initial_store(l) return 0, 0 end
 
-  function smooth.birth(l)
+  function smooth.initial(l)
     l.n, l.m, l.next = smooth.base(l.p), 1, l.now
-    l.S, l.g = smooth.born(l)
+    l.S, l.g = smooth.initial_store(l)
   end
 
   -- Idle time since `next` is stored, up to the most.
@@ -31,7 +31,7 @@ local function smooth_limit()
     l.S, l.g, l.next = S, g, now
   end
 
-  function smooth.under(l, e)
+  function smooth.use_stored_params(l, e)
     l.p = {e[5], e[6], e[7], unpack(e, 12)}
   end
 
@@ -98,7 +98,7 @@ local function smooth_limit()
     return true
   end
 
-  function smooth.measure(l)
+  function smooth.standing(l)
     if l.next > l.now then return 0, l.next - l.now end
     return intervals(l.S, l.g, l.p[1], l.p[2], l.p[3], l.n / l.p[3] * l.m), 0
   end

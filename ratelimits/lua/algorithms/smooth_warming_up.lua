@@ -17,7 +17,7 @@ do
 
   function smooth.gain(l, idle) return share(l, idle) end
 
-  function smooth.born(l) return share(l, l.p[5]) end
+  function smooth.initial_store(l) return share(l, l.p[5]) end
 
   function smooth.ratio(new, old)
     if new[5] == old[5] and new[6] == old[6] then return 1, 1 end

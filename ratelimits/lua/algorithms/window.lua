@@ -13,7 +13,7 @@ do
     end
   end
 
-  function window.birth(l)
+  function window.initial(l)
     l.count = 0
     if l.code == 5 and l.p[2] == 1 then
       l.start, l.length = l.now, 0
@@ -31,12 +31,12 @@ do
     end
   end
 
-  function window.under(l) l.kept = l.shift == 0 end
+  function window.use_stored_params(l) l.keeps_window = l.shift == 0 end
 
   function window.resolve(l, e)
     local start, length, period = e[5], e[6], l.p[1]
     l.count = e[7]
-    if l.kept then
+    if l.keeps_window then
       -- The window that is there, as it is.
     elseif l.code == 5 and l.p[2] == 1 then
       start = start - l.shift
@@ -51,7 +51,7 @@ do
     elseif not aligned(l, start, length) then
       if l.changed < start + length then start, length = around(l, l.changed) else start = nil end
     end
-    if not start or l.now >= start + length then return window.birth(l) end
+    if not start or l.now >= start + length then return window.initial(l) end
     l.start, l.length = start, length
   end
 
@@ -78,7 +78,7 @@ do
     return true
   end
 
-  function window.measure(l)
+  function window.standing(l)
     return math.max(l.p[6] - l.count, 0), l.count > 0 and l.start + l.length - l.now or 0
   end
 

@@ -6,8 +6,8 @@ from tests.traces.traps import AHEAD, BACK, NEVER, Trap
 
 #: File of ratelimits/lua, text in it, and the text in its place.
 Edit = tuple[str, str, str]
-#: The short way, in front of all else, is not taken.
-LONG_WAY: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
+#: The fast path, in front of all else, is not taken.
+NO_FAST_PATH: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
 
 LIVES = "entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)"
 DRAIN = "    drain(l, l.now - from)\n  end"
