@@ -13,7 +13,7 @@ from django.http.response import HttpResponseBase
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.costs import WrongCost
-from ratelimits.quota.http import Cost, costs_of, refusal, scope_of, told, wrong_cost
+from ratelimits.quota.http import Cost, costs_of, refusal, scope_of, with_headers, wrong_cost
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
                 finishing.fail(request, error)
                 raise
             finishing.leave(request, response)
-            return told(response, answer)
+            return with_headers(response, answer)
 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -70,7 +70,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
                 await finishing.afail(request, error)
                 raise
             await finishing.aleave(request, response)
-            return told(response, answer)
+            return with_headers(response, answer)
 
         wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
         wrapped.ratelimits = named, cost  # says to the middleware and to the admin that it is governed, and how

@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.identity import aidentify, identify
 from ratelimits.quota import finishing
 from ratelimits.quota.checking import ONE_REQUEST
-from ratelimits.quota.http import refusal, told
+from ratelimits.quota.http import refusal, with_headers
 from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]
@@ -62,7 +62,7 @@ class QuotaMiddleware:
             finishing.fail(request, error)
             raise
         finishing.finish(request, response)
-        return response if answer is None else told(response, answer)
+        return response if answer is None else with_headers(response, answer)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         answer = None
@@ -77,4 +77,4 @@ class QuotaMiddleware:
             await finishing.afail(request, error)
             raise
         await finishing.afinish(request, response)
-        return response if answer is None else told(response, answer)
+        return response if answer is None else with_headers(response, answer)

@@ -20,7 +20,7 @@ from ratelimits.models import Rule
 from ratelimits.models.versions import editing
 from ratelimits.quota import checking as quota
 from ratelimits.quota.deny_cache import DenyCache
-from ratelimits.quota.prefetch import Allotment
+from ratelimits.quota.prefetch import PrefetchedPermits
 from ratelimits.rules import Selection
 
 SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
@@ -174,13 +174,13 @@ def cases(now: int) -> list[Case]:
         out.append(Case(f"engine_{name}", title, "ours", deciding(server, call)))
     limit = engine.Limit("user:42", SECOND, "public", version=version_in_force())
     out.append(Case("decide", "engine.decide([limit]), unprepared", "ours", lambda: engine.decide([limit]).allowed))
-    for scope, about in (
+    for scope, label in (
         ("one", "1 rule"),
         ("three", "3 rules"),
         ("kinds", "user + account + global"),
         ("ten", "10 rules"),
     ):
-        out.append(Case(f"check_{scope}", f"quota.check, {about} + metering", "ours", checking(scope)))
+        out.append(Case(f"check_{scope}", f"quota.check, {label} + metering", "ours", checking(scope)))
     out += [engine_ahead(server, now), check_ahead(), engine_refusal(), check_refusal()]
     return out
 
@@ -188,13 +188,13 @@ def cases(now: int) -> list[Case]:
 def engine_ahead(server: Server, now: int) -> Case:
     """An allotment alone: spent, and taken anew when it is."""
     call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
-    allotment = Allotment(server, call, ALLOTMENT, 1.0)
+    permits = PrefetchedPermits(server, call, ALLOTMENT, 1.0)
 
     def spend() -> object:
-        held = allotment.spend()
+        held = permits.spend()
         if held is None:
-            take = allotment.take()
-            held = allotment.book(take, decide_call(server, take.command.call, take.command), True)
+            fetch = permits.next_fetch()
+            held = permits.record(fetch, decide_call(server, fetch.command.call, fetch.command), True)
         return held
 
     return Case("engine_ahead", "engine, one rule, permits taken ahead", "ours", spend, inner=AHEAD)

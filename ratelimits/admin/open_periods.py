@@ -24,7 +24,7 @@ else:
     _Base = object
 
 #: Periods that the page shows; `ratelimits_finalise --open` shows all.
-_MOST = 200
+_MAX_ROWS = 200
 #: No period starts later (µs since 1970 UTC): in the year 5138.
 _LAST = 10**17
 
@@ -63,13 +63,13 @@ class OpenPeriods(_Base):
             raise PermissionDenied
         over = (found for found in open_periods() if found.over)
         quarantine = self._quarantine(request)
-        rows = [_row(found, quarantine) for found in islice(over, _MOST + 1)]
+        rows = [_row(found, quarantine) for found in islice(over, _MAX_ROWS + 1)]
         context = {
             **self.admin_site.each_context(request),
             "title": _("Open periods"),
             "opts": self.model._meta,
-            "rows": rows[:_MOST],
-            "more": len(rows) > _MOST,
+            "rows": rows[:_MAX_ROWS],
+            "more": len(rows) > _MAX_ROWS,
             "may_force": self.has_force_permission(request),
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)

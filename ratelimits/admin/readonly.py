@@ -18,16 +18,16 @@ else:
     _Paginator = Paginator
 
 #: Rows that a list counts and pages through at most.
-MOST = 10_000
+MAX_ROWS = 10_000
 
 
 class BoundedPaginator(_Paginator):
-    """Pages of the first MOST rows: counting all of a large table takes longer than showing a page of it."""
+    """Pages of the first MAX_ROWS rows: counting all of a large table takes longer than showing a page of it."""
 
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list
-        return int(rows.order_by()[:MOST].count())
+        return int(rows.order_by()[:MAX_ROWS].count())
 
 
 class ReadOnlyAdmin(_Base):

@@ -22,7 +22,7 @@ from ratelimits.usage import resolve
 from ratelimits.usage.packet import values
 
 #: Lines of a quarantined batch that its page shows at most.
-_MOST = 50
+_MAX_ROWS = 50
 
 
 def shown(microseconds: int) -> str:
@@ -223,9 +223,11 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
             lines = resolve.lacking(kept._state.db or "default", kept)
         except resolve.UnresolvableError as error:
             return str(error)
-        rows = [values(line) for line in lines[:_MOST]]
+        rows = [values(line) for line in lines[:_MAX_ROWS]]
         listed = format_html_join("", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows))
-        more = format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MOST else ""
+        more = (
+            format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MAX_ROWS else ""
+        )
         return format_html("{}{}", listed, more) if lines else str(_("Nothing: the ledger has all of it."))
 
     @admin.action(description=_("Accept: add what the ledger lacks of them"), permissions=["resolve"])

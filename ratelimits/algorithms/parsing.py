@@ -11,7 +11,7 @@ MICROSECONDS = 1_000_000
 #: Longest time, in µs, that a state may run ahead: doubles hold integers exactly to 2**53, and "now" is there too.
 HORIZON = 2**52
 #: Most permits a capacity may hold.
-MOST = 10**12
+MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
@@ -26,14 +26,14 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
         raise ValueError(f"{name} must be a number, not {value if isinstance(value, Decimal) else repr(value)}")
     if number < least or (above and number == least):
         raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {number}")
-    if number > MOST:
-        raise ValueError(f"{name} must be at most {MOST}, not {number}")
+    if number > MAX_PERMITS:
+        raise ValueError(f"{name} must be at most {MAX_PERMITS}, not {number}")
     if number != round(number, 6):
         raise ValueError(f"{name} has more than six decimal places: write {round(number, 6).normalize():f}")
     return number
 
 
-def whole(name: str, value: object, least: int = 0, most: int = MOST) -> int:
+def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> int:
     """A whole number from `least` to `most`."""
     number = exact(name, value)
     if number % 1:

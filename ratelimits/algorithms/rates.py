@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil, lcm
 
 from ratelimits.algorithms.base import Bounded, Parameters, Params
-from ratelimits.algorithms.parsing import HORIZON, MOST, exact, length, micros, whole
+from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
 
 
 def _countable(interval: Fraction, permits: int) -> None:
@@ -83,7 +83,7 @@ class TokenBucket(_Level):
         if self.initial not in ("full", "empty"):
             try:
                 # A block by an override leaves the rule's own fields as they are: in a bucket of none nothing is there.
-                initial = whole("initial", self.initial, 0, self.capacity or MOST)
+                initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
                 raise ValueError(f"initial must be full, empty or a whole number of tokens: {error}") from error
@@ -126,7 +126,7 @@ class LeakyBucketQueue(_Level):
 
     def _check(self) -> None:
         _Level._check(self)
-        delay_after = whole("delay_after", self.delay_after, 0, self.capacity or MOST)
+        delay_after = whole("delay_after", self.delay_after, 0, self.capacity or MAX_PERMITS)
         self._set("delay_after", min(delay_after, self.capacity))
 
     @property
@@ -162,8 +162,8 @@ class _Smooth(_Paced):
         """What idleness stores, `time` in µs, must be a number of permits and a length that are counted exactly."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: what is saved up would be worth more than 142 years")
-        if time / self.interval > MOST:
-            raise ValueError(f"{field} is too long at this rate: more than {MOST} permits would be saved up")
+        if time / self.interval > MAX_PERMITS:
+            raise ValueError(f"{field} is too long at this rate: more than {MAX_PERMITS} permits would be saved up")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from ratelimits.algorithms.parsing import MOST
+from ratelimits.algorithms.parsing import MAX_PERMITS
 
 #: Most characters of a value that a message repeats.
 _SHOWN = 60
@@ -28,22 +28,26 @@ def is_text(value: Any) -> bool:
 
 def _whole(value: Any) -> bool:
     # What is below 0 is for the models to refuse, field by field.
-    return type(value) is int and -MOST <= value <= MOST
+    return type(value) is int and -MAX_PERMITS <= value <= MAX_PERMITS
 
 
 def _number(value: Any) -> bool:
     # A database would round what has more digits.
     return _whole(value) or (
-        type(value) is Decimal and value.is_finite() and abs(value) <= MOST and len(value.as_tuple().digits) <= 40
+        type(value) is Decimal
+        and value.is_finite()
+        and abs(value) <= MAX_PERMITS
+        and len(value.as_tuple().digits) <= 40
     )
 
 
 _TEXT = Kind("a text", is_text)
 _NAME = Kind("a text that is not empty", lambda value: is_text(value) and value != "")
-_WHOLE = Kind(f"a whole number from 0 to {MOST}", _whole)
-_NUMBER = Kind(f"a number from 0 to {MOST}", _number)
+_WHOLE = Kind(f"a whole number from 0 to {MAX_PERMITS}", _whole)
+_NUMBER = Kind(f"a number from 0 to {MAX_PERMITS}", _number)
 _TIME = Kind(
-    f'seconds from 0 to {MOST}, or a text with a unit such as "1 h"', lambda value: is_text(value) or _number(value)
+    f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
+    lambda value: is_text(value) or _number(value),
 )
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 _INITIAL = Kind('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
@@ -162,4 +166,4 @@ def decoded(raw: bytes) -> Any:
     except RecursionError as error:
         raise ValueError("this is nested too deeply: plans and rules are lists of flat objects") from error
     except (InvalidOperation, ValueError) as error:
-        raise ValueError(f"a number has too many digits: write one of at most {MOST}") from error
+        raise ValueError(f"a number has too many digits: write one of at most {MAX_PERMITS}") from error

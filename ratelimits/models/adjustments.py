@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.billing_periods import periods_around
-from ratelimits.algorithms.parsing import MOST
+from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.conf import conf
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
@@ -124,8 +124,8 @@ class Adjustment(models.Model):
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
         units: Any = self.quantity  # None likewise
-        if units is not None and abs(units) > MOST:
-            errors["quantity"] = _("An adjustment is of at most %(most)s units.") % {"most": f"{MOST:,}"}
+        if units is not None and abs(units) > MAX_PERMITS:
+            errors["quantity"] = _("An adjustment is of at most %(most)s units.") % {"most": f"{MAX_PERMITS:,}"}
         typed: Any = self.period_start  # None where the form could not read it
         if typed is not None and (wrong := self._wrong_start()):
             errors["period_start"] = wrong

@@ -13,7 +13,7 @@ from ratelimits.pricing.money import ZERO, written
 MORE = "more"
 #: Digits that a price may have, and how many of them behind the decimal point.
 DIGITS, PLACES = 15, 10
-_MOST = 10**12
+_MAX_UNITS = 10**12
 _LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")
 _PRICE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the last one as "more: 0.05"'
@@ -77,6 +77,6 @@ def to_text(tiers: Iterable[Tier]) -> str:
 def _up_to(text: str, about: str) -> int | None:
     if text == MORE:
         return None
-    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _MOST:
-        raise ValueError(f"{about} must begin with a whole number of units from 1 to {_MOST}, or with “{MORE}”")
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _MAX_UNITS:
+        raise ValueError(f"{about} must begin with a whole number of units from 1 to {_MAX_UNITS}, or with “{MORE}”")
     return int(text)

@@ -26,12 +26,11 @@ from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.models import testcase
 from ratelimits.quota import headers, process_totals
-from ratelimits.quota import prepared as routes
 from ratelimits.quota.costs import valid
 from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.fallback import LocalLimiter
-from ratelimits.quota.prefetch import Allotment, Take, Taken
-from ratelimits.quota.prepared import Prepared, Question, Routes
+from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
+from ratelimits.quota.prepared import Prepared, PreparedCommands, RequestShape, commands_by, usage_key
 from ratelimits.rules import AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
@@ -77,21 +76,21 @@ class Answer(NamedTuple):
     @property
     def binding(self) -> AppliedRule | None:
         """The rule that binds, if one does."""
-        place = self.decision.binding if self.decision is not None else None
-        return self.prepared.rules[place] if self.prepared is not None and place is not None else None
+        binding = self.decision.binding if self.decision is not None else None
+        return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
 
     def headers(self) -> dict[str, str]:
         """The HTTP fields that tell the client where it stands."""
         allowed, decision, prepared, retry_after, *_ = self
         fields: dict[str, str] = {}
-        place = decision.binding if decision is not None else None
-        if place is not None and decision is not None and prepared is not None:
+        binding = decision.binding if decision is not None else None
+        if binding is not None and decision is not None and prepared is not None:
             remaining, reset = decision.remaining, retry_after
             if allowed or reset is None:
                 # A limit of 0 is never whole again.
                 reset = decision.reset_after if remaining or decision.limit != 0 else None
             fields["RateLimit-Policy"] = prepared.policies
-            fields["RateLimit"] = headers.standing(prepared.quoted[place], remaining, reset)
+            fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
             if conf.X_RATELIMIT_HEADERS:
                 fields |= headers.legacy(decision.limit or 0, remaining, reset)
         if not allowed and retry_after is not None:
@@ -123,40 +122,40 @@ def check(
     Where every rule has an allotment, permits that this process took before are spent, uncounted. With `at_once` a
     request that would have to wait is refused, uncharged. Never raises for a server that is away.
     """
-    place = _place(identity, scope, method, costs, at_once)
-    denied = denials.look(place)
+    cache_key = _cache_key(identity, scope, method, costs, at_once)
+    denied = denials.look(cache_key)
     if denied is not None:
-        return _again(denied)
+        return _repeated(denied)
     prepared, metered = None, True
     try:
         for attempt in range(1 + RELOADS):
             snapshot = rules.current()
-            known = routes.by(snapshot)
-            route = known.known.get(place)
-            if route is None:
-                question = Question(identity, scope, method, costs, at_once)
-                route = known.learn(place, question, snapshot.select(scope, method, identity))
-            prepared, take, allotment, blocked = route
-            if blocked is not None and (known.newest or not _reread(known)):
+            commands = commands_by(snapshot)
+            ready = commands.by_key.get(cache_key)
+            if ready is None:
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                ready = commands.add(cache_key, shape, snapshot.select(scope, method, identity))
+            prepared, fetch, permits, blocked = ready
+            if blocked is not None and (commands.newest or not _reread(commands)):
                 return _blocked(blocked, prepared)
-            metered = allotment is None
-            if allotment is not None:
-                held: Answer | None = allotment.spend()
-                if held is not None:
-                    return held
-                take = allotment.take(again=attempt > 0)
+            metered = permits is None
+            if permits is not None:
+                spent: Answer | None = permits.spend()
+                if spent is not None:
+                    return spent
+                fetch = permits.next_fetch(again=attempt > 0)
             if not breaker.closed:
                 break
             try:
-                decision = decide_call(current_server(), take.command.call, take.command)
+                decision = decide_call(current_server(), fetch.command.call, fetch.command)
             except Stale as stale:
                 breaker.succeeded()
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
-            if allotment is None:
-                return _answer(decision, prepared, place, identity, costs)
-            answer = _booked(decision, prepared, place, allotment, take)
+            if permits is None:
+                return _answer(decision, prepared, cache_key, identity, costs)
+            answer = _recorded(decision, prepared, cache_key, permits, fetch)
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
@@ -173,40 +172,40 @@ async def acheck(
     at_once: bool = False,
 ) -> Answer:
     """`check`, awaited. A caller that is cancelled meanwhile is charged nothing."""
-    place = _place(identity, scope, method, costs, at_once)
-    denied = denials.look(place)
+    cache_key = _cache_key(identity, scope, method, costs, at_once)
+    denied = denials.look(cache_key)
     if denied is not None:
-        return _again(denied)
+        return _repeated(denied)
     prepared, metered = None, True
     try:
         for attempt in range(1 + RELOADS):
             snapshot = await rules.acurrent()
-            known = routes.by(snapshot)
-            route = known.known.get(place)
-            if route is None:
-                question = Question(identity, scope, method, costs, at_once)
-                route = known.learn(place, question, await rules.aselect(snapshot, scope, method, identity))
-            prepared, take, allotment, blocked = route
-            if blocked is not None and (known.newest or not await _areread(known)):
+            commands = commands_by(snapshot)
+            ready = commands.by_key.get(cache_key)
+            if ready is None:
+                shape = RequestShape(identity, scope, method, costs, at_once)
+                ready = commands.add(cache_key, shape, await rules.aselect(snapshot, scope, method, identity))
+            prepared, fetch, permits, blocked = ready
+            if blocked is not None and (commands.newest or not await _areread(commands)):
                 return _blocked(blocked, prepared)
-            metered = allotment is None
-            if allotment is not None:
-                held: Answer | None = allotment.spend()
-                if held is not None:
-                    return held
-                take = allotment.take(again=attempt > 0)
+            metered = permits is None
+            if permits is not None:
+                spent: Answer | None = permits.spend()
+                if spent is not None:
+                    return spent
+                fetch = permits.next_fetch(again=attempt > 0)
             if not breaker.closed:
                 break
             try:
-                decision = await adecide_call(current_server(), take.command.call, take.command)
+                decision = await adecide_call(current_server(), fetch.command.call, fetch.command)
             except Stale as stale:
                 breaker.succeeded()
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
-            if allotment is None:
-                return _answer(decision, prepared, place, identity, costs)
-            answer = _booked(decision, prepared, place, allotment, take)
+            if permits is None:
+                return _answer(decision, prepared, cache_key, identity, costs)
+            answer = _recorded(decision, prepared, cache_key, permits, fetch)
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
@@ -214,7 +213,9 @@ async def acheck(
     return _without(prepared, identity, costs, metered)
 
 
-def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool) -> tuple[object, ...]:
+def _cache_key(
+    identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
+) -> tuple[object, ...]:
     """What requests that are alike have in common. Raises WrongCost."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
@@ -222,7 +223,7 @@ def _place(identity: Identity, scope: str, method: str, costs: Mapping[str, int]
 
 
 def _answer(
-    decision: Decision, prepared: Prepared, place: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
+    decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
 ) -> Answer:
     if decision.call.op is Op.PEEK:
         return _without(prepared, identity, costs, metered=True)
@@ -230,25 +231,25 @@ def _answer(
         # A view may go on to change its mapping.
         process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
         return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
-    return _refused(decision, prepared, place)
+    return _refused(decision, prepared, cache_key)
 
 
-def _booked(
-    decision: Decision, prepared: Prepared, place: tuple[object, ...], allotment: Allotment, take: Take
+def _recorded(
+    decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], permits: PrefetchedPermits, fetch: Fetch
 ) -> Answer | None:
     """The answer to the request that several permits were asked for; None: they were too many, take again."""
-    taken = Answer(decision.allowed, Taken(decision.call, decision.reply), prepared)
-    if not allotment.book(take, decision, taken):
+    taken = Answer(decision.allowed, PrefetchedDecision(decision.call, decision.reply), prepared)
+    if not permits.record(fetch, decision, taken):
         return None
-    return taken if decision.allowed else _refused(decision, prepared, place)
+    return taken if decision.allowed else _refused(decision, prepared, cache_key)
 
 
-def _refused(decision: Decision, prepared: Prepared, place: tuple[object, ...]) -> Answer:
+def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
     # Not where rules are compared with no version: an edit would be noticed later than promised.
     if seconds > 0 and decision.call.version is not None:
         sender.start()
-        denials.keep(place, decision, seconds, prepared)
+        denials.keep(cache_key, decision, seconds, prepared)
     return Answer(False, decision, prepared, decision.retry_after)
 
 
@@ -259,32 +260,32 @@ def _blocked(decision: Decision, prepared: Prepared) -> Answer:
     return Answer(False, decision, prepared, None)
 
 
-def _reread(known: Routes) -> bool:
+def _reread(commands: PreparedCommands) -> bool:
     """Read what this process has edited since its rules were read; return whether they are other ones now."""
-    known.publications = publications()
+    commands.publications = publications()
     try:
-        return rules.reload() is not known.snapshot
+        return rules.reload() is not commands.snapshot
     except RulesUnavailable as error:
         logger.warning("The rules cannot be read again, those held stay in force: %s", error)
         return False
 
 
-async def _areread(known: Routes) -> bool:
+async def _areread(commands: PreparedCommands) -> bool:
     """`_reread`, awaited."""
-    known.publications = publications()
+    commands.publications = publications()
     try:
-        return await rules.areload() is not known.snapshot
+        return await rules.areload() is not commands.snapshot
     except RulesUnavailable as error:
         logger.warning("The rules cannot be read again, those held stay in force: %s", error)
         return False
 
 
-def _again(denied: Denied) -> Answer:
+def _repeated(denied: Denied) -> Answer:
     """A refusal that still stands, with less time to go."""
     left = denied.decision.retry_after
     if left is not None:
         left = max(left - (denials.clock() - denied.since), 1 / MICROSECONDS)
-    return Answer(False, denied.decision, denied.about, left)
+    return Answer(False, denied.decision, denied.payload, left)
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
@@ -297,7 +298,7 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
     if isinstance(cause, Unavailable) and not isinstance(cause, (NodeUnavailable, Interrupted)):
         breaker.failed(cause.event)
     if isinstance(cause, Unanswered) and metered:
-        process_totals.unanswered(identity.owner, routes.booked_to(identity), costs)
+        process_totals.unanswered(identity.owner, usage_key(identity), costs)
     if not answered:
         raise error
     logger.error("No decision could be had, the failure policy decides: %s", error)
@@ -319,5 +320,5 @@ def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, 
     if "deny" in choices or not local.admits(asked):
         return Answer(False, None, prepared, 1.0, unavailable=True)
     if metered:
-        process_totals.unmetered(identity.owner, routes.booked_to(identity), costs)
+        process_totals.unmetered(identity.owner, usage_key(identity), costs)
     return Answer(True, None, prepared)

@@ -8,9 +8,9 @@ from typing import Any
 from ratelimits.conf import shown
 
 #: The most that a request may cost in one meter.
-MOST_COST = 2**40
+MAX_COST = 2**40
 #: Meters that one request is counted by at most.
-MOST_METERS = 100
+MAX_METERS = 100
 
 
 class WrongCost(ValueError):
@@ -21,8 +21,8 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
     """Return costs by meter, checked. Raise WrongCost."""
     if not costs:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
-    if len(costs) > MOST_METERS:
-        raise WrongCost(f"a request is counted by at most {MOST_METERS} meters, not {len(costs)}")
+    if len(costs) > MAX_METERS:
+        raise WrongCost(f"a request is counted by at most {MAX_METERS} meters, not {len(costs)}")
     for meter, cost in costs.items():
         name: object = meter
         if not isinstance(name, str) or not name:
@@ -34,8 +34,8 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
 
 def _is_cost(cost: Any) -> bool:
     if type(cost) is int:
-        return 0 <= cost <= MOST_COST
+        return 0 <= cost <= MAX_COST
     try:
-        return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MOST_COST
+        return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MAX_COST
     except (TypeError, ArithmeticError):  # no number, or one that cannot be compared: Decimal's NaN, a complex one
         return False

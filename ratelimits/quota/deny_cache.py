@@ -30,7 +30,7 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 logger = logging.getLogger(__name__)
 
 #: Refusals that are remembered at most; past it, they are forgotten, not their counts.
-MOST = 50_000
+MAX_REFUSALS = 50_000
 #: Seconds between two sendings of the counts.
 INTERVAL = 1.0
 
@@ -38,15 +38,15 @@ INTERVAL = 1.0
 class Denied:
     """A refusal: the decision, when it was made and until when it may be repeated (seconds of the cache's clock).
 
-    `about` is whatever the asker wants to have with it again; `repeated` is as long as it was repeated often, since
+    `payload` is whatever the asker wants to have with it again; `repeated` is as long as it was repeated often, since
     appending to a list takes no lock.
     """
 
-    __slots__ = ("about", "decision", "repeated", "since", "until")
+    __slots__ = ("decision", "payload", "repeated", "since", "until")
 
-    def __init__(self, decision: Decision, about: Any, since: float, until: float) -> None:
+    def __init__(self, decision: Decision, payload: Any, since: float, until: float) -> None:
         self.decision = decision
-        self.about = about
+        self.payload = payload
         self.since = since
         self.until = until
         self.repeated: list[None] = []
@@ -73,15 +73,15 @@ class DenyCache:
         """Count a refusal that no server has counted; the same decision may come again and again."""
         self._decided.append(decision)
 
-    def look(self, place: Hashable) -> Denied | None:
+    def look(self, cache_key: Hashable) -> Denied | None:
         """The refusal that still stands for such a request, counted once more; None if it has to be asked for."""
-        denied = self._known.get(place)
+        denied = self._known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
         denied.repeated.append(None)
         return denied
 
-    def keep(self, place: Hashable, decision: Decision, seconds: float, about: Any = None) -> None:
+    def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:
         """Repeat this refusal for so many seconds at most, unless it can change at any moment."""
         number = decision.binding
         if seconds <= 0 or number is None:
@@ -91,13 +91,13 @@ class DenyCache:
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))
         with self._lock:
-            if len(self._known) >= MOST:
+            if len(self._known) >= MAX_REFUSALS:
                 self._ended += self._known.values()
                 self._known.clear()
-            before = self._known.get(place)
+            before = self._known.get(cache_key)
             if before is not None:
                 self._ended.append(before)
-            self._known[place] = Denied(decision, about, now, until)
+            self._known[cache_key] = Denied(decision, payload, now, until)
 
     def take(self) -> list[Counted]:
         """All counts since the last time; refusals that have ended are forgotten."""
@@ -107,9 +107,9 @@ class DenyCache:
             unsent, self._unsent = self._unsent, []
             every = [*self._ended, *self._known.values()]
             self._ended = [denied for denied in self._ended if denied.until > ended]
-            for place, denied in list(self._known.items()):
+            for cache_key, denied in list(self._known.items()):
                 if denied.until <= ended:
-                    self._known.pop(place, None)
+                    self._known.pop(cache_key, None)
         counts = Counter(self._decided.popleft() for _ in range(len(self._decided)))
         for denied in every:
             counts[denied.decision] += denied.counted()
@@ -122,9 +122,9 @@ class DenyCache:
         """Keep counts that could not be sent for the next `take`, MOST of them at most."""
         with self._lock:
             self._unsent += unsent
-            if len(self._unsent) > MOST:
+            if len(self._unsent) > MAX_REFUSALS:
                 logger.error("Too many refusals wait to be counted as denied: the oldest are dropped.")
-                del self._unsent[:-MOST]
+                del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
         """Forget everything, counts included: for a process that starts out as another's copy."""
@@ -142,11 +142,11 @@ def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
     return Counted(usage, call.costs[: len(usage.meters)], term.rule, term.version, requests)
 
 
-def send(server: Server, counted: list[Counted], told: Callable[[int], object] | None = None) -> list[Counted]:
+def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
     """Count refusals in the open batches; return those that certainly were not sent.
 
     Nothing more is tried once the server does not answer. What a reply was lost of is not sent again: it is logged.
-    `told` receives the version of the configuration that is in force where they were counted.
+    `on_version` receives the version of the configuration that is in force where they were counted.
     """
     version = 0
     together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
@@ -170,23 +170,23 @@ def send(server: Server, counted: list[Counted], told: Callable[[int], object] |
                 unsent += some
             else:
                 logger.error("Refusals that this process answered could not be counted as denied: %s", error)
-    if version and told is not None:
-        told(version)
+    if version and on_version is not None:
+        on_version(version)
     return unsent
 
 
 class Sender:
     """Sends a cache's counts every INTERVAL seconds, from the first refusal on.
 
-    `told` receives the version of the configuration that the server has then, but not as the process ends.
+    `on_version` receives the version of the configuration that the server has then, but not as the process ends.
     """
 
     def __init__(
-        self, cache: DenyCache, server: Callable[[], Server], told: Callable[[int], object] | None = None
+        self, cache: DenyCache, server: Callable[[], Server], on_version: Callable[[int], object] | None = None
     ) -> None:
         self._cache = cache
         self._server = server
-        self._told = told
+        self._on_version = on_version
         self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, turn=2)
         self.start = self._background.start
         self.flush = self._background.run
@@ -195,7 +195,7 @@ class Sender:
     def _send(self) -> None:
         counted = self._cache.take()
         if counted:
-            self._cache.put_back(send(self._server(), counted, self._told))
+            self._cache.put_back(send(self._server(), counted, self._on_version))
 
     def _send_last(self) -> None:
         counted = self._cache.take()

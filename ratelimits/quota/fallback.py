@@ -11,7 +11,7 @@ from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
 
 #: Keys that the local limiter remembers at most; the ones unused longest are forgotten first.
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 
 
 class LocalLimiter:
@@ -43,9 +43,9 @@ class LocalLimiter:
                 if spent + cost > quota:
                     return False
                 charged[key, name] = spent + cost
-            for place, spent in charged.items():
-                self._spent[place] = spent, now
-                self._spent.move_to_end(place)
-            while len(self._spent) > MOST_KEYS:
+            for limit, spent in charged.items():
+                self._spent[limit] = spent, now
+                self._spent.move_to_end(limit)
+            while len(self._spent) > MAX_KEYS:
                 self._spent.popitem(last=False)
             return True

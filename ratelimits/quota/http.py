@@ -56,7 +56,7 @@ def refusal(answer: Answer) -> HttpResponse:
     return JsonResponse(body, status=status, headers=answer.headers(), content_type="application/problem+json")
 
 
-def told(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
+def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
     """The response with the RateLimit fields on it."""
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)

@@ -40,14 +40,14 @@ INTERVAL = 1.0
 REMEMBERED = 60.0
 
 
-def lends_itself(algorithm: Algorithm) -> bool:
+def may_prefetch(algorithm: Algorithm) -> bool:
     """Whether permits of such a limit can be taken ahead: its windows lie where the clock says."""
     return isinstance(algorithm, CalendarWindow) or (
         isinstance(algorithm, FixedWindow) and algorithm.window_start == "epoch"
     )
 
 
-class Take(NamedTuple):
+class Fetch(NamedTuple):
     """The permits of `size` requests, to be asked for by `command`; `asked` is when, by the allotment's clock."""
 
     size: int
@@ -55,7 +55,7 @@ class Take(NamedTuple):
     asked: float = 0.0
 
 
-class Taken(Decision):
+class PrefetchedDecision(Decision):
     """A decision on several requests at once: what one of them took cannot be given back by itself."""
 
     __slots__ = ()
@@ -65,37 +65,37 @@ class Taken(Decision):
         return None
 
 
-class _Batch:
+class _Fetched:
     """What one call took: so many requests' permits are left of `size`, to be spent until then."""
 
-    __slots__ = ("about", "left", "receipt", "size", "until")
+    __slots__ = ("left", "payload", "receipt", "size", "until")
 
-    def __init__(self, size: int, until: float, about: Any, receipt: Receipt | None) -> None:
+    def __init__(self, size: int, until: float, payload: Any, receipt: Receipt | None) -> None:
         self.size = size
         self.left = size - 1
         self.until = until
-        self.about = about
+        self.payload = payload
         self.receipt = receipt
 
 
-class Allotment:
-    """The permits that this process holds for requests that are alike, each one's being those of `call`.
+class PrefetchedPermits:
+    """The permits that this process holds for requests that are alike; each request takes the permits of `call`.
 
-    Taken at once are those of 1, 2, 4, … requests, `most` at most: twice as many as the last time when all those were
-    spent, and no more than were spent when they were not. They end after `seconds`. `clock` is in seconds and goes only
-    forward.
+    One fetch takes the permits of 1, 2, 4, … requests, up to `maximum`: twice as many as the last fetch if all of those
+    were spent, otherwise as many as were spent. Unspent permits end after `seconds`. `clock` returns seconds and never
+    goes back.
     """
 
     def __init__(
-        self, server: Server, call: Call, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, server: Server, call: Call, maximum: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._server = server
         self._call = call
-        self._most = most
+        self._maximum = maximum
         self._seconds = seconds
         self._clock = clock
         self._size = 1
-        self._room = most
+        self._room = maximum
         self._commands: dict[int, Command] = {}
         self.clear()
         with _lock:
@@ -104,74 +104,74 @@ class Allotment:
     def clear(self) -> None:
         """Hold nothing: what is held was taken by another process, whose copy this one is."""
         self._lock = threading.Lock()
-        self._held: deque[_Batch] = deque()
+        self._fetched: deque[_Fetched] = deque()
 
     def spend(self) -> Any:
         """Spend one request's permits: what they were booked with, or None when none are held."""
-        held = self._held
-        while held:
+        waiting = self._fetched
+        while waiting:
             with self._lock:
-                if not held:
+                if not waiting:
                     break
-                batch = held[0]
-                if batch.left and self._clock() < batch.until:
-                    batch.left -= 1
-                    return batch.about
-                held.popleft()
-                self._size = batch.size - batch.left if batch.left else 2 * batch.size
+                fetched = waiting[0]
+                if fetched.left and self._clock() < fetched.until:
+                    fetched.left -= 1
+                    return fetched.payload
+                waiting.popleft()
+                self._size = fetched.size - fetched.left if fetched.left else 2 * fetched.size
         return None
 
-    def take(self, *, again: bool = False) -> Take:
+    def next_fetch(self, *, again: bool = False) -> Fetch:
         """Return what to ask the server for, this request's permits among them; `again`: those alone.
 
         What was refused for many may be there for one, and other threads may ask for many meanwhile.
         """
-        size = 1 if again else _power(min(self._size, self._room, self._most))
+        size = 1 if again else _power(min(self._size, self._room, self._maximum))
         command = self._commands.get(size)
         if command is None:
             call = self._call._replace(costs=tuple(size * cost for cost in self._call.costs))
             command = self._commands[size] = Command(self._server.keyspace, call)
-        return Take(size, command, self._clock())
+        return Fetch(size, command, self._clock())
 
-    def book(self, take: Take, decision: Decision, about: Any) -> bool:
+    def record(self, fetch: Fetch, decision: Decision, payload: Any) -> bool:
         """Hold what was admitted, and spend this request's part of it; False: it was too much, take again.
 
-        `about` is what `spend` answers for the others.
+        `payload` is what `spend` answers for the others.
         """
         with self._lock:
             if not decision.allowed:
                 self._size, self._room = 1, 0
-                return take.size == 1
+                return fetch.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
             # A window ends that long after the server decided, so by then or later.
             window = min(standing.reset_after for standing in decision.standings)
-            until = take.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
-            receipt = decision.receipt if take.size > 1 else None
-            batch = _Batch(take.size, until, about, receipt)
-            self._held.append(batch)
+            until = fetch.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
+            receipt = decision.receipt if fetch.size > 1 else None
+            fetched = _Fetched(fetch.size, until, payload, receipt)
+            self._fetched.append(fetched)
         if receipt is not None:
             with _lock:
-                _lent.append((self, batch))
+                _returnable.append((self, fetched))
             _background.start()
         return True
 
-    def end(self, batch: _Batch, *, now: bool = False) -> int | None:
+    def end(self, fetched: _Fetched, *, now: bool = False) -> int | None:
         """How many requests' permits of a batch nobody will spend; None while it can be spent, unless it ends `now`."""
         with self._lock:
             if now:
-                batch.until = float("-inf")
-            return batch.left if self._clock() >= batch.until else None
+                fetched.until = float("-inf")
+            return fetched.left if self._clock() >= fetched.until else None
 
-    def give_back(self, batch: _Batch, left: int) -> None:
+    def give_back(self, fetched: _Fetched, left: int) -> None:
         """Have the server know that so many were not spent; what is lost on the way is lost to the window.
 
         Raises Unavailable if the server does not answer.
         """
-        assert batch.receipt is not None
-        spent = tuple((batch.size - left) * cost for cost in self._call.costs)
+        assert fetched.receipt is not None
+        spent = tuple((fetched.size - left) * cost for cost in self._call.costs)
         try:
-            decide_call(self._server, receipt_call(batch.receipt, spent, REMEMBERED)._replace(now=self._call.now))
+            decide_call(self._server, receipt_call(fetched.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (ResponseError, Stale, AlreadySettled) as error:
             logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
 
@@ -186,41 +186,39 @@ def give_back(*, everything: bool = False) -> None:
 
     Nothing more is tried once the server does not answer; what certainly was not sent is tried again the next time.
     """
-    global _lent
+    global _returnable
     with _lock:
-        lent, _lent = _lent, []
-    kept, away = [], False
-    for allotment, batch in lent:
-        left = allotment.end(batch, now=everything)
+        returnable, _returnable = _returnable, []
+    unfinished, away = [], False
+    for permits, fetched in returnable:
+        left = permits.end(fetched, now=everything)
         if left is None or (left and away):
-            kept.append((allotment, batch))
+            unfinished.append((permits, fetched))
         elif left:
             try:
-                allotment.give_back(batch, left)
+                permits.give_back(fetched, left)
             except Unavailable as error:
                 logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
                 # Other nodes of a cluster may well answer.
                 away = not isinstance(error, NodeUnavailable)
                 if isinstance(error, NotSent):
-                    kept.append((allotment, batch))
+                    unfinished.append((permits, fetched))
     with _lock:
-        _lent += kept
+        _returnable += unfinished
 
 
 _lock = threading.Lock()
-_all: WeakSet[Allotment] = WeakSet()
+_all: WeakSet[PrefetchedPermits] = WeakSet()
 #: What was taken and may have to be given back.
-_lent: list[tuple[Allotment, _Batch]] = []
-_background = Background(
-    "ratelimits-allotments", lambda: INTERVAL, give_back, lambda: give_back(everything=True), turn=3
-)
+_returnable: list[tuple[PrefetchedPermits, _Fetched]] = []
+_background = Background("ratelimits-prefetch", lambda: INTERVAL, give_back, lambda: give_back(everything=True), turn=3)
 
 
 def _forked() -> None:
-    global _lock, _lent
-    _lock, _lent = threading.Lock(), []
-    for allotment in list(_all):
-        allotment.clear()
+    global _lock, _returnable
+    _lock, _returnable = threading.Lock(), []
+    for permits in list(_all):
+        permits.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,4 +1,4 @@
-"""The routes of requests: for those that are alike, what applies to them, ready to be asked."""
+"""Prepared commands: what applies to requests that are alike, and the command that decides them, ready to be sent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import headers
-from ratelimits.quota.prefetch import Allotment, Take, lends_itself
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits, may_prefetch
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
-#: Routes that are remembered at most; past it, all of a process' are found anew.
-MOST_ROUTES = 8192
+#: Maximum number of prepared commands that a process keeps. Beyond it the cache is emptied.
+MAX_COMMANDS = 8192
 ANONYMOUS = "anonymous"
 
 
@@ -29,7 +29,7 @@ ANONYMOUS = "anonymous"
 class Prepared:
     """A selection for certain meters, with all that does not change from request to request.
 
-    `leases`: whether a rule hands out leases, which end with their request. `allotment` is the most requests whose
+    `leases`: whether a rule hands out leases, which end with their request. `prefetch` is the most requests whose
     permits may be taken ahead: 0 unless every rule lends itself to that. In place of the `unreadable` rules their
     failure policies decide; `undecidable` is why no decision can be made of the others at all ("" if one can), so that
     the failure policies of all of them do.
@@ -41,7 +41,7 @@ class Prepared:
     meters: tuple[Meter, ...]
     waits: bool
     leases: bool
-    allotment: int
+    prefetch: int
     policies: str
     quoted: tuple[str, ...]
     unreadable: tuple[UnreadableRule, ...] = ()
@@ -54,10 +54,10 @@ class Prepared:
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     """What applies of a selection to a request that is counted by these meters; made once for each."""
-    found: Prepared | None = selection.kept.get(meters)
-    if found is None:
-        found = selection.kept[meters] = _prepare(selection, meters)
-    return found
+    prepared: Prepared | None = selection.kept.get(meters)
+    if prepared is None:
+        prepared = selection.kept[meters] = _prepare(selection, meters)
+    return prepared
 
 
 def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
@@ -85,40 +85,42 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     waits = any(rule.max_wait > 0 for rule in applied)
     leases = any(isinstance(rule.algorithm, Concurrency) for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
-    ahead = min((rule.allotment if _ahead(rule) else 0 for rule in applied), default=0)
+    prefetch = min((rule.allotment if _may_prefetch(rule) else 0 for rule in applied), default=0)
     unreadable = tuple(rule for rule in selection.unreadable if rule.meter in meters)
     undecidable = ""
     try:
         compiled = program(terms)
     except ValueError as error:
-        compiled, ahead, undecidable = program(()), 0, str(error)
+        compiled, prefetch, undecidable = program(()), 0, str(error)
     policies = headers.policies(shown)
-    return Prepared(applied, compiled, fields, billed, waits, leases, ahead, policies, quoted, unreadable, undecidable)
+    return Prepared(
+        applied, compiled, fields, billed, waits, leases, prefetch, policies, quoted, unreadable, undecidable
+    )
 
 
-def _ahead(rule: AppliedRule) -> bool:
+def _may_prefetch(rule: AppliedRule) -> bool:
     """Whether its permits may be taken ahead; rows that were written without a form may say what makes no sense."""
-    return rule.mode is Mode.ENFORCE and not rule.bills and lends_itself(rule.algorithm)
+    return rule.mode is Mode.ENFORCE and not rule.bills and may_prefetch(rule.algorithm)
 
 
-class Route(NamedTuple):
-    """The way of one identity's requests in a scope, at the same costs: what applies, ready to be asked."""
+class PreparedCommand(NamedTuple):
+    """What decides one identity's requests in a scope at the same costs."""
 
     prepared: Prepared
-    take: Take
-    allotment: Allotment | None
+    fetch: Fetch
+    permits: PrefetchedPermits | None
     #: The refusal that a rule of capacity 0 makes, for which nothing has to be asked.
     blocked: Decision | None
 
 
-class Routes:
-    """The routes by a snapshot; another snapshot starts anew, and so does one that has MOST_ROUTES."""
+class PreparedCommands:
+    """The prepared commands of one snapshot. A newer snapshot starts with none; MAX_COMMANDS empties the cache."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
-        #: Whether any route may let a request wait; not known yet, it may.
+        #: Whether any rule may let a request wait. Assume it before the rules are known.
         self.waits = snapshot is None or snapshot.waits
-        self.known: dict[tuple[object, ...], Route] = {}
+        self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
         #: The edits of this process that the snapshot is known to have.
         self.publications = publications()
 
@@ -127,30 +129,30 @@ class Routes:
         """Whether this process has edited nothing since the snapshot was read."""
         return self.publications == publications()
 
-    def learn(self, place: tuple[object, ...], question: Question, selection: Selection) -> Route:
-        """The route of a question to which this selection applies, remembered."""
-        if len(self.known) >= MOST_ROUTES:
-            self.known.clear()
-        prepared = prepare(selection, tuple(question.costs))
+    def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
+        """Prepare the command for requests of this shape, to which the selection applies, and keep it."""
+        if len(self.by_key) >= MAX_COMMANDS:
+            self.by_key.clear()
+        prepared = prepare(selection, tuple(shape.costs))
         assert self.snapshot is not None
-        server, call = current_server(), _call(self.snapshot, selection.version, prepared, question)
+        server, call = current_server(), _call(self.snapshot, selection.version, prepared, shape)
         refusal = blocked(call, clock.now())
-        allotment = None
+        permits = None
         if prepared.undecidable:
             self.snapshot.log_once(f"On some requests their rules' failure policies decide: {prepared.undecidable}")
-        if prepared.unavailable(question.costs):
+        if prepared.unavailable(shape.costs):
             # The failure policy decides; what is asked is only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
-        elif prepared.allotment and conf.ALLOTMENT_SECONDS > 0:
+        elif prepared.prefetch and conf.ALLOTMENT_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
             unmetered = call._replace(usage=None)
-            allotment = Allotment(server, unmetered, prepared.allotment, conf.ALLOTMENT_SECONDS)
-        take = Take(1, Command(server.keyspace, call))
-        return self.known.setdefault(place, Route(prepared, take, allotment, refusal))
+            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.ALLOTMENT_SECONDS)
+        fetch = Fetch(1, Command(server.keyspace, call))
+        return self.by_key.setdefault(cache_key, PreparedCommand(prepared, fetch, permits, refusal))
 
 
-class Question(NamedTuple):
-    """What a face asks."""
+class RequestShape(NamedTuple):
+    """What two requests must have in common to share a prepared command."""
 
     identity: Identity
     scope: str
@@ -159,32 +161,32 @@ class Question(NamedTuple):
     at_once: bool
 
 
-_routes = Routes()
+_commands = PreparedCommands()
 
 
 def may_wait() -> bool:
     """Whether a rule of those that this process knows lets requests wait."""
-    return _routes.waits
+    return _commands.waits
 
 
-def by(snapshot: Snapshot) -> Routes:
-    """The routes by this snapshot."""
-    global _routes
-    routes = _routes
-    if routes.snapshot is not snapshot:
-        routes = _routes = Routes(snapshot)
-    return routes
+def commands_by(snapshot: Snapshot) -> PreparedCommands:
+    """Return the prepared commands of this snapshot."""
+    global _commands
+    commands = _commands
+    if commands.snapshot is not snapshot:
+        commands = _commands = PreparedCommands(snapshot)
+    return commands
 
 
-def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, question: Question) -> Call:
-    identity, costs = question.identity, tuple(question.costs.values())
+def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: RequestShape) -> Call:
+    identity, costs = shape.identity, tuple(shape.costs.values())
     timezone, anchor, kept, periods = snapshot.billing(identity.account)
     keys = tuple([getattr(identity, field, field) for field in prepared.fields])
     owner = identity.owner
-    usage = Usage(owner, booked_to(identity), prepared.meters, periods, timezone, anchor, kept)
-    return Call(prepared.program, keys, costs, owner, usage, version=version, at_once=question.at_once)
+    usage = Usage(owner, usage_key(identity), prepared.meters, periods, timezone, anchor, kept)
+    return Call(prepared.program, keys, costs, owner, usage, version=version, at_once=shape.at_once)
 
 
-def booked_to(identity: Identity) -> str:
+def usage_key(identity: Identity) -> str:
     """The key that usage is counted under: without an account to bill, all of it together."""
     return (identity.narrowest if identity.account is not None else None) or ANONYMOUS

@@ -46,12 +46,12 @@ _lock = threading.Lock()
 #: Requests, units, and how many of both are written.
 _totals: dict[TotalKey, list[int]] = {}
 #: Once a process keeps more totals than this and has written them, it goes on under another name, and with none.
-MOST_WRITTEN = 50_000
+MAX_WRITTEN = 50_000
 #: Totals that it keeps while they cannot be written. Past it, accounts that are new to it are not told apart.
-MOST_KEPT = 200_000
+MAX_UNWRITTEN = 200_000
 #: What was admitted and is to be added to that.
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
-_MOST_GRANTED = 10_000
+_MAX_GRANTED = 10_000
 _forgotten = 0
 _process = ""
 _pid = 0
@@ -77,14 +77,14 @@ def _begin() -> None:
 os.register_at_fork(after_in_child=_begin)
 
 
-def _add(place: TotalKey, cost: int) -> None:
-    total = _totals.get(place)
+def _add(total_key: TotalKey, cost: int) -> None:
+    total = _totals.get(total_key)
     if total is None:
-        if len(_totals) >= MOST_KEPT:
-            if place.kind == "admitted":
+        if len(_totals) >= MAX_UNWRITTEN:
+            if total_key.kind == "admitted":
                 return  # the ledger must have at least what is said here: less is right, too
-            place = place._replace(account="", key="anonymous")
-        total = _totals.setdefault(place, [0, 0, 0, 0])
+            total_key = total_key._replace(account="", key="anonymous")
+        total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += 1
     total[1] += cost
 
@@ -105,7 +105,7 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
     """A request that the server admitted and counted, at `now` by its clock, in µs; `account` such as "account:7"."""
     # Every request passes here: what it takes is an appended item, which threads can do without a lock.
     _granted.append((account, costs, now))
-    if len(_granted) >= _MOST_GRANTED:
+    if len(_granted) >= _MAX_GRANTED:
         _add_up()
     if not _background.running:
         _start()
@@ -136,13 +136,13 @@ def totals() -> Totals:
     """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
     _add_up()
     with _lock:
-        return {place: (requests, units) for place, (requests, units, *_written) in _totals.items()}
+        return {total_key: (requests, units) for total_key, (requests, units, *_written) in _totals.items()}
 
 
 def _grown() -> Totals:
     _add_up()
     with _lock:
-        return {place: (total[0], total[1]) for place, total in _totals.items() if total[0] != total[2]}
+        return {total_key: (total[0], total[1]) for total_key, total in _totals.items() if total[0] != total[2]}
 
 
 def write_with(write: Callable[[str, Totals], None]) -> None:
@@ -154,20 +154,22 @@ def write_with(write: Callable[[str, Totals], None]) -> None:
 def write() -> None:
     """Hand over the totals that have grown since the last time; what is complete is not kept any longer."""
     global _forgotten
-    name, found = process(), _grown()
+    name, grown = process(), _grown()
     if _write is None:
         return
-    if found:
-        _write(name, found)
+    if grown:
+        _write(name, grown)
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
-        for place, counts in found.items():
-            if place in _totals:  # or else another writing was faster
-                _totals[place][2:] = counts
-        for place in [place for place, total in _totals.items() if place.bin < end and total[0] == total[2]]:
-            del _totals[place]
-            _forgotten = max(_forgotten, place.bin + BIN_SECONDS)
-        if len(_totals) > MOST_WRITTEN:
+        for total_key, counts in grown.items():
+            if total_key in _totals:  # or else another writing was faster
+                _totals[total_key][2:] = counts
+        for total_key in [
+            total_key for total_key, total in _totals.items() if total_key.bin < end and total[0] == total[2]
+        ]:
+            del _totals[total_key]
+            _forgotten = max(_forgotten, total_key.bin + BIN_SECONDS)
+        if len(_totals) > MAX_WRITTEN:
             _rename()
 
 
@@ -175,11 +177,11 @@ def _rename() -> None:
     """Go on under another name: what is written stays with the old one, what has grown since begins the new one."""
     global _process
     _process = nonce().decode()
-    for place, (requests, units, *written) in list(_totals.items()):
+    for total_key, (requests, units, *written) in list(_totals.items()):
         if requests == written[0]:
-            del _totals[place]
+            del _totals[total_key]
         else:
-            _totals[place] = [requests - written[0], units - written[1], 0, 0]
+            _totals[total_key] = [requests - written[0], units - written[1], 0, 0]
 
 
 def _start() -> None:
@@ -188,4 +190,4 @@ def _start() -> None:
         _background.start()
 
 
-_background = Background("ratelimits-witness", lambda: conf.WITNESS_INTERVAL, write, turn=1)
+_background = Background("ratelimits-process-totals", lambda: conf.WITNESS_INTERVAL, write, turn=1)

@@ -14,7 +14,7 @@ from ratelimits.engine import Decision, Receipt, arefund, asettle
 from ratelimits.engine import refund as _refund
 from ratelimits.engine import settle as _settle
 from ratelimits.quota import finishing
-from ratelimits.quota.prefetch import Taken
+from ratelimits.quota.prefetch import PrefetchedDecision
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def receipt_of(request: Any) -> Receipt | None:
 def _to_settle(request: Any) -> Receipt | None:
     """The receipt of a request that somebody wants to settle or refund: he should know when there cannot be one."""
     receipt, answer = receipt_of(request), getattr(request, "quota", None)
-    if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, Taken):
+    if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
         logger.warning("A request of permits taken ahead cannot be settled or refunded: give its rule no allotment")
     return receipt
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Selections that a snapshot keeps at most; past it, it starts anew.
-MOST_SELECTIONS = 4096
+MAX_SELECTIONS = 4096
 
 _API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
 _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
@@ -126,7 +126,7 @@ class Snapshot:
         if selection is None:
             selection = self._compile(scope, method, asked)
             with self._lock:
-                if len(self._selections) >= MOST_SELECTIONS:
+                if len(self._selections) >= MAX_SELECTIONS:
                     self._selections.clear()
                 selection = self._selections.setdefault(about, selection)
         return selection

@@ -14,7 +14,7 @@ from ratelimits.engine.call import Op
 from ratelimits.engine.program import MAX_LIMITS
 
 #: Most permits that one line may name.
-MOST_COST = 2**40
+MAX_COST = 2**40
 LATEST = HORIZON // MICROSECONDS
 FIELDS = ("at", "op", "key", "cost", "timeout", "lease", "rule")
 OPS = {
@@ -164,7 +164,7 @@ class Reader:
     def _bring(self, rules: Rules) -> None:
         self.rules = rules
         slowest = max((rule.interval for rule in rules if isinstance(rule, SmoothBursty | SmoothWarmingUp)), default=0)
-        self._most = min(MOST_COST, int(HORIZON / slowest)) if slowest else MOST_COST
+        self._most = min(MAX_COST, int(HORIZON / slowest)) if slowest else MAX_COST
 
     def line(self, data: Any) -> TraceLine:
         """One line. Raises ValueError that says what to write instead."""
@@ -203,15 +203,15 @@ class Reader:
                 value = Decimal(repr(value))
             if not isinstance(value, Decimal) or value.is_nan():
                 raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
-            if 0 <= value <= MOST_COST:
+            if 0 <= value <= MAX_COST:
                 if value % 1:
                     raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
                 value = int(value)
         if 0 <= value <= self._most:
             return int(value)
-        if 0 <= value <= MOST_COST:
+        if 0 <= value <= MAX_COST:
             raise ValueError(f"cost {value} takes more than 142 years at this rate: at most {self._most} does not")
-        raise ValueError(f"cost must be from 0 to {MOST_COST}, not {_shown(value)}")
+        raise ValueError(f"cost must be from 0 to {MAX_COST}, not {_shown(value)}")
 
     def _changed(self, data: Any) -> Rules:
         if data is None:

@@ -37,15 +37,15 @@ def write(process: str, totals: Totals) -> None:
     rows = [
         ProcessTotal(
             process=process,
-            kind=place.kind,
-            account=place.account,
-            key=place.key,
-            meter=place.meter,
-            bin=place.bin,
+            kind=total_key.kind,
+            account=total_key.account,
+            key=total_key.key,
+            meter=total_key.meter,
+            bin=total_key.bin,
             requests=requests,
             units=units,
         )
-        for place, (requests, units) in sorted(totals.items())
+        for total_key, (requests, units) in sorted(totals.items())
     ]
     try:
         rows = _save(using, rows)

@@ -68,7 +68,7 @@ def test_what_workers_write_people_only_read(admin_client: Client, model: Any) -
 def test_a_list_counts_and_sorts_no_more_than_it_shows(
     admin_client: Client, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readonly, "MOST", 3)
+    monkeypatch.setattr(readonly, "MAX_ROWS", 3)
     monkeypatch.setattr(admin.site.get_model_admin(model), "list_per_page", 2)
     for number in range(5):
         use(f"account {number}")

@@ -78,7 +78,7 @@ class TestCapacityZero:
         # As another process does: this one is told of nothing.
         published = publications()
         Rule.objects.update(capacity=3)
-        prepared.by(known).publications = published + 1
+        prepared.commands_by(known).publications = published + 1
         assert not check(WHO).allowed
         checking.sender.flush()
         assert check(WHO).allowed

@@ -17,8 +17,7 @@ from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
 from ratelimits.identity import Identity
 from ratelimits.models import Account, ConfigVersion, KeyOverride, Rule
-from ratelimits.quota import checking, process_totals
-from ratelimits.quota import prepared as routes
+from ratelimits.quota import checking, prepared, process_totals
 from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
@@ -95,9 +94,9 @@ class TestDecisions:
         slow("writes", scope="search:POST,PUT")
 
         def applied(scope: str, method: str) -> set[str]:
-            prepared = check(Identity(user=f"user:{scope}{method}"), scope, method).prepared
-            assert prepared is not None
-            return {one.name for one in prepared.rules}
+            applied = check(Identity(user=f"user:{scope}{method}"), scope, method).prepared
+            assert applied is not None
+            return {one.name for one in applied.rules}
 
         assert applied("other", "GET") == {"everywhere"}
         assert applied("search", "GET") == {"everywhere", "search"}
@@ -212,11 +211,11 @@ class TestHotPath:
         assert asked == []
 
     def test_what_is_remembered_of_requests_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(routes, "MOST_ROUTES", 10)
+        monkeypatch.setattr(prepared, "MAX_COMMANDS", 10)
         slow(key_kind="ip")
         for number in range(100):
             assert checking.check(Identity(address=f"ip:203.0.113.{number}")).allowed
-        assert len(routes._routes.known) <= 10
+        assert len(prepared._commands.by_key) <= 10
 
 
 def _twice(acheck: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:

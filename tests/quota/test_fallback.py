@@ -10,7 +10,7 @@ import pytest
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE, Breaker
 from ratelimits.quota import fallback
-from ratelimits.quota.fallback import MOST_KEYS, LocalLimiter
+from ratelimits.quota.fallback import MAX_KEYS, LocalLimiter
 from tests.support.engine.asking import limit
 
 
@@ -141,8 +141,8 @@ class TestLocalLimiter:
     def test_it_remembers_so_many_keys_and_forgets_the_longest_unused(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert MOST_KEYS >= 10_000
-        monkeypatch.setattr(fallback, "MOST_KEYS", 3)
+        assert MAX_KEYS >= 10_000
+        monkeypatch.setattr(fallback, "MAX_KEYS", 3)
         limiter = LocalLimiter(clock)
         numbers: dict[str, Any] = {"capacity": 1, "period": 60}
         for number in range(3):

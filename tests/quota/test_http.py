@@ -23,7 +23,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
-from ratelimits.quota.costs import MOST_METERS
+from ratelimits.quota.costs import MAX_METERS
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names.urlconf import named_by_views
 from tests.support.faces import begin_afresh, counted
@@ -136,7 +136,7 @@ class TestCosts:
             ({"": 1}, "a meter must be a text such as 'requests', not ''"),
             ({"requests": None}, "the cost in 'requests' must be a whole number from 0 to 2**40, not None"),
             (
-                {f"meter_{number}": 1 for number in range(MOST_METERS + 1)},
+                {f"meter_{number}": 1 for number in range(MAX_METERS + 1)},
                 "a request is counted by at most 100 meters, not 101",
             ),
         ],
@@ -159,9 +159,9 @@ class TestCosts:
 
     def test_as_many_meters_as_there_may_be(self, ask: Ask, redis_client: redis.Redis) -> None:
         rule("bucket", capacity=1, rate="0.000001", key_kind="global", meter="meter_99")
-        costs = {f"meter_{number}": 1 for number in range(MOST_METERS)}
+        costs = {f"meter_{number}": 1 for number in range(MAX_METERS)}
         assert [ask(costs) for _ in range(2)] == [200, 429]
-        assert len(counted(redis_client)) == 2 * MOST_METERS
+        assert len(counted(redis_client)) == 2 * MAX_METERS
 
     @pytest.mark.parametrize("meter", ["\ud800", "nul \0", "é" * 5000, "a|b#c\n"])
     def test_any_text_names_a_meter(self, ask: Ask, redis_client: redis.Redis, meter: str) -> None:

@@ -15,7 +15,15 @@ from ratelimits.embedded import free_port
 from ratelimits.engine.call import Call, Command, Op
 from ratelimits.engine.decide import call_for, decide_call
 from ratelimits.engine.server import Server, current_server
-from ratelimits.quota.prefetch import DRIFT, MARGIN, Allotment, Take, Taken, give_back, lends_itself
+from ratelimits.quota.prefetch import (
+    DRIFT,
+    MARGIN,
+    Fetch,
+    PrefetchedDecision,
+    PrefetchedPermits,
+    give_back,
+    may_prefetch,
+)
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
 from tests.support.faces import Clock, away
@@ -45,10 +53,10 @@ class Process:
 
     def __init__(self, asked: Call, most: int = 64, seconds: float = 1.0, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self.takes: list[Take] = []
+        self.takes: list[Fetch] = []
         self.asked = asked
         self._began = self.clock.now
-        self.allotment = Allotment(current_server(), asked, most, seconds, self.clock)
+        self.permits = PrefetchedPermits(current_server(), asked, most, seconds, self.clock)
 
     def now(self) -> int:
         """The server's time, in µs since 1970 UTC."""
@@ -57,14 +65,14 @@ class Process:
     def request(self) -> bool:
         """Whether one request is admitted."""
         while True:
-            held = self.allotment.spend()
+            held = self.permits.spend()
             if held is not None:
                 return True
-            take = self.allotment.take()
-            self.takes.append(take)
-            asked = take.command.call._replace(now=self.now())
+            fetch = self.permits.next_fetch()
+            self.takes.append(fetch)
+            asked = fetch.command.call._replace(now=self.now())
             decision = decide_call(current_server(), asked, Command(current_server().keyspace, asked))
-            if self.allotment.book(take, decision, "held"):
+            if self.permits.record(fetch, decision, "held"):
                 return decision.allowed
 
     def left(self) -> int:
@@ -74,7 +82,7 @@ class Process:
 
     @property
     def sizes(self) -> list[int]:
-        return [take.size for take in self.takes]
+        return [fetch.size for fetch in self.takes]
 
 
 def test_what_is_asked_for_doubles_while_it_is_spent() -> None:
@@ -175,16 +183,16 @@ def test_a_process_that_ends_gives_everything_back_and_spends_no_more() -> None:
     assert all(process.request() for _ in range(5))
     give_back(everything=True)
     assert process.left() == 100 - 5
-    assert process.allotment.spend() is None
+    assert process.permits.spend() is None
 
 
 def test_what_could_not_be_sent_is_given_back_later(servers: TestServers, settings: Any) -> None:
     process = Process(call(capacity=100))
     assert all(process.request() for _ in range(5))
     assert process.left() == 100 - 7
-    process.allotment._server = _server_at(settings, free_port())
+    process.permits._server = _server_at(settings, free_port())
     give_back(everything=True)
-    process.allotment._server = _server_at(settings, servers.redis.port)
+    process.permits._server = _server_at(settings, servers.redis.port)
     assert process.left() == 100 - 7
     give_back(everything=True)
     assert process.left() == 100 - 5
@@ -196,7 +204,7 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
     with Proxy(servers.redis.port) as proxy:
         hanging = _server_at(settings, proxy.port)
         for process in processes:
-            process.allotment._server = hanging
+            process.permits._server = hanging
         proxy.lose.set()
         give_back(everything=True)
         assert proxy.count(b"EVALSHA") <= 1
@@ -245,7 +253,7 @@ def test_what_one_of_several_took_cannot_be_given_back() -> None:
     asked = call()
     decision = decide_call(current_server(), asked)
     assert decision.receipt is not None
-    assert Taken(decision.call, decision.reply).receipt is None
+    assert PrefetchedDecision(decision.call, decision.reply).receipt is None
 
 
 def test_a_child_of_a_fork_holds_nothing() -> None:
@@ -255,20 +263,20 @@ def test_a_child_of_a_fork_holds_nothing() -> None:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(theirs, b"held" if process.allotment.spend() else b"none")
+        os.write(theirs, b"held" if process.permits.spend() else b"none")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(ours, 4) == b"none"
-    assert process.allotment.spend() == "held"
+    assert process.permits.spend() == "held"
     os.close(ours)
     os.close(theirs)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_only_windows_that_lie_where_the_clock_says_lend_themselves_to_it(algorithm: str) -> None:
-    assert lends_itself(limit(algorithm).algorithm) == (algorithm in ("fixed_window", "calendar_window"))
+    assert may_prefetch(limit(algorithm).algorithm) == (algorithm in ("fixed_window", "calendar_window"))
     if algorithm == "fixed_window":
-        assert not lends_itself(limit(algorithm, window_start="first_hit").algorithm)
+        assert not may_prefetch(limit(algorithm, window_start="first_hit").algorithm)
 
 
 def test_sizes_are_powers_of_two() -> None:

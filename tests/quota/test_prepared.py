@@ -15,7 +15,7 @@ from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.quota import checking, process_totals, receipts
 from ratelimits.quota.checking import Answer
-from ratelimits.quota.prefetch import Allotment, Take
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.faces import Clock, away, begin_afresh, counted
 from tests.support.rows import rule
@@ -103,14 +103,14 @@ class TestAllotments:
     ) -> None:
         ahead(capacity=10, allotment=8)
         assert sum(check(WHO).allowed for _ in range(12)) == 10
-        booked = Allotment.book
+        recorded = PrefetchedPermits.record
 
-        def beside_others(self: Allotment, take: Take, decision: Decision, about: object) -> bool:
-            done = booked(self, take, decision, about)
+        def beside_others(self: PrefetchedPermits, fetch: Fetch, decision: Decision, payload: object) -> bool:
+            done = recorded(self, fetch, decision, payload)
             self._size = self._room = 8  # another thread's take was admitted just now
             return done
 
-        monkeypatch.setattr(Allotment, "book", beside_others)
+        monkeypatch.setattr(PrefetchedPermits, "record", beside_others)
         for _ in range(3):
             checking.denials.clear()
             answer = check(WHO)

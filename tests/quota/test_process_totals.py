@@ -146,7 +146,7 @@ def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_tota
 ) -> None:
     from ratelimits.usage import process_totals as totals
 
-    monkeypatch.setattr(process_totals, "MOST_WRITTEN", 10)
+    monkeypatch.setattr(process_totals, "MAX_WRITTEN", 10)
     before, now = process_totals.process(), int(time.time()) * 1_000_000
 
     def write(process: str, found: process_totals.Totals) -> None:
@@ -181,7 +181,7 @@ def by_account(rows: Any) -> dict[str, list[ProcessTotal]]:
 def test_totals_that_cannot_be_written_are_bounded_and_none_that_is_missing_from_the_ledger_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_totals, "MOST_KEPT", 10)
+    monkeypatch.setattr(process_totals, "MAX_UNWRITTEN", 10)
     for number in range(100):
         process_totals.admitted(f"account:{number}", {"requests": 1}, int(time.time()) * 1_000_000)
         process_totals.unmetered(str(number), f"user:{number}", {"requests": 2})

@@ -320,7 +320,7 @@ class TestSelections:
         )
 
     def test_their_number_is_bounded(self, loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ratelimits.rules.snapshot.MOST_SELECTIONS", 3)
+        monkeypatch.setattr("ratelimits.rules.snapshot.MAX_SELECTIONS", 3)
         for number in range(5):
             rule(f"r{number}", scope=f"s{number}")
         snapshot = loader.current()

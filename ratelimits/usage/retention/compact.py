@@ -28,7 +28,7 @@ SPAN = 3_600_000_000
 #: Batches whose lines are added up in one query.
 _AT_ONCE = 32
 #: Batches that one transaction joins at most.
-_MOST = 4096
+_MAX_BATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
             and one.sealed_at // SPAN == other.sealed_at // SPAN
             and one.fence == other.fence
             and one.position not in marks
-            and length < _MOST
+            and length < _MAX_BATCHES
         )
         if joined:
             length, last = length + 1, other.position
