@@ -191,7 +191,7 @@ class KeyOverrideAdmin(AuditedAdmin):
 
         @admin.display(description=_("what differs"))
         def numbers(override: KeyOverride) -> str:
-            reason = override.misfit(rules().get(override.rule, ()))
+            reason = override.numbers_error(rules().get(override.rule, ()))
             changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
             return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
 
@@ -201,7 +201,7 @@ class KeyOverrideAdmin(AuditedAdmin):
         """Say above the form of an override that it is not in force, and why."""
         override = kwargs.get("obj")
         if override is not None:
-            reason = override.misfit(readable_rules(conf.DATABASE).get(override.rule, ()))
+            reason = override.numbers_error(readable_rules(conf.DATABASE).get(override.rule, ()))
             if reason:
                 self.message_user(request, _NOT_IN_FORCE % {"error": reason}, messages.WARNING)
         return super().render_change_form(request, context, *args, **kwargs)

@@ -59,7 +59,7 @@ def _overrides(using: str) -> Iterator[checks.CheckMessage]:
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:
         first, name = row.pop("first"), row["rule"]
-        reason = KeyOverride(**row).misfit(rules.get(name, ()))
+        reason = KeyOverride(**row).numbers_error(rules.get(name, ()))
         if reason:
             yield checks.Error(
                 f"Override {first} of rule {name} is not in force: {reason}.",

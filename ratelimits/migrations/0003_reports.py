@@ -20,10 +20,10 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('reference', models.UUIDField(default=uuid.uuid4, editable=False, unique=True, verbose_name='reference')),
                 ('account', models.CharField(max_length=255, verbose_name='account')),
-                ('period_start', models.DateTimeField(help_text='Its start. In a finalised period it becomes a new version of the report.', verbose_name='billing period')),
+                ('period_start', models.DateTimeField(help_text='The moment at which the billing period starts. If the period is finalised, the adjustment makes a new version of its report.', verbose_name='billing period')),
                 ('meter', models.CharField(default='requests', max_length=255, verbose_name='meter')),
-                ('key', models.CharField(blank=True, help_text='Empty: of the account as a whole.', max_length=255, verbose_name='key')),
-                ('quantity', models.BigIntegerField(help_text='Units; below zero they are taken off.', verbose_name='quantity')),
+                ('key', models.CharField(blank=True, help_text='Leave it empty for the account as a whole.', max_length=255, verbose_name='key')),
+                ('quantity', models.BigIntegerField(help_text='Units to add; a number below 0 subtracts.', verbose_name='quantity')),
                 ('corrects_line_id', models.CharField(blank=True, max_length=32, verbose_name='corrects line')),
                 ('reason', models.CharField(max_length=300, verbose_name='reason')),
                 ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created at')),
@@ -172,7 +172,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='adjustment',
             name='report',
-            field=models.ForeignKey(blank=True, editable=False, help_text='The version that has it; empty: not finalised yet.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='adjustments', to='ratelimits.report', verbose_name='report'),
+            field=models.ForeignKey(blank=True, editable=False, help_text='The report version that contains the adjustment; empty while none does.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='adjustments', to='ratelimits.report', verbose_name='report'),
         ),
         migrations.AddField(
             model_name='reportline',

@@ -20,12 +20,12 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='historicalplanmembership',
             name='key',
-            field=models.CharField(help_text='Such as api_key:9f3c or user:42.', max_length=160, validators=[ratelimits.models.keys.validate_key], verbose_name='key'),
+            field=models.CharField(help_text='A key such as api_key:9f3c or user:42.', max_length=160, validators=[ratelimits.models.keys.validate_key], verbose_name='key'),
         ),
         migrations.AlterField(
             model_name='planmembership',
             name='key',
-            field=models.CharField(help_text='Such as api_key:9f3c or user:42.', max_length=160, validators=[ratelimits.models.keys.validate_key], verbose_name='key'),
+            field=models.CharField(help_text='A key such as api_key:9f3c or user:42.', max_length=160, validators=[ratelimits.models.keys.validate_key], verbose_name='key'),
         ),
         migrations.AddIndex(
             model_name='planmembership',
@@ -47,12 +47,12 @@ class Migration(migrations.Migration):
         migrations.AlterConstraint(
             model_name='adjustment',
             name='ratelimits_adjustment_reason',
-            constraint=models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='ratelimits_adjustment_reason', violation_error_message='Say why: whoever reads the report will ask.'),
+            constraint=models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='ratelimits_adjustment_reason', violation_error_message='Write the reason: whoever reads the report will ask for it.'),
         ),
         migrations.AlterConstraint(
             model_name='configversion',
             name='ratelimits_one_config_version',
-            constraint=models.CheckConstraint(condition=models.Q(('pk', 1)), name='ratelimits_one_config_version', violation_error_message='There is one version of the configuration: change its one row.'),
+            constraint=models.CheckConstraint(condition=models.Q(('pk', 1)), name='ratelimits_one_config_version', violation_error_message='The configuration has only one version: change the existing row.'),
         ),
         migrations.AlterConstraint(
             model_name='keyoverride',
@@ -82,7 +82,7 @@ class Migration(migrations.Migration):
         migrations.AlterConstraint(
             model_name='rule',
             name='ratelimits_rule_complete',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('algorithm', 'fixed_window'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'calendar_window'), ('capacity__isnull', False), models.Q(('calendar_unit', ''), _negated=True)), models.Q(('algorithm', 'sliding_window'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'sliding_log'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'token_bucket'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'gcra'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'leaky_bucket'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'leaky_bucket_queue'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'smooth_bursty'), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'smooth_warming_up'), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'concurrency'), ('capacity__isnull', False)), _connector='OR'), name='ratelimits_rule_complete', violation_error_message='Give the algorithm all that it needs: its numbers, and max wait if it makes requests wait.'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('algorithm', 'fixed_window'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'calendar_window'), ('capacity__isnull', False), models.Q(('calendar_unit', ''), _negated=True)), models.Q(('algorithm', 'sliding_window'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'sliding_log'), ('capacity__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'token_bucket'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'gcra'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'leaky_bucket'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False)), models.Q(('algorithm', 'leaky_bucket_queue'), ('capacity__isnull', False), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'smooth_bursty'), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'smooth_warming_up'), ('rate__isnull', False), ('period__isnull', False), ('max_wait__isnull', False)), models.Q(('algorithm', 'concurrency'), ('capacity__isnull', False)), _connector='OR'), name='ratelimits_rule_complete', violation_error_message='Fill in all fields that the algorithm requires: its numbers, and max wait if it makes requests wait.'),
         ),
         migrations.AlterConstraint(
             model_name='rule',
@@ -107,7 +107,7 @@ class Migration(migrations.Migration):
         migrations.AlterConstraint(
             model_name='rule',
             name='ratelimits_rule_key_kind',
-            constraint=models.CheckConstraint(condition=models.Q(('key_kind__in', ['user', 'api_key', 'account', 'ip', 'global', 'key'])), name='ratelimits_rule_key_kind', violation_error_message='Choose what it is counted per from the list.'),
+            constraint=models.CheckConstraint(condition=models.Q(('key_kind__in', ['user', 'api_key', 'account', 'ip', 'global', 'key'])), name='ratelimits_rule_key_kind', violation_error_message='Choose “counted per” from the list.'),
         ),
         migrations.AlterConstraint(
             model_name='rule',
@@ -117,7 +117,7 @@ class Migration(migrations.Migration):
         migrations.AlterConstraint(
             model_name='rule',
             name='ratelimits_rule_on_failure',
-            constraint=models.CheckConstraint(condition=models.Q(('on_failure__in', ['', 'allow', 'deny', 'local'])), name='ratelimits_rule_on_failure', violation_error_message='Choose what holds while Redis is away: allow, deny or local, or leave it empty.'),
+            constraint=models.CheckConstraint(condition=models.Q(('on_failure__in', ['', 'allow', 'deny', 'local'])), name='ratelimits_rule_on_failure', violation_error_message='Choose what happens while Redis does not answer: allow, deny or local, or leave it empty.'),
         ),
         migrations.AlterConstraint(
             model_name='rule',

@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='alert',
             name='rule',
-            field=models.BigIntegerField(help_text='The rule whose limit it is; 0: what the plan includes.', verbose_name='rule'),
+            field=models.BigIntegerField(help_text='The rule whose limit it is; 0 if it is the quantity that the plan includes.', verbose_name='rule'),
         ),
         migrations.AddConstraint(
             model_name='alert',

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='shardstate',
             name='ahead',
-            field=models.BigIntegerField(default=0, help_text="By how much (µs) the server's clock was ahead of the drain's, which holds the watermark; 0: right.", verbose_name='clock ahead'),
+            field=models.BigIntegerField(default=0, help_text="Microseconds by which the server's clock was ahead of the drain's clock; while it is ahead, the watermark does not advance. 0: it was not ahead.", verbose_name='clock ahead'),
         ),
         migrations.AlterField(
             model_name='durabilitygap',

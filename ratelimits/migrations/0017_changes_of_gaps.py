@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='adjustment',
             name='account',
-            field=models.CharField(blank=True, help_text='Empty: anonymous usage, of no account.', max_length=255, verbose_name='account'),
+            field=models.CharField(blank=True, help_text='Leave it empty for anonymous usage, which has no account.', max_length=255, verbose_name='account'),
         ),
         migrations.CreateModel(
             name='GapChange',

@@ -31,10 +31,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='adjustment',
-            constraint=models.CheckConstraint(condition=models.Q(('decided_by', None), models.Q(('decided_by', models.F('author')), _negated=True), _connector='OR'), name='ratelimits_adjustment_four_eyes', violation_error_message='An adjustment is approved by another person than its author.'),
+            constraint=models.CheckConstraint(condition=models.Q(('decided_by', None), models.Q(('decided_by', models.F('author')), _negated=True), _connector='OR'), name='ratelimits_adjustment_four_eyes', violation_error_message='An adjustment must be approved by a person other than its author.'),
         ),
         migrations.AddConstraint(
             model_name='adjustment',
-            constraint=models.CheckConstraint(condition=models.Q(('report', None), ('approval__in', ('unasked', 'approved')), _connector='OR'), name='ratelimits_adjustment_approved', violation_error_message='An adjustment that was not approved is on no report.'),
+            constraint=models.CheckConstraint(condition=models.Q(('report', None), ('approval__in', ('unasked', 'approved')), _connector='OR'), name='ratelimits_adjustment_approved', violation_error_message='An adjustment that was not approved cannot be on a report.'),
         ),
     ]

@@ -1,4 +1,4 @@
-"""Who pays and on which terms: accounts, plans with what they include, and the keys that are on a plan."""
+"""Who pays, and on which terms: accounts, plans, the quantities that plans include, and the plans that keys are on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.pricing.money import minor_digits
 
 
 def validate_timezone(name: str) -> None:
-    """ValidationError unless the text is an IANA time zone."""
+    """Raise ValidationError unless the text is an IANA time zone."""
     try:
         calendar.zone(name)
     except ValueError as error:
@@ -27,7 +27,7 @@ def validate_timezone(name: str) -> None:
 
 
 def validate_currency(code: str) -> None:
-    """ValidationError unless the text is a currency of ISO 4217."""
+    """Raise ValidationError unless the text is a currency code of ISO 4217."""
     try:
         minor_digits(code)
     except ValueError as error:
@@ -35,16 +35,18 @@ def validate_currency(code: str) -> None:
 
 
 class Plan(Versioned):
-    """A named set of rules that keys and accounts are on, what it includes, and the currency of its prices."""
+    """A named set of rules, included quantities and prices; keys and accounts can be on it."""
 
     name = models.CharField(_("name"), max_length=80)
-    slug = models.SlugField(_("slug"), max_length=40, unique=True, help_text=_("Its name in reports and code."))
+    slug = models.SlugField(
+        _("slug"), max_length=40, unique=True, help_text=_("Name of the plan in reports and in code.")
+    )
     currency = models.CharField(
         _("currency"),
         max_length=3,
         blank=True,
         validators=[validate_currency],
-        help_text=_("Of its prices, such as EUR; empty: it has none."),
+        help_text=_("Currency of the plan's prices, such as EUR. Leave it empty if the plan has no prices."),
     )
 
     history = History()
@@ -58,18 +60,18 @@ class Plan(Versioned):
         return self.name
 
     def clean(self) -> None:
-        """Refuse to take the currency away from prices."""
+        """Raise ValidationError if the plan has prices but no currency."""
         if not self.currency and not self._state.adding and self.prices.exists():
             raise ValidationError({"currency": _("The plan has prices: they need a currency. Delete them first.")})
 
 
 class PlanInclusion(Versioned):
-    """How much of a meter a plan includes in each billing period, before anything is overage."""
+    """The units of a meter that a plan includes in each billing period; units beyond them are overage."""
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="inclusions", verbose_name=_("plan"))
     meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
     quantity = models.PositiveBigIntegerField(
-        _("quantity"), help_text=_("Units of the meter that each billing period includes.")
+        _("quantity"), help_text=_("Units of the meter that are included in each billing period.")
     )
 
     history = History()
@@ -91,13 +93,16 @@ class PlanInclusion(Versioned):
 
 
 class Account(Versioned):
-    """Who pays: the billing owner of keys, with its time zone, billing anchor and plan."""
+    """The customer who pays for the usage of its keys, with its time zone, billing anchor and plan."""
 
     identifier = models.CharField(
         _("identifier"),
         max_length=64,
         unique=True,
-        help_text=_("What RATELIMITS['ACCOUNT'] answers for its requests; by default the user's primary key."),
+        help_text=_(
+            "The value that RATELIMITS['ACCOUNT'] returns for the account's requests; by default the user's primary"
+            " key."
+        ),
     )
     name = models.CharField(_("name"), max_length=120, blank=True)
     timezone = models.CharField(
@@ -105,14 +110,15 @@ class Account(Versioned):
         max_length=64,
         default="UTC",
         validators=[validate_timezone],
-        help_text=_("Of its invoices."),
+        help_text=_("Time zone of the account's invoices."),
     )
     billing_anchor = models.CharField(
         _("billing anchor"),
         max_length=32,
         blank=True,
         help_text=_(
-            "A local date and time at which a billing month starts, such as 2026-01-31T06:00; empty: calendar months."
+            "A local date and time at which a billing month starts, such as 2026-01-31T06:00. Leave it empty for"
+            " calendar months."
         ),
     )
     plan = models.ForeignKey(
@@ -122,7 +128,7 @@ class Account(Versioned):
 
     history = History()
 
-    about = ("identifier",)
+    subject_fields = ("identifier",)
     derived_fields = ("shard",)
 
     class Meta:
@@ -143,7 +149,7 @@ class Account(Versioned):
 
     @property
     def key(self) -> str:
-        """Its key string."""
+        """Return the account's key string, such as "account:7"."""
         return f"account:{self.identifier}"
 
     @classmethod
@@ -157,13 +163,13 @@ class Account(Versioned):
 
 
 class PlanMembership(Versioned):
-    """The plan that a key is on, from and until when; it may be on one after another."""
+    """The plan that a key is on, and from and until when. A key can be on several plans one after another."""
 
     key = models.CharField(
         _("key"),
         max_length=160,
         validators=[validate_key],
-        help_text=_("Such as api_key:9f3c or user:42."),
+        help_text=_("A key such as api_key:9f3c or user:42."),
     )
     plan = models.ForeignKey(Plan, models.PROTECT, related_name="memberships", verbose_name=_("plan"))
     valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
@@ -172,7 +178,7 @@ class PlanMembership(Versioned):
 
     history = History()
 
-    about = ("key",)
+    subject_fields = ("key",)
     derived_fields = ("shard",)
 
     class Meta:
@@ -181,7 +187,8 @@ class PlanMembership(Versioned):
         ordering = ["key", "valid_from"]
         indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
-            # What clean() says of any two, for rows that are written without it: without an end both hold in the end.
+            # clean() compares any two rows. Rows that are written without clean() are refused here if both are without
+            # an end, since sooner or later both would be in force.
             models.UniqueConstraint(
                 fields=["key"],
                 condition=models.Q(valid_until=None),

@@ -1,4 +1,4 @@
-"""Adjustments: what people add to billing periods, or take off them."""
+"""Adjustments: units that people add to a billing period or subtract from it."""
 
 from __future__ import annotations
 
@@ -15,43 +15,52 @@ from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.conf import conf
 from ratelimits.models import users
 from ratelimits.models.accounts import Account
-from ratelimits.models.kept import kept_of
+from ratelimits.models.kept import kept_periods
 from ratelimits.models.ledger import moment
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 
 
 def initial_approval() -> str:
-    """Return whether a new adjustment waits for approval, as RATELIMITS["ADJUSTMENT_APPROVAL"] says now."""
+    """Return the approval state of a new adjustment: WAITING if RATELIMITS["ADJUSTMENT_APPROVAL"] is true now."""
     return Adjustment.Approval.WAITING if conf.ADJUSTMENT_APPROVAL else Adjustment.Approval.UNASKED
 
 
 class Adjustment(models.Model):
-    """Units that a person adds to an account's billing period, or (below zero) takes off it, and why.
+    """Units that a person adds to an account's billing period, or subtracts from it (a quantity below 0), and why.
 
-    It counts unless it waits for the approval of another person, or was refused.
+    An adjustment counts unless it waits for the approval of another person or was refused.
     """
 
     class Approval(models.TextChoices):
-        """Whether somebody else has to approve it, and did."""
+        """Whether another person has to approve the adjustment, and what that person decided."""
 
         UNASKED = "unasked", _("not asked for")
         WAITING = "waiting", _("waiting")
         APPROVED = "approved", _("approved")
         REFUSED = "refused", _("refused")
 
-    #: It counts, as far as approval goes.
+    #: The approval states in which an adjustment counts.
     COUNTS = (Approval.UNASKED, Approval.APPROVED)
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
     account = models.CharField(
-        _("account"), max_length=255, blank=True, help_text=_("Empty: anonymous usage, of no account.")
+        _("account"),
+        max_length=255,
+        blank=True,
+        help_text=_("Leave it empty for anonymous usage, which has no account."),
     )
     period_start = models.DateTimeField(
-        _("billing period"), help_text=_("Its start. In a finalised period it becomes a new version of the report.")
+        _("billing period"),
+        help_text=_(
+            "The moment at which the billing period starts. If the period is finalised, the adjustment makes a new"
+            " version of its report."
+        ),
     )
     meter = models.CharField(_("meter"), max_length=255, default="requests")
-    key = models.CharField(_("key"), max_length=255, blank=True, help_text=_("Empty: of the account as a whole."))
-    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units; below zero they are taken off."))
+    key = models.CharField(
+        _("key"), max_length=255, blank=True, help_text=_("Leave it empty for the account as a whole.")
+    )
+    quantity = models.BigIntegerField(_("quantity"), help_text=_("Units to add; a number below 0 subtracts."))
     corrects_line_id = models.CharField(_("corrects line"), max_length=32, blank=True)
     reason = models.CharField(_("reason"), max_length=300)
     author = models.ForeignKey(
@@ -85,7 +94,7 @@ class Adjustment(models.Model):
         editable=False,
         related_name="adjustments",
         verbose_name=_("report"),
-        help_text=_("The version that has it; empty: not finalised yet."),
+        help_text=_("The report version that contains the adjustment; empty while none does."),
     )
 
     class Meta:
@@ -101,17 +110,17 @@ class Adjustment(models.Model):
             models.CheckConstraint(
                 condition=~models.Q(reason=""),
                 name="ratelimits_adjustment_reason",
-                violation_error_message=_("Say why: whoever reads the report will ask."),
+                violation_error_message=_("Write the reason: whoever reads the report will ask for it."),
             ),
             models.CheckConstraint(
                 condition=models.Q(decided_by=None) | ~models.Q(decided_by=models.F("author")),
                 name="ratelimits_adjustment_four_eyes",
-                violation_error_message=_("An adjustment is approved by another person than its author."),
+                violation_error_message=_("An adjustment must be approved by a person other than its author."),
             ),
             models.CheckConstraint(
                 condition=models.Q(report=None) | models.Q(approval__in=("unasked", "approved")),
                 name="ratelimits_adjustment_approved",
-                violation_error_message=_("An adjustment that was not approved is on no report."),
+                violation_error_message=_("An adjustment that was not approved cannot be on a report."),
             ),
         ]
 
@@ -119,24 +128,24 @@ class Adjustment(models.Model):
         return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
     def clean(self) -> None:
-        """Refuse what changes nothing, and what no report could have."""
+        """Raise ValidationError for an adjustment of 0 and for one that no report could contain."""
         errors: dict[str, Any] = {}
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
-        units: Any = self.quantity  # None likewise
+        units: Any = self.quantity  # None where the form could not read it
         if units is not None and abs(units) > MAX_PERMITS:
-            errors["quantity"] = _("An adjustment is of at most %(most)s units.") % {"most": f"{MAX_PERMITS:,}"}
+            errors["quantity"] = _("An adjustment can be of at most %(most)s units.") % {"most": f"{MAX_PERMITS:,}"}
         typed: Any = self.period_start  # None where the form could not read it
-        if typed is not None and (wrong := self._wrong_start()):
-            errors["period_start"] = wrong
+        if typed is not None and (error := self._start_error()):
+            errors["period_start"] = error
         lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
         if self.corrects_line_id and not lines.exists():
             errors["corrects_line_id"] = _("No report of this account has this line.")
         if errors:
             raise ValidationError(errors)
 
-    def _wrong_start(self) -> Any:
-        """Why no billing period of the account starts then, as a text; empty if one does."""
+    def _start_error(self) -> Any:
+        """Return why no billing period of the account starts at `period_start`; "" if one does."""
         start = int(self.period_start.timestamp()) * 1_000_000
         if (
             Report.objects.filter(account=self.account, period_start=start).exists()
@@ -144,17 +153,19 @@ class Adjustment(models.Model):
         ):
             return ""
         if not self.account:
-            return _("There is no usage without an account in a period that starts then.")
+            return _("There is no anonymous usage in a period that starts then.")
         payer = Account.objects.filter(identifier=self.account).first()
         if payer is None:
-            return _("Nothing is known of this account in this period: is its identifier spelt right?")
-        kept = kept_of(conf.DATABASE, [self.account]).get(self.account)
+            return _(
+                "This account has no usage in this period and is not in the table of accounts: check its spelling."
+            )
+        kept = kept_periods(conf.DATABASE, [self.account]).get(self.account)
         try:
-            around = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)[1]
+            period_start = periods_around(payer.timezone, payer.billing_anchor or None, kept, start)[1]
         except ValueError as error:
             return _("%(error)s: correct the account first.") % {"error": error}
-        if around == start:
+        if period_start == start:
             return ""
-        return _("No billing period of this account starts then; the one around it starts at %(start)s.") % {
-            "start": f"{moment(around):%Y-%m-%d %H:%M:%S} UTC"
+        return _("No billing period of this account starts then. The period that contains it starts at %(start)s.") % {
+            "start": f"{moment(period_start):%Y-%m-%d %H:%M:%S} UTC"
         }

@@ -1,4 +1,4 @@
-"""Alerts: that an account's usage has reached a threshold, where that is to be said, and whether it was.
+"""Alerts: an account's usage has reached a threshold; channels that alerts are sent to; and the state of each delivery.
 
 An alert and its deliveries are written in one transaction; an alert is never changed. Periods are seconds since 1970
 UTC, as in the ledger.
@@ -20,29 +20,29 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.models.accounts import Account
 from ratelimits.models.ledger import moment
 
-#: What a webhook's secret starts with (Standard Webhooks); the key in base64 follows.
+#: Prefix of a webhook's secret (Standard Webhooks); the key in base64 follows it.
 SECRET_PREFIX = "whsec_"  # noqa: S105
 _NAMESPACE = uuid.UUID("0ba6c7ad-5a1d-5b8e-9d3c-6f1f6a5f3a10")
 
 
 def new_secret() -> str:
-    """A secret of 256 random bits."""
+    """Return a new webhook secret of 256 random bits."""
     return SECRET_PREFIX + b64encode(secrets.token_bytes(32)).decode()
 
 
 def secret_key(secret: str) -> bytes:
-    """The key that a secret holds; ValueError when it holds none of 24 to 64 bytes."""
+    """Return the key that a secret holds. Raises ValueError unless it is 24 to 64 bytes in base64."""
     try:
         key = b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"a secret is {SECRET_PREFIX} and base64: {error}") from error
+        raise ValueError(f"a secret is {SECRET_PREFIX} followed by base64: {error}") from error
     if not secret.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
-        raise ValueError(f"a secret is {SECRET_PREFIX} and 24 to 64 bytes in base64")
+        raise ValueError(f"a secret is {SECRET_PREFIX} followed by 24 to 64 bytes in base64")
     return key
 
 
 def validate_secret(secret: str) -> None:
-    """ValidationError unless the text is a webhook's secret."""
+    """Raise ValidationError unless the text is a webhook's secret."""
     try:
         secret_key(secret)
     except ValueError as error:
@@ -59,14 +59,14 @@ class AlertChannel(models.Model):
         max_length=500,
         blank=True,
         validators=[URLValidator(schemes=["https", "http"])],
-        help_text=_("An address that takes a signed POST, such as https://example.com/alerts."),
+        help_text=_("A URL that accepts a signed POST, such as https://example.com/alerts."),
     )
     secret = models.CharField(
         _("secret"),
         max_length=100,
         default=new_secret,
         validators=[validate_secret],
-        help_text=_("What webhooks are signed with: give it to whoever receives them."),
+        help_text=_("Webhooks are signed with it: give it to whoever receives them."),
     )
     active = models.BooleanField(_("active"), default=True)
 
@@ -87,10 +87,10 @@ class AlertChannel(models.Model):
 
 
 class Alert(models.Model):
-    """That an account's usage reached so many percent of a quantity in a billing period, said once."""
+    """A notice that an account's usage reached a percentage of a quantity in a billing period; there is only one."""
 
     class Basis(models.TextChoices):
-        """What the percentage is of."""
+        """The quantity that is 100 percent."""
 
         INCLUDED = "included", _("what the plan includes")
         LIMIT = "limit", _("the rule's limit")
@@ -98,10 +98,12 @@ class Alert(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     account = models.CharField(_("account"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
-    rule = models.BigIntegerField(_("rule"), help_text=_("The rule whose limit it is; 0: what the plan includes."))
+    rule = models.BigIntegerField(
+        _("rule"), help_text=_("The rule whose limit it is; 0 if it is the quantity that the plan includes.")
+    )
     rule_name = models.CharField(_("rule's name"), max_length=40, blank=True)
     key = models.CharField(
-        _("key"), max_length=255, blank=True, help_text=_("Whose limit it is; empty: the account's own.")
+        _("key"), max_length=255, blank=True, help_text=_("The key whose limit it is; empty if it is the account's.")
     )
     period = models.BigIntegerField(_("billing period (s)"))
     period_end = models.BigIntegerField(_("its end (s)"))
@@ -109,7 +111,7 @@ class Alert(models.Model):
         _("threshold"), validators=[MinValueValidator(1)], help_text=_("In percent.")
     )
     basis = models.CharField(_("of"), max_length=10, choices=Basis.choices)
-    used = models.BigIntegerField(_("used"), help_text=_("Units, when it was seen."))
+    used = models.BigIntegerField(_("used"), help_text=_("Units used when the alert was raised."))
     quantity = models.BigIntegerField(_("quantity"), help_text=_("Units that are 100 percent."))
     raised_at = models.DateTimeField(_("raised at"), auto_now_add=True)
 
@@ -128,22 +130,25 @@ class Alert(models.Model):
 
     @staticmethod
     def name_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
-        """The primary key of the alert about these: the same wherever and whenever it is raised."""
+        """Return the primary key of the alert: the same arguments give the same key in every process."""
         return uuid.uuid5(_NAMESPACE, "\n".join((account, meter, *map(str, (period, rule, threshold, quantity)))))
 
 
 class AlertDelivery(models.Model):
-    """One alert on one way: to be done until it has succeeded; its primary key is what a receiver knows it by."""
+    """One alert to one destination, tried until it succeeds or is given up.
+
+    A receiver recognises a repeated delivery by its primary key.
+    """
 
     class Kind(models.TextChoices):
-        """The ways."""
+        """How the alert is sent."""
 
         SIGNAL = "signal", _("signal")
         EMAIL = "email", _("e-mail")
         WEBHOOK = "webhook", _("webhook")
 
     class State(models.TextChoices):
-        """How far it is."""
+        """Whether the delivery is still to be tried, has succeeded, or was given up."""
 
         WAITING = "waiting", _("waiting")
         DONE = "done", _("done")
@@ -172,19 +177,21 @@ class AlertDelivery(models.Model):
 
     @staticmethod
     def name_of(alert: uuid.UUID, kind: str, channel: int | None) -> uuid.UUID:
-        """The primary key of an alert's delivery by a channel: the same wherever and whenever it is made."""
+        """Return the primary key of a delivery: the same arguments give the same key in every process."""
         return uuid.uuid5(alert, f"{kind}:{channel or ''}")
 
 
 class AlertState(models.Model):
-    """How far a shard's totals were looked at for alerts."""
+    """Position in a shard's chain of batches up to which alerts were evaluated."""
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
-    position = models.BigIntegerField(_("position"), default=0, help_text=_("In the shard's chain of batches."))
-    terms = models.CharField(
-        _("terms"), max_length=200, blank=True, help_text=_("Configuration version and thresholds then.")
+    position = models.BigIntegerField(
+        _("position"), default=0, help_text=_("Position in the shard's chain of batches.")
     )
-    since = models.BigIntegerField(_("since (µs)"), help_text=_("Periods that had ended by then are left alone."))
+    terms = models.CharField(
+        _("terms"), max_length=200, blank=True, help_text=_("Configuration version and thresholds at that time.")
+    )
+    since = models.BigIntegerField(_("since (µs)"), help_text=_("Periods that had ended at this moment get no alerts."))
 
     class Meta:
         verbose_name = _("alert state")

@@ -1,4 +1,4 @@
-"""The history of a model, and its records that are not made by a single row's save() or delete()."""
+"""The history of a model, and the records of bulk writes, for which simple_history's signals are not sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.models import users
 
 
 class History(HistoricalRecords):  # type: ignore[misc]
-    """The history of a model: records beside its rows, in their database, made by users of this or another one."""
+    """The history of a model, in the database of its rows; its users may be in another database."""
 
     def __init__(self) -> None:
         super().__init__(use_base_model_db=True)
@@ -27,10 +27,11 @@ class History(HistoricalRecords):  # type: ignore[misc]
 
 
 def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | None = None) -> None:
-    """Add one record for each row, of kind "+" (made), "~" (changed) or "-" (deleted), beside it in its database.
+    """Add one history record for each row, in the database `using`.
 
-    `reason` is the change reason of rows that bring none (`_change_reason`). simple_history's own bulk method would
-    write to whichever database a router names.
+    `kind` is "+" (the row was added), "~" (changed) or "-" (deleted).
+    `reason` is the change reason of rows without a `_change_reason` of their own. simple_history's own bulk method
+    would write to the database that a router names.
     """
     for model in {type(row) for row in rows}:
         history: Any = getattr(model, "history", None)
@@ -40,7 +41,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
         history.using(using).bulk_create(
             history.model(
                 history_date=getattr(row, "_history_date", now),
-                history_user=_who(history.model, row),
+                history_user=_user(history.model, row),
                 history_change_reason=getattr(row, "_change_reason", None) or reason,
                 history_type=kind,
                 **{field.attname: getattr(row, field.attname) for field in fields},
@@ -50,5 +51,5 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
         )
 
 
-def _who(history: Any, row: models.Model) -> Any:
+def _user(history: Any, row: models.Model) -> Any:
     return row._history_user if hasattr(row, "_history_user") else history.get_default_history_user(row)

@@ -1,7 +1,8 @@
-"""Billing periods that outlast a change of their account's terms: what was used under them stays theirs.
+"""Billing periods that are kept when their account's terms change, so that their usage stays in them.
 
-A change of time zone or anchor, a new name, a deletion, and an account that is made where usage came before it, leave
-the last period that has usage as it is. The periods under the new terms follow on its end, so they never overlap.
+An account's terms are its time zone and anchor. The last period that has usage is kept as it is when the terms change,
+when the account is renamed or deleted, and when an account is added whose identifier already has usage. Periods under
+the new terms start where the kept period ends, so periods never overlap.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from ratelimits.models.versions import Edit, edited
 _SECOND = 1_000_000
 _CHUNK = 1000
 
-#: A time zone and an anchor ("" for none).
-_Months = tuple[str, str]
-#: Those of a name that no account has.
-_DEFAULT: _Months = ("UTC", "")
+#: A time zone and an anchor ("" for none), which say when billing months start.
+_Terms = tuple[str, str]
+#: The terms of usage whose account is not in the table.
+_DEFAULT: _Terms = ("UTC", "")
 
 
 class KeptPeriod(models.Model):
-    """The last used billing period of an account when its terms last changed; moments are µs since 1970 UTC."""
+    """The last billing period with usage when an account's terms last changed; moments are µs since 1970 UTC."""
 
     account = models.CharField(_("account"), max_length=255, unique=True)
     shard = models.SmallIntegerField(_("shard"), db_index=True)
@@ -48,44 +49,45 @@ class KeptPeriod(models.Model):
 
 
 def _chunks(names: Iterable[str]) -> Iterator[list[str]]:
-    every = list(names)
-    return (every[first : first + _CHUNK] for first in range(0, len(every), _CHUNK))
+    all_names = list(names)
+    return (all_names[first : first + _CHUNK] for first in range(0, len(all_names), _CHUNK))
 
 
-def kept_of(using: str, names: Iterable[str]) -> dict[str, Span]:
-    """Return the kept periods of these accounts, of those that have one."""
-    found: dict[str, Span] = {}
+def kept_periods(using: str, names: Iterable[str]) -> dict[str, Span]:
+    """Return the kept period of each of these accounts that has one."""
+    periods: dict[str, Span] = {}
     for chunk in _chunks(names):
         rows = KeptPeriod.objects.using(using).filter(account__in=chunk)
-        found.update({name: (start, end) for name, start, end in rows.values_list("account", "start", "end")})
-    return found
+        periods.update({name: (start, end) for name, start, end in rows.values_list("account", "start", "end")})
+    return periods
 
 
-def _months(row: Account | None) -> _Months:
+def _terms(row: Account | None) -> _Terms:
     return _DEFAULT if row is None else (row.timezone, row.billing_anchor)
 
 
 @receiver(edited, sender=Account, dispatch_uid="ratelimits.keep_periods")
 def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit: Edit, **kwargs: Any) -> None:
-    """Keep the last used periods of the names whose months are others after an edit."""
-    was, now = {row.pk: row for row in before}, {row.pk: row for row in after}
-    months: dict[str, _Months] = {}
-    former: dict[str, str] = {}
-    for pk in was.keys() | now.keys():
-        old, new = was.get(pk), now.get(pk)
+    """Keep the last used period of each account whose terms or identifier change in an edit."""
+    old_rows, new_rows = {row.pk: row for row in before}, {row.pk: row for row in after}
+    old_terms: dict[str, _Terms] = {}
+    old_names: dict[str, str] = {}
+    for pk in old_rows.keys() | new_rows.keys():
+        old, new = old_rows.get(pk), new_rows.get(pk)
         renamed = old is not None and new is not None and old.identifier != new.identifier
-        if _months(old) == _months(new) and not renamed:
+        if _terms(old) == _terms(new) and not renamed:
             continue
         if old is not None:
-            months[old.identifier] = _months(old)
+            old_terms[old.identifier] = _terms(old)
         if new is not None:
-            months.setdefault(new.identifier, _DEFAULT)
+            old_terms.setdefault(new.identifier, _DEFAULT)
         if renamed and old is not None and new is not None:
-            former[new.identifier] = old.identifier
-    for chunk in _chunks(months):
-        used = _last_used(edit.using, {*chunk, *(former[name] for name in chunk if name in former)}, months)
+            old_names[new.identifier] = old.identifier
+    for chunk in _chunks(old_terms):
+        names = {*chunk, *(old_names[name] for name in chunk if name in old_names)}
+        last_used = _last_used(edit.using, names, old_terms)
         for name in chunk:
-            span = used.get(name) or used.get(former.get(name, ""))
+            span = last_used.get(name) or last_used.get(old_names.get(name, ""))
             if span is not None:
                 values = {"start": span[0], "end": span[1], "version": edit.version}
                 KeptPeriod.objects.using(edit.using).update_or_create(
@@ -93,70 +95,71 @@ def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit
                 )
 
 
-def _last_used(using: str, names: set[str], months: dict[str, _Months]) -> dict[str, Span]:
-    """Return the period of each of these accounts that ends last, of those with usage in the ledger."""
+def _last_used(using: str, names: set[str], terms: dict[str, _Terms]) -> dict[str, Span]:
+    """Return, for each of these accounts with usage in the ledger, the period that ends last."""
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__gt=0).exclude(account="").order_by()
-    found: dict[str, Span] = {}
-    for name, start, end in rows.values_list("account", "period").annotate(Max("period_end")):
-        known = end * _SECOND if end is not None else _next(months.get(name, _DEFAULT), start * _SECOND)
-        if name not in found or known > found[name][1]:
-            found[name] = start * _SECOND, known
-    return found
+    latest: dict[str, Span] = {}
+    for name, start, stored_end in rows.values_list("account", "period").annotate(Max("period_end")):
+        if stored_end is not None:
+            end = stored_end * _SECOND
+        else:
+            end = _period(terms.get(name, _DEFAULT), None, start * _SECOND)[1]
+        if name not in latest or end > latest[name][1]:
+            latest[name] = start * _SECOND, end
+    return latest
 
 
-def _around(months: _Months, kept: Span | None, at: int) -> Span:
-    timezone, anchor = months
+def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
+    """Return start and end, in µs since 1970 UTC, of the billing period that contains the moment `at`."""
+    timezone, anchor = terms
     try:
         return periods_around(timezone, anchor or None, kept, at)[1:3]
-    except ValueError:  # as where it was counted: by months in UTC
+    except ValueError:  # Usage of an account with invalid terms is counted by calendar months in UTC.
         return periods_around("UTC", None, kept, at)[1:3]
 
 
-def _next(months: _Months, start: int) -> int:
-    return _around(months, None, start)[1]
-
-
-def ends_of(using: str, periods: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
     """Return when billing periods end, by account and start, all in seconds since 1970 UTC.
 
-    `periods` say when each was last used. They are those of the account's terms now, or of former ones, that start then
-    and had not ended when they were used. Where there is none, the period ends where the next one starts.
+    `last_uses` says, by account and start, when each period was last used. A period's end follows from the account's
+    present terms, or else from former ones, if they have a period that starts then and ends after the last use. If none
+    has, the period ends where the next one under the present terms starts.
     """
-    wanted = sorted((name, start) for name, start in periods if start)
-    names = sorted({name for name, _start in wanted})
-    kept, months = kept_of(using, names), dict(_months_of(using, names))
-    found: dict[tuple[str, int], int] = {}
-    unknown: list[tuple[str, int]] = []
-    for name, start in wanted:
-        used = periods[name, start]
-        span = _around(months.get(name, _DEFAULT), kept.get(name), start * _SECOND)
-        if span[0] != start * _SECOND or span[1] <= used * _SECOND:
-            unknown.append((name, start))
-            span = _around(months.get(name, _DEFAULT), kept.get(name), used * _SECOND)
-        found[name, start] = span[1] // _SECOND
-    former = _former(using, sorted({name for name, _start in unknown}))
-    for name, start in unknown:
-        for each in (*former.get(name, ()), _DEFAULT):
-            begun, end = _around(each, None, start * _SECOND)
-            if begun == start * _SECOND and end > periods[name, start] * _SECOND:
-                found[name, start] = end // _SECOND
+    periods = sorted((name, start) for name, start in last_uses if start)
+    names = sorted({name for name, _start in periods})
+    kept, terms = kept_periods(using, names), dict(_present_terms(using, names))
+    ends: dict[tuple[str, int], int] = {}
+    other_terms: list[tuple[str, int]] = []
+    for name, start in periods:
+        last_use = last_uses[name, start]
+        span = _period(terms.get(name, _DEFAULT), kept.get(name), start * _SECOND)
+        if span[0] != start * _SECOND or span[1] <= last_use * _SECOND:
+            other_terms.append((name, start))
+            span = _period(terms.get(name, _DEFAULT), kept.get(name), last_use * _SECOND)
+        ends[name, start] = span[1] // _SECOND
+    former_terms = _former_terms(using, sorted({name for name, _start in other_terms}))
+    for name, start in other_terms:
+        for candidate in (*former_terms.get(name, ()), _DEFAULT):
+            span = _period(candidate, None, start * _SECOND)
+            if span[0] == start * _SECOND and span[1] > last_uses[name, start] * _SECOND:
+                ends[name, start] = span[1] // _SECOND
                 break
-    return found
+    return ends
 
 
-def _months_of(using: str, names: Sequence[str]) -> Iterator[tuple[str, _Months]]:
+def _present_terms(using: str, names: Sequence[str]) -> Iterator[tuple[str, _Terms]]:
     for chunk in _chunks(names):
         rows = Account.objects.using(using).filter(identifier__in=chunk)
-        for name, *months in rows.values_list("identifier", "timezone", "billing_anchor"):
-            yield name, (months[0], months[1])
+        for name, timezone, anchor in rows.values_list("identifier", "timezone", "billing_anchor"):
+            yield name, (timezone, anchor)
 
 
-def _former(using: str, names: Sequence[str]) -> dict[str, list[_Months]]:
-    """Return the months that these accounts ever had, newest first."""
-    found: dict[str, list[_Months]] = {}
+def _former_terms(using: str, names: Sequence[str]) -> dict[str, list[_Terms]]:
+    """Return all terms that each of these accounts had, newest first."""
+    terms: dict[str, list[_Terms]] = {}
     history: Any = Account.history
     for chunk in _chunks(names):
         records = history.using(using).filter(identifier__in=chunk).order_by("-version", "-history_id")
         for name, timezone, anchor in records.values_list("identifier", "timezone", "billing_anchor"):
-            found.setdefault(name, []).append((timezone, anchor))
-    return found
+            terms.setdefault(name, []).append((timezone, anchor))
+    return terms

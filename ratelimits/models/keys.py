@@ -1,4 +1,4 @@
-"""Key strings such as "api_key:9f3c": their kinds, their form, and their shard of the configuration."""
+"""Key strings such as "api_key:9f3c": their kinds, their form, and the shard of the configuration that they are in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratelimits.models.versions import KEY_SHARDS
 
 
 class KeyKind(models.TextChoices):
-    """Who a rule counts: the kind of the key that its permits are counted under."""
+    """What a rule counts by: the kind of key whose permits it counts."""
 
     USER = "user", _("user")
     API_KEY = "api_key", _("API key")
@@ -26,16 +26,16 @@ class KeyKind(models.TextChoices):
     KEY = "key", _("key (API key, else user, else address)")
 
 
-#: The key of all requests whose address cannot be read: no address is written like it.
+#: The key of all requests whose address cannot be read. No address is written like this.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: Kinds that a key string can have; for each, the kinds of key whose requests are all its own.
+#: For each kind of key string, the kinds of counted key that belong to it alone: all keys of a user are that user's.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),
     "account": frozenset({"account", "user", "api_key"}),
     "ip": frozenset({"ip"}),
 }
-#: The kinds of key that each kind of rule may count under.
+#: For each kind of key of a rule, the kinds of key that such a rule may count.
 COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global")},
     "key": frozenset({"api_key", "user", "ip"}),
@@ -43,12 +43,15 @@ COUNTED: dict[str, frozenset[str]] = {
 
 
 def key_shard(key: str) -> int:
-    """The shard of the configuration that says something about a key."""
+    """Return the shard of the configuration that a key is in."""
     return crc32(key.encode()) % KEY_SHARDS
 
 
 def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
-    """The column `shard` that follows from a new key in the column `name`; TypeError for an expression."""
+    """Return the column `shard` that follows from a new key in the column `name`, or no column without a new key.
+
+    Raises TypeError if the new key is an expression.
+    """
     if name not in values:
         return {}
     if not isinstance(values[name], str):
@@ -56,9 +59,9 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
     return {"shard": key_shard(prefix + values[name])}
 
 
-#: Where another key begins in a text: after a comma, a semicolon, a stroke or white space.
+#: Separator before another key in a text: a comma, a semicolon, a slash, a vertical bar or white space.
 _NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
-#: What the id of each kind may hold: an account's is a name of the project's own, spaces and all.
+#: The form of the id of each kind. An account's id is a name that the project chose, so it may contain spaces.
 _IDS = {
     "api_key": re.compile(r"[^\s,;\x00-\x1f]+"),
     "user": re.compile(r"[^\s,;\x00-\x1f]+"),
@@ -68,18 +71,18 @@ _IDS = {
 
 
 def validate_key(key: str) -> None:
-    """ValidationError unless the text is one key string that a row can be about."""
-    keys = [one for one in _NEXT_KEY.split(key.strip()) if one]
+    """Raise ValidationError unless the text is exactly one key string of a kind that a row can name."""
+    keys = [part for part in _NEXT_KEY.split(key.strip()) if part]
     if len(keys) > 1:
         raise ValidationError(
-            _("These are %(count)d keys: write %(first)s alone, and save a row of its own for each of the others."),
+            _("These are %(count)d keys: write only %(first)s here, and add a row for each of the others."),
             code="key",
             params={"count": len(keys), "first": keys[0]},
         )
     kind, _colon, name = key.partition(":")
     if kind not in COVERS or not _IDS[kind].fullmatch(name):
         raise ValidationError(
-            _("%(key)s is no key: write its kind, a colon and its id, such as user:42, %(others)s."),
+            _("%(key)s is not a key: write its kind, a colon and its id, such as user:42, %(others)s."),
             code="key",
             params={"key": key, "others": "api_key:4, account:7, ip:203.0.113.9"},
         )
@@ -88,12 +91,12 @@ def validate_key(key: str) -> None:
 
 
 def _validate_address(name: str) -> None:
-    """Addresses are counted in one form only: IPv4 whole, IPv6 by its /64."""
+    """Raise ValidationError unless an address has the form in which it is counted: all of IPv4, the /64 of IPv6."""
     try:
         network = ip_network(name, strict=False)
     except ValueError as error:
         raise ValidationError(
-            _("%(name)s is no address: write one such as 203.0.113.9 or 2001:db8::/64."),
+            _("%(name)s is not an address: write one such as 203.0.113.9 or 2001:db8::/64."),
             code="key",
             params={"name": name},
         ) from error
@@ -102,7 +105,7 @@ def _validate_address(name: str) -> None:
     wanted = str(network) if network.version == 6 else str(network.network_address)
     if name != wanted or network.prefixlen not in (32, 64):
         raise ValidationError(
-            _("Addresses are counted one by one, IPv6 by its /64: write ip:%(wanted)s."),
+            _("IPv4 addresses are counted one by one, IPv6 addresses by their /64: write ip:%(wanted)s."),
             code="key",
             params={"wanted": wanted if network.version == 4 else f"{network.network_address}/64"},
         )

@@ -1,7 +1,7 @@
-"""The ledger: sealed batches of usage in the order they were applied, their lines, and what may be missing.
+"""The ledger: sealed batches of usage in the order they were applied, their lines, and gaps where usage may be missing.
 
-Rows of Batch and Line are written once, by the drain, and never changed; compaction and pruning replace whole batches.
-Moments are microseconds since 1970 UTC, bins and periods seconds since 1970 UTC, as Redis counted them.
+The drain writes rows of Batch and Line once, and they are never changed; compaction and archiving replace or remove
+whole batches. Moments are microseconds since 1970 UTC, bins and periods seconds since 1970 UTC, by the clock of Redis.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
-#: A line's primary key is its batch's times this, plus its number in the batch: unique without an index of its own.
+#: A line's primary key is its batch's primary key times this, plus the line's number in the batch. So it is unique
+#: without a second index.
 LINES_PER_BATCH = 1 << 22
 
-#: The counters of a line, in the order in which they are digested and exported.
+#: Counters of a line, in the order in which they are digested and exported.
 COUNTERS = (
     "admitted_requests",
     "admitted_units",
@@ -28,17 +29,20 @@ COUNTERS = (
     "shadow_requests",
     "shadow_units",
 )
-#: What a line is about, in the order in which it is digested and sorted.
+#: Columns that say what a line counts, in the order in which they are digested and sorted.
 SUBJECT = ("account", "key", "meter", "rule", "version", "period", "bin")
 
 
 def moment(microseconds: int) -> datetime:
-    """The aware UTC datetime of microseconds since 1970."""
+    """Return the aware UTC datetime of a moment in microseconds since 1970 UTC."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 class ShardState(models.Model):
-    """Where the ledger stands in one shard; its row lock puts drainers in order."""
+    """The newest batch of one shard in the ledger, and its watermark.
+
+    Drains of a shard wait for each other's row lock.
+    """
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
@@ -48,20 +52,21 @@ class ShardState(models.Model):
     position = models.BigIntegerField(_("batches applied"), default=0)
     head = models.CharField(_("head of the digest chain"), max_length=64, blank=True)
     watermark = models.BigIntegerField(
-        _("watermark"), default=0, help_text=_("Usage counted before this moment (µs) is in the ledger.")
+        _("watermark"), default=0, help_text=_("All usage counted before this moment (µs) is in the ledger.")
     )
     ahead = models.BigIntegerField(
         _("clock ahead"),
         default=0,
         help_text=_(
-            "By how much (µs) the server's clock was ahead of the drain's, which holds the watermark; 0: right."
+            "Microseconds by which the server's clock was ahead of the drain's clock; while it is ahead, the watermark"
+            " does not advance. 0: it was not ahead."
         ),
     )
     tallied = models.BigIntegerField(_("batches tallied"), default=0)
     frozen = models.BooleanField(
         _("frozen"),
         default=False,
-        help_text=_("A quarantined batch holds the watermark until it is resolved."),
+        help_text=_("The watermark does not advance until a quarantined batch is resolved."),
     )
 
     class Meta:
@@ -73,41 +78,46 @@ class ShardState(models.Model):
 
     @classmethod
     def lock(cls, using: str, shard: int, *, wait: bool = True) -> ShardState | None:
-        """The shard's row, locked until the transaction ends; None if it is locked and `wait` is false."""
+        """Lock the shard's row until the transaction ends and return it; None if it is locked and `wait` is false."""
         rows = cls.objects.using(using).filter(shard=shard)
         features = connections[using].features
         if features.has_select_for_update:
             skip = not wait and features.has_select_for_update_skip_locked
             return rows.select_for_update(skip_locked=skip).first()
-        # A write as the transaction's first statement takes SQLite's lock without ever upgrading a read one.
+        # A write as the transaction's first statement takes SQLite's write lock at once. Upgrading a read lock can
+        # fail.
         rows.update(position=models.F("position"))
         return rows.first()
 
 
 class Batch(models.Model):
-    """One sealed batch, or several that compaction made one; its identity was minted when it was opened in Redis."""
+    """One sealed batch, or several that compaction joined. A batch gets its identity when it is opened in Redis."""
 
     shard = models.PositiveIntegerField(_("shard"))
     incarnation = models.CharField(_("incarnation"), max_length=64)
     seq = models.BigIntegerField(_("number"))
     position = models.BigIntegerField(
-        _("position"), help_text=_("Its place in the shard's chain, from 1, without gaps.")
+        _("position"), help_text=_("Number in the shard's chain of batches, from 1, without gaps.")
     )
     previous_cum = models.BigIntegerField(_("running sum before"), help_text=_("Modulo 10^15."))
     cum = models.BigIntegerField(_("running sum after"), help_text=_("Requests and units, modulo 10^15."))
     content = models.CharField(_("digest of its content"), max_length=64)
     previous_digest = models.CharField(_("digest before"), max_length=64, blank=True)
-    digest = models.CharField(_("digest"), max_length=64, help_text=_("SHA-256 of the digest before and the content."))
+    digest = models.CharField(
+        _("digest"), max_length=64, help_text=_("SHA-256 of the digest before and of the content's digest.")
+    )
     opened_at = models.BigIntegerField(_("opened at (µs)"))
     sealed_at = models.BigIntegerField(_("sealed at (µs)"))
     run = models.CharField(_("opened under run"), max_length=128)
     sealed_run = models.CharField(_("sealed under run"), max_length=128)
     follows = models.CharField(_("follows"), max_length=100, blank=True)
-    fence = models.CharField(_("fence"), max_length=16, help_text=_("How it was made sure that Redis keeps it."))
+    fence = models.CharField(
+        _("fence"), max_length=16, help_text=_("How the drain made sure that Redis had saved the batch.")
+    )
     line_count = models.PositiveIntegerField(_("lines"))
     applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
-    # Of a compacted batch: the first of the batches it is made of (it bears the last one's identity), and all their
-    # content digests, by which the chain can still be followed.
+    # Number and position of the first of the batches that a compacted batch joins (it has the identity of the last
+    # one), and the content digests of all of them, with which the chain can still be verified.
     first_seq = models.BigIntegerField(_("first number"))
     first_position = models.BigIntegerField(_("first position"))
     parts = models.BinaryField(_("digests of its parts"), default=b"", editable=False)
@@ -125,24 +135,24 @@ class Batch(models.Model):
         return f"{self.shard:02d}:{self.incarnation}:{self.seq}"
 
     def contents(self) -> list[str]:
-        """Return the content digests, in hexadecimal, of the sealed batches that it is made of."""
+        """Return the content digests, in hexadecimal, of the sealed batches that are joined in this one."""
         parts = bytes(self.parts)
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:
-        """The half-open range of its lines' primary keys."""
+        """Return the range of the lines' primary keys, as (first, first after the last)."""
         assert self.pk is not None
         return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
 
     def lines(self) -> models.QuerySet[Line]:
-        """Its lines in their digested order."""
+        """Return the batch's lines in the order in which they are digested."""
         first, end = self.line_ids()
         rows = Line.objects.using(self._state.db) if self._state.db else Line.objects.all()
         return rows.filter(pk__gte=first, pk__lt=end).order_by("pk")
 
 
 class TimeIndex(models.Index):
-    """An index of a column that grows with the table: BRIN on PostgreSQL, which costs an insert next to nothing."""
+    """An index of a column whose values grow with the table; on PostgreSQL a BRIN index, which hardly slows inserts."""
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
@@ -159,15 +169,15 @@ class Line(models.Model):
     """Usage of one key, meter and rule version in one bin, as one batch counted it."""
 
     id = models.BigIntegerField(primary_key=True)
-    # No constraint and no index: a line is written with its batch in one transaction and found by its primary key.
+    # Without constraint and index: a line is written with its batch in one transaction and read by its primary key.
     batch = models.ForeignKey(Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch"))
-    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty: no account (anonymous)."))
+    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty for anonymous usage."))
     key = models.CharField(_("key"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
-    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills it, or that refused; 0: none."))
+    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills or refused; 0 if none."))
     version = models.BigIntegerField(_("rule version"))
-    period = models.BigIntegerField(_("billing period (s)"), help_text=_("Its start; 0: none."))
-    bin = models.BigIntegerField(_("bin (s)"), help_text=_("Start of its 15 minutes."))
+    period = models.BigIntegerField(_("billing period (s)"), help_text=_("Start of the billing period; 0 if none."))
+    bin = models.BigIntegerField(_("bin (s)"), help_text=_("Start of the 15 minutes in which it was counted."))
     admitted_requests = models.BigIntegerField(_("admitted requests"))
     admitted_units = models.BigIntegerField(_("admitted units"))
     denied_requests = models.BigIntegerField(_("denied requests"))
@@ -176,7 +186,9 @@ class Line(models.Model):
     refunded_units = models.BigIntegerField(_("refunded units"))
     shadow_requests = models.BigIntegerField(_("shadow-refused requests"))
     shadow_units = models.BigIntegerField(_("shadow-refused units"))
-    checksum = models.BigIntegerField(_("checksum"), help_text=_("CRC-32, to name a line that was changed."))
+    checksum = models.BigIntegerField(
+        _("checksum"), help_text=_("CRC-32 of the line, which shows which line of a batch was changed.")
+    )
 
     class Meta:
         verbose_name = _("ledger line")
@@ -207,13 +219,15 @@ class GapKind(models.TextChoices):
 
 
 class DurabilityGap(models.Model):
-    """A declared possibility that usage of a shard, between two moments, is missing from the ledger."""
+    """A declaration that usage of a shard between two moments may be missing from the ledger."""
 
-    #: What happened, as text that the same event always makes again: it is declared once.
+    #: Text that identifies the event. The same event always gives the same text, so it is declared only once.
     event = models.CharField(_("event"), max_length=300, unique=True)
     kind = models.CharField(_("kind"), max_length=16, choices=GapKind.choices)
-    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty: all."))
-    account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty: all of the shard."))
+    shard = models.PositiveIntegerField(_("shard"), null=True, blank=True, help_text=_("Empty for all shards."))
+    account = models.CharField(
+        _("account"), max_length=255, blank=True, help_text=_("Empty for all accounts of the shard.")
+    )
     incarnation = models.CharField(_("incarnation"), max_length=64, blank=True)
     first_seq = models.BigIntegerField(_("first batch"), null=True, blank=True)
     last_seq = models.BigIntegerField(_("last batch"), null=True, blank=True)
@@ -235,7 +249,7 @@ class DurabilityGap(models.Model):
 
 
 class GapChange(models.Model):
-    """A gap that was declared or changed, until the reports that were closed before have been looked at for it."""
+    """A gap that was declared or changed, and for which reports closed before have not been updated yet."""
 
     gap = models.ForeignKey(
         DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
@@ -250,7 +264,7 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """What one process says it saw: absolute totals, written again and again as they grow."""
+    """The totals that one process counted by itself. They are absolute: each write replaces the one before."""
 
     process = models.CharField(_("process"), max_length=64)
     kind = models.CharField(_("kind"), max_length=16)
@@ -276,7 +290,7 @@ class ProcessTotal(models.Model):
 
 
 class ChainMark(models.Model):
-    """A position at which some report ends: batches are not joined across it."""
+    """A position of a shard's chain at which a report ends: compaction joins no batches across it."""
 
     shard = models.PositiveIntegerField(_("shard"))
     position = models.BigIntegerField(_("position"))
@@ -291,7 +305,7 @@ class ChainMark(models.Model):
 
 
 class ArchivedRange(models.Model):
-    """Batches of one incarnation that were moved to an archive; the shard's chain in the ledger follows on them."""
+    """Batches of one incarnation that were moved to an archive file; the shard's chain continues in the ledger."""
 
     archive = models.CharField(_("archive"), max_length=200)
     shard = models.PositiveIntegerField(_("shard"))
@@ -315,7 +329,7 @@ class ArchivedRange(models.Model):
 
 
 class QuarantinedBatch(models.Model):
-    """A batch that the ledger cannot take without guessing: kept whole, until someone decides."""
+    """A batch that cannot be applied without guessing; it is kept complete until a person decides."""
 
     shard = models.PositiveIntegerField(_("shard"))
     name = models.CharField(_("batch"), max_length=200)

@@ -1,4 +1,4 @@
-"""Overrides: other numbers, or another mode, for one key or account."""
+"""Overrides: different numbers, or a different mode, for one key or account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class KeyOverride(Versioned):
-    """Other numbers, or another mode, for one key or account under the rules of one name."""
+    """Different numbers, or a different mode, for one key or account under all rules of one name."""
 
     #: The numbers that an override can change.
     NUMBERS = ("capacity", "rate", "period")
@@ -30,10 +30,14 @@ class KeyOverride(Versioned):
         validators=[validate_key],
         help_text=_("Such as api_key:9f3c, user:42, ip:203.0.113.9, or account:7 for all keys of an account."),
     )
-    rule = models.SlugField(_("rule"), max_length=40, help_text=_("The name of the rule, in whichever plan."))
-    capacity = models.BigIntegerField(_("capacity"), null=True, blank=True, help_text=_("Empty: unchanged."))
-    rate = decimal_field(_("rate"), _("Empty: unchanged."))
-    period = seconds_field(_("period"), _("Empty: unchanged."))
+    rule = models.SlugField(
+        _("rule"), max_length=40, help_text=_("Name of the rule. The override applies in every plan.")
+    )
+    capacity = models.BigIntegerField(
+        _("capacity"), null=True, blank=True, help_text=_("Leave it empty to keep the rule's.")
+    )
+    rate = decimal_field(_("rate"), _("Leave it empty to keep the rule's."))
+    period = seconds_field(_("period"), _("Leave it empty to keep the rule's."))
     mode = models.CharField(_("mode"), max_length=10, choices=[("", _("unchanged")), *Rule.Mode.choices], blank=True)
     valid_from = models.DateTimeField(_("valid from"), null=True, blank=True)
     valid_until = models.DateTimeField(_("valid until"), null=True, blank=True)
@@ -42,7 +46,7 @@ class KeyOverride(Versioned):
 
     history = History()
 
-    about = ("key", "rule")
+    subject_fields = ("key", "rule")
     derived_fields = ("shard",)
 
     class Meta:
@@ -56,7 +60,8 @@ class KeyOverride(Versioned):
                 name="ratelimits_override_period",
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
-            # What clean() says of any two, for rows that are written without it: without an end both hold in the end.
+            # clean() compares any two rows. Rows that are written without clean() are refused here if both are without
+            # an end, since sooner or later both would be in force.
             models.UniqueConstraint(
                 fields=["key", "rule"],
                 condition=Q(valid_until=None),
@@ -76,11 +81,11 @@ class KeyOverride(Versioned):
         return f"{self.rule} for {self.key}"
 
     def changes(self) -> dict[str, Any]:
-        """The numbers that it changes."""
+        """Return the numbers that the override changes, by name of the field."""
         return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
 
-    def misfit(self, rules: Iterable[Rule]) -> str:
-        """Return why the numbers make no sense under one of these rules of its name, "" if they do under each."""
+    def numbers_error(self, rules: Iterable[Rule]) -> str:
+        """Return why the numbers are not valid under one of these rules of its name; "" if they are valid under all."""
         changes = self.changes()
         for rule in rules if changes else ():
             try:
@@ -99,15 +104,15 @@ class KeyOverride(Versioned):
         return grave
 
     def clean(self) -> None:
-        """Refuse what no rule could follow, what changes nothing, and what meets another override in time."""
+        """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
         validate_period(self.valid_from, self.valid_until)
         validation.check_override(self, KeyOverride.objects.all(), Rule.objects.all())
 
 
 def readable_rules(using: str) -> dict[str, list[Rule]]:
-    """Return by name the rules that an override can change; one that cannot be read has no numbers."""
-    found: dict[str, list[Rule]] = {}
+    """Return, by name, the rules that an override can change: those whose rows are valid."""
+    by_name: dict[str, list[Rule]] = {}
     for rule in Rule.objects.using(using).select_related("plan"):
         if not rule.unreadable():
-            found.setdefault(rule.name, []).append(rule)
-    return found
+            by_name.setdefault(rule.name, []).append(rule)
+    return by_name

@@ -1,4 +1,4 @@
-"""What plans charge: a price for each meter, in the plan's currency."""
+"""Prices of plans: one for each meter, in the plan's currency."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ratelimits.pricing import tiers
 from ratelimits.pricing.money import ZERO, written
 from ratelimits.pricing.prices import GRADUATED, PER_UNIT, VOLUME, Price
 
-_NOT_NEGATIVE = [MinValueValidator(ZERO, _("A price is not below 0: give units back with an adjustment."))]
+_NOT_NEGATIVE = [MinValueValidator(ZERO, _("A price cannot be below 0. To give units back, use an adjustment."))]
 
 
 class PlanPrice(Versioned):
-    """What a plan charges for the units of a meter that go beyond what it includes, in each billing period."""
+    """The price of a meter's units beyond the quantity that a plan includes, in each billing period."""
 
     class Pricing(models.TextChoices):
-        PER_UNIT = PER_UNIT, _("per unit: each costs the same")
-        GRADUATED = GRADUATED, _("graduated: each unit costs what its own tier says")
-        VOLUME = VOLUME, _("volume: all units cost what the tier of their total says")
+        PER_UNIT = PER_UNIT, _("per unit: every unit has the same price")
+        GRADUATED = GRADUATED, _("graduated: each unit has the price of its own tier")
+        VOLUME = VOLUME, _("volume: all units have the price of the tier that their total is in")
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="prices", verbose_name=_("plan"))
     meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
     pricing = models.CharField(_("pricing"), max_length=10, choices=Pricing.choices, default=Pricing.PER_UNIT)
-    # No more digits than SQLite keeps exactly: 15.
+    # SQLite stores no more than 15 digits exactly.
     unit_price = models.DecimalField(
         _("unit price"),
         max_digits=tiers.DIGITS,
@@ -39,14 +39,14 @@ class PlanPrice(Versioned):
         null=True,
         blank=True,
         validators=_NOT_NEGATIVE,
-        help_text=_("Of one unit beyond what is included. Empty where tiers say it."),
+        help_text=_("Price of one unit beyond the included quantity. Leave it empty if there are tiers."),
     )
     tiers = models.TextField(
         _("tiers"),
         blank=True,
         help_text=_(
-            "One a line, of the units beyond what is included: “1000: 0.10” for the first thousand, “more: 0.05” for"
-            " the rest; “1000: 0.10 + 5” with a fee that is due once there is a unit in the tier."
+            "One tier per line, for the units beyond the included quantity: “1000: 0.10” for the first thousand,"
+            " “more: 0.05” for the rest. In “1000: 0.10 + 5”, 5 is a fee that is due once there is a unit in the tier."
         ),
     )
     flat_fee = models.DecimalField(
@@ -55,7 +55,7 @@ class PlanPrice(Versioned):
         decimal_places=4,
         default=ZERO,
         validators=_NOT_NEGATIVE,
-        help_text=_("For each billing period that has a report, whatever was used."),
+        help_text=_("Charged in each billing period that has a report, whatever the usage."),
     )
     minimum = models.DecimalField(
         _("minimum"),
@@ -63,7 +63,7 @@ class PlanPrice(Versioned):
         decimal_places=4,
         default=ZERO,
         validators=_NOT_NEGATIVE,
-        help_text=_("The least that units and fees of the meter cost in a billing period that has a report."),
+        help_text=_("The smallest amount for the meter's units and fees in a billing period that has a report."),
     )
 
     history = History()
@@ -90,36 +90,39 @@ class PlanPrice(Versioned):
         return f"{self.meter} {self.pricing}: {price}{fees}"
 
     def clean(self) -> None:
-        """Refuse what is no price, or has no currency; write tiers with no digit more than they need."""
+        """Raise ValidationError for an invalid price or a plan without currency; shorten the text of the tiers."""
         errors: dict[str, Any] = {}
         if self.pricing == PER_UNIT:
             if self.unit_price is None:
                 errors["unit_price"] = _("Write what one unit costs, such as 0.10; 0 if units are free.")
             if self.tiers.strip():
-                errors["tiers"] = _("Per unit takes no tiers: choose graduated or volume, or leave them empty.")
+                errors["tiers"] = _("A price per unit has no tiers: choose graduated or volume, or leave this empty.")
         else:
             if self.unit_price is not None:
-                errors["unit_price"] = _("The tiers say what a unit costs: leave this empty, or choose per unit.")
+                errors["unit_price"] = _("The tiers have the prices: leave this empty, or choose per unit.")
             try:
                 self.tiers = tiers.to_text(tiers.parse(self.tiers))
             except ValueError as error:
                 errors["tiers"] = str(error)
         plan = getattr(self, "plan", None)  # None where the form could not read it
         if plan is not None and not plan.currency:
-            errors.setdefault("meter", _("The plan has no currency: write one on the plan, such as EUR."))
+            errors.setdefault("meter", _("The plan has no currency: set one on the plan, such as EUR."))
         if errors:
             raise ValidationError(errors)
 
     def price(self) -> Price:
-        """Return it as what quantities are priced with. Raises ValueError if it was written past `clean`."""
+        """Return the price as a value of `pricing`.
+
+        Raises ValueError if the row is invalid: written without `clean`.
+        """
         if self.pricing not in (PER_UNIT, GRADUATED, VOLUME):
             raise ValueError(f"there is no pricing {self.pricing!r}")
         if self.pricing != PER_UNIT:
             steps = tiers.parse(self.tiers)
         elif self.unit_price is None:
-            raise ValueError("it says nowhere what one unit costs")
+            raise ValueError("the price of one unit is missing")
         else:
             steps = (tiers.Tier(None, Decimal(self.unit_price)),)
         if min(steps[0].unit_price, Decimal(self.flat_fee), Decimal(self.minimum)) < 0:
-            raise ValueError("a price is not below 0")
+            raise ValueError("a price cannot be below 0")
         return Price(self.pricing, steps, Decimal(self.flat_fee), Decimal(self.minimum))

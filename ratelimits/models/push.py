@@ -1,7 +1,7 @@
-"""The delivery ledger: which report lines went to which billing system, as what, and what it answered.
+"""The delivery ledger: the report lines that were sent to billing systems, the events as sent, and the answers.
 
-A row of PushDelivery is one event of one report line, with the text that is sent and never changes. Its `line_id` is
-what the billing system knows the event by, whoever sends it and however often.
+A row of PushDelivery is one event of one report line; the event's text never changes. The billing system recognises an
+event that is sent again by its `line_id`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ class PushReceiver(models.Model):
 
     name = models.CharField(_("name"), max_length=40, primary_key=True)
     paused_until = models.DateTimeField(
-        _("paused until"), null=True, blank=True, help_text=_("It was away, busy or refused the key: nothing is sent.")
+        _("paused until"),
+        null=True,
+        blank=True,
+        help_text=_("Nothing is sent until then: it was unreachable or busy, or it refused the key."),
     )
-    failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("In a row."))
+    failures = models.PositiveIntegerField(_("failures"), default=0, help_text=_("Failures since the last success."))
     error = models.CharField(_("last error"), max_length=300, blank=True)
     answered_at = models.DateTimeField(_("last answer"), null=True, blank=True)
 
@@ -32,24 +35,24 @@ class PushReceiver(models.Model):
 
     @classmethod
     def lock(cls, using: str, name: str) -> PushReceiver:
-        """Return the row of a receiver, locked until the transaction ends; it is made if there is none."""
+        """Lock the receiver's row until the transaction ends and return it; add the row if there is none."""
         rows = cls.objects.using(using).filter(name=name)
         if not connections[using].features.has_select_for_update:
-            # A write as the transaction's first statement takes SQLite's lock without ever upgrading a read one.
+            # A write as the transaction's first statement takes SQLite's write lock at once. Upgrading can fail.
             rows.update(failures=models.F("failures"))
-        found = rows.select_for_update().first()
-        if found is None:
+        row = rows.select_for_update().first()
+        if row is None:
             PushReceiver.objects.using(using).bulk_create([PushReceiver(name=name)], ignore_conflicts=True)
-            found = rows.select_for_update().get()
-        return found
+            row = rows.select_for_update().get()
+        return row
 
 
 class PushedReport(models.Model):
-    """That the lines which a version of a report brought in are in the delivery ledger, for a receiver."""
+    """A mark that the new lines of a report version are in the delivery ledger of a receiver."""
 
     receiver = models.ForeignKey(PushReceiver, models.PROTECT, related_name="reports", verbose_name=_("billing system"))
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
-    lines = models.PositiveIntegerField(_("lines"), help_text=_("That have something to bill."))
+    lines = models.PositiveIntegerField(_("lines"), help_text=_("Lines that have something to bill."))
     planned_at = models.DateTimeField(_("planned at"), auto_now_add=True)
 
     class Meta:
@@ -62,10 +65,10 @@ class PushedReport(models.Model):
 
 
 class PushDelivery(models.Model):
-    """One event of a report line, for a receiver: sent until the receiver's answer, or a person, settles it."""
+    """One event of a report line for a receiver, sent until the receiver's answer or a person settles it."""
 
     class State(models.TextChoices):
-        """What is known of it."""
+        """Whether the event is still to be sent, or how it was settled."""
 
         WAITING = "waiting", _("waiting")
         ACCEPTED = "accepted", _("accepted")
@@ -79,21 +82,25 @@ class PushDelivery(models.Model):
         PushReceiver, models.PROTECT, related_name="deliveries", verbose_name=_("billing system"), db_index=False
     )
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
-    line_id = models.CharField(_("line"), max_length=32, help_text=_("What the billing system knows the event by."))
+    line_id = models.CharField(_("line"), max_length=32, help_text=_("The billing system recognises the event by it."))
     customer = models.CharField(_("customer"), max_length=255, blank=True)
     meter = models.CharField(_("meter"), max_length=255)
-    overage = models.BigIntegerField(_("overage"), help_text=_("Units that go beyond the plan."))
-    event = models.TextField(_("event"), blank=True, help_text=_("What is sent, the same each time."))
-    happened_at = models.DateTimeField(_("of"), help_text=_("The moment that the event names."))
+    overage = models.BigIntegerField(_("overage"), help_text=_("Units beyond the included quantity."))
+    event = models.TextField(_("event"), blank=True, help_text=_("The text that is sent; it is the same each time."))
+    happened_at = models.DateTimeField(_("of"), help_text=_("The moment of usage that the event states."))
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     together = models.PositiveIntegerField(
-        _("together"), help_text=_("How many events one request has at most; less after one that failed as a whole.")
+        _("together"),
+        help_text=_("Maximum number of events in one request; it is reduced after a request that failed as a whole."),
     )
     due_at = models.DateTimeField(_("due at"))
     claim = models.UUIDField(_("claim"), null=True, blank=True, editable=False)
     unsure_since = models.DateTimeField(
-        _("answer lost since"), null=True, blank=True, help_text=_("The first request that may have been taken.")
+        _("answer lost since"),
+        null=True,
+        blank=True,
+        help_text=_("When the first request was sent that may have been accepted."),
     )
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
     note = models.CharField(_("note"), max_length=400, blank=True, help_text=_("The last answer, or who settled it."))
@@ -103,7 +110,7 @@ class PushDelivery(models.Model):
         verbose_name_plural = _("push deliveries")
         ordering = ["-pk"]
         constraints = [models.UniqueConstraint(fields=["line_id", "receiver"], name="ratelimits_push_once")]
-        # Not of waiting rows alone: SQLite would not use such an index.
+        # Not limited to waiting rows: SQLite would not use such a partial index.
         indexes = [
             models.Index(fields=["receiver", "state", "id"], name="ratelimits_push_state"),
             models.Index(fields=["receiver", "state", "unsure_since"], name="ratelimits_push_unsure"),

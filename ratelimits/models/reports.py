@@ -1,7 +1,7 @@
 """Reports: finalised statements of billing periods, and their lines.
 
-Rows of Report and ReportLine are written once and never changed; a correction is a further version. Moments are
-microseconds since 1970 UTC unless they say otherwise; intervals are half-open.
+Rows of Report and ReportLine are written once and never changed; a correction is a new version. Moments are
+microseconds since 1970 UTC where no other unit is given; a period includes its start and excludes its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ratelimits.models.ledger import moment
 
 
 def _day(microseconds: int) -> str:
-    """Return the date of a moment in µs since 1970 UTC; a row that was tampered with may have one of no calendar."""
+    """Return the date of a moment in µs since 1970 UTC, or the number if it is outside the calendar (tampered rows)."""
     try:
         return f"{moment(microseconds):%Y-%m-%d}"
     except OverflowError:
@@ -23,15 +23,15 @@ def _day(microseconds: int) -> str:
 
 
 class PeriodUsage(models.Model):
-    """Running totals of an account's usage under one rule in one billing period, as far as a shard was tallied.
+    """Totals of an account's usage under one rule in one billing period, over the tallied batches of one shard.
 
-    Derived from ledger lines, batch by batch. `covered` is the position of the shard's chain up to which reports have
-    this usage; empty while the period is open.
+    They are added up from ledger lines, batch by batch. `covered` is the position of the shard's chain up to which
+    reports contain this usage; it is empty while the period is open.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     period = models.BigIntegerField(_("billing period (s)"))
-    #: Empty in rows of before it was kept.
+    #: Empty in rows that are older than this column.
     period_end = models.BigIntegerField(_("end of the period (s)"), null=True, blank=True)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(_("rule"))
@@ -67,13 +67,13 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
-    #: What its lines cost: the account's name, and by the billing period (s, as text) of its usage the plan's prices.
+    #: The account's name and, by billing period (s, as text) of the usage, the plan's prices for the report's lines.
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
-    #: What they come to: by such a period the meters' totals before and after this version, and the amounts.
+    #: By billing period (s, as text) of the usage: the meters' totals before and after this version, and the amounts.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
-    #: By the billing period (s, as text) of its usage: shard (as text) to the position that was taken before.
+    #: By billing period (s, as text) of the usage: shard (as text) to the position that earlier versions end at.
     since: Any = models.JSONField(_("from positions"), default=dict)
-    #: Shard to the position of its chain that the usage was taken up to.
+    #: Shard (as text) to the position of its chain at which this version's usage ends.
     chain: Any = models.JSONField(_("to positions"), default=dict)
     chain_head = models.CharField(_("head of the chain"), max_length=64)
     gaps = models.TextField(_("durability gaps"), blank=True)
@@ -97,7 +97,7 @@ class Report(models.Model):
 
 
 class ReportLine(models.Model):
-    """A line, of the version that brought it in; later versions of the report have it too."""
+    """A line of a report. Its row belongs to the version that added it; later versions contain the line too."""
 
     report = models.ForeignKey(Report, models.PROTECT, related_name="lines", verbose_name=_("report"))
     number = models.PositiveIntegerField(_("number"))
@@ -122,7 +122,7 @@ class ReportLine(models.Model):
     rule_version = models.BigIntegerField(_("rule version"), default=0)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
-    # What it was made from, so that it can be made again.
+    # The source of the line, from which verification computes it again.
     usage_period = models.BigIntegerField(_("period of its usage (s)"))
     rule_id = models.BigIntegerField(_("rule's row"), default=0)
 

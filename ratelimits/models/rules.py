@@ -1,4 +1,4 @@
-"""Rules: what is counted, by which algorithm, with what numbers, and what a refusal means."""
+"""Rules: the requests that are counted, the algorithm and its numbers, and the meaning of a refusal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 def _complete() -> Q:
-    """The condition that a row has what its algorithm needs."""
+    """Return the condition that a row has all fields that its algorithm requires."""
     condition = Q()
     for algorithm in ALGORITHMS:
         given = Q(algorithm=algorithm)
@@ -38,13 +38,13 @@ def _complete() -> Q:
     return condition
 
 
-def _checked(name: str, condition: Q, sentence: Any) -> models.CheckConstraint:
-    """A condition on rules, and what to write where it does not hold."""
-    return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=sentence)
+def _constraint(name: str, condition: Q, message: Any) -> models.CheckConstraint:
+    """Return a constraint on rules; `message` tells people what to write instead."""
+    return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=message)
 
 
 class Rule(Versioned):
-    """One limit: whose requests it counts, by which algorithm, and what a refusal means."""
+    """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
 
     class Mode(models.TextChoices):
         """What a refusal by this rule means."""
@@ -79,7 +79,7 @@ class Rule(Versioned):
     name = models.SlugField(
         _("name"),
         max_length=40,
-        help_text=_("A plan's rule of the same name takes the place of the default one; usage is kept under it."),
+        help_text=_("A plan's rule replaces the default rule of the same name. Counters in Redis are kept by name."),
     )
     plan = models.ForeignKey(
         Plan,
@@ -88,7 +88,7 @@ class Rule(Versioned):
         blank=True,
         related_name="rules",
         verbose_name=_("plan"),
-        help_text=_("Empty: the default, for everyone."),
+        help_text=_("Leave it empty for a default rule, which applies to everyone."),
     )
     scope = models.CharField(
         _("scope"),
@@ -97,10 +97,10 @@ class Rule(Versioned):
         validators=[
             RegexValidator(
                 rf"\A(?:{SCOPE.pattern})\Z",
-                _("Write * for every request, a throttle_scope such as search, or search:POST,PUT."),
+                _("Write * for every request, a throttle_scope such as search, or one with methods: search:POST,PUT."),
             )
         ],
-        help_text=_("* for every request, or a throttle_scope such as search, or with its methods search:POST."),
+        help_text=_("* for every request, a throttle_scope such as search, or one with methods: search:POST."),
     )
     key_kind = models.CharField(_("counted per"), max_length=10, choices=KeyKind.choices, default=KeyKind.KEY)
     meter = models.SlugField(
@@ -108,20 +108,20 @@ class Rule(Versioned):
         max_length=40,
         default="requests",
         db_index=False,
-        help_text=_("What it counts: requests, or another meter whose cost a view names."),
+        help_text=_("What the rule counts: requests, or another meter for which views give a cost."),
     )
     algorithm = models.CharField(_("algorithm"), max_length=20, choices=Kind.choices, default=Kind.TOKEN_BUCKET)
 
     capacity = models.BigIntegerField(
-        _("capacity"), null=True, blank=True, help_text=_("Permits that can be taken at once, or per window.")
+        _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")
     )
-    rate = decimal_field(_("rate"), _("Permits that come back per period."))
+    rate = decimal_field(_("rate"), _("Permits that are added again per period."))
     period = seconds_field(_("period"))
     initial = models.CharField(
         _("initial"),
         max_length=20,
         blank=True,
-        help_text=_("full, empty, or the number of tokens at the start."),
+        help_text=_("full, empty, or the number of tokens at the start. Leave it empty for full."),
     )
     window_start = models.CharField(
         _("window start"),
@@ -133,43 +133,57 @@ class Rule(Versioned):
         _("calendar unit"), max_length=10, blank=True, choices=[(unit, _(unit)) for unit in UNITS]
     )
     timezone = models.CharField(
-        _("time zone"), max_length=64, blank=True, help_text=_("Such as Europe/Paris; empty: UTC.")
+        _("time zone"),
+        max_length=64,
+        blank=True,
+        help_text=_("A time zone such as Europe/Paris. Leave it empty for UTC."),
     )
     anchor = models.CharField(
         _("anchor"),
         max_length=32,
         blank=True,
-        help_text=_("A local date and time at which some period starts, such as 2026-01-31T06:00."),
+        help_text=_("A local date and time at which a period starts, such as 2026-01-31T06:00."),
     )
     sub_windows = models.PositiveIntegerField(
-        _("sub-windows"), null=True, blank=True, help_text=_("Steps that the window slides in; empty: 10.")
+        _("sub-windows"),
+        null=True,
+        blank=True,
+        help_text=_("Number of steps in which the window slides. Leave it empty for 10."),
     )
     weighted = models.BooleanField(
-        _("weighted"), default=False, help_text=_("Count the step that is leaving by its remaining share.")
+        _("weighted"),
+        default=False,
+        help_text=_("Count the oldest step only in part: by the share of it that is still in the window."),
     )
     delay_after = models.BigIntegerField(
         _("delay after"),
         null=True,
         blank=True,
-        help_text=_("Requests that pass unspaced before the queue forms."),
+        help_text=_("Number of requests that pass without delay before others are queued."),
     )
-    max_burst_seconds = seconds_field(_("max burst seconds"), _("Seconds of idleness that are saved up; empty: 1."))
-    warm_up = seconds_field(_("warm-up"), _("Seconds until the full rate is reached; empty: 1."))
-    cold_factor = decimal_field(_("cold factor"), _("How many times slower a cold start is; empty: 3."))
-    lease_ttl = seconds_field(_("lease time to live"), _("Seconds after which a place that was not released is free."))
-    max_wait = seconds_field(_("max wait"), _("Seconds that a request may be held back instead of being refused."))
+    max_burst_seconds = seconds_field(
+        _("max burst seconds"), _("Seconds without requests whose permits are saved. Leave it empty for 1.")
+    )
+    warm_up = seconds_field(_("warm-up"), _("Seconds until the full rate is reached. Leave it empty for 1."))
+    cold_factor = decimal_field(
+        _("cold factor"), _("How many times slower than the full rate a cold start is. Leave it empty for 3.")
+    )
+    lease_ttl = seconds_field(
+        _("lease time to live"), _("Seconds after which a lease that was not released ends by itself.")
+    )
+    max_wait = seconds_field(_("max wait"), _("Maximum seconds that a request may wait instead of being refused."))
 
     mode = models.CharField(
         _("mode"),
         max_length=10,
         choices=Mode.choices,
         default=Mode.ENFORCE,
-        help_text=_("Shadow decides and records, and never refuses."),
+        help_text=_("A rule in shadow mode decides and records, but never refuses a request."),
     )
     bills = models.BooleanField(
         _("bills"),
         default=False,
-        help_text=_("The lines of usage name this rule: one per kind of key and meter."),
+        help_text=_("Usage is billed under this rule. Only one rule can bill a kind of key and a meter."),
     )
     on_failure = models.CharField(
         _("when Redis is away"),
@@ -191,7 +205,7 @@ class Rule(Versioned):
 
     history = History()
 
-    about = ("name", "plan_id")
+    subject_fields = ("name", "plan_id")
 
     class Meta:
         verbose_name = _("rule")
@@ -209,7 +223,7 @@ class Rule(Versioned):
                 name="ratelimits_rule_by_default",
                 violation_error_message=_("There is a default rule of this name: change that one, or choose a plan."),
             ),
-            # What clean() says in words, for rows that are written without it.
+            # The same conditions as in clean(), for rows that are written without it.
             models.UniqueConstraint(
                 fields=["plan", "key_kind", "meter"],
                 condition=Q(bills=True),
@@ -226,28 +240,31 @@ class Rule(Versioned):
                     "Another rule bills the same kind of key and meter here: untick one of them."
                 ),
             ),
-            _checked(
+            _constraint(
                 "complete",
                 _complete(),
-                _("Give the algorithm all that it needs: its numbers, and max wait if it makes requests wait."),
+                _(
+                    "Fill in all fields that the algorithm requires: its numbers, and max wait if it makes"
+                    " requests wait."
+                ),
             ),
-            _checked("capacity", Q(capacity=None) | Q(capacity__gte=0), _("Write a capacity of 0 or more.")),
-            _checked("rate", Q(rate=None) | Q(rate__gt=0), _("Write a rate above 0.")),
-            _checked("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
-            _checked("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
-            _checked(
+            _constraint("capacity", Q(capacity=None) | Q(capacity__gte=0), _("Write a capacity of 0 or more.")),
+            _constraint("rate", Q(rate=None) | Q(rate__gt=0), _("Write a rate above 0.")),
+            _constraint("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
+            _constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
+            _constraint(
                 "allotment",
                 Q(allotment=None)
                 | Q(allotment__gte=1, bills=False)
                 & (Q(algorithm="calendar_window") | Q(algorithm="fixed_window", window_start__in=["", "epoch"])),
                 _("Leave the allotment empty, or give 1 or more to a fixed or calendar window that does not bill."),
             ),
-            _checked("key_kind", Q(key_kind__in=KeyKind.values), _("Choose what it is counted per from the list.")),
-            _checked("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
-            _checked(
+            _constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
+            _constraint("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),
+            _constraint(
                 "on_failure",
                 Q(on_failure__in=["", "allow", "deny", "local"]),
-                _("Choose what holds while Redis is away: allow, deny or local, or leave it empty."),
+                _("Choose what happens while Redis does not answer: allow, deny or local, or leave it empty."),
             ),
         ]
 
@@ -255,7 +272,7 @@ class Rule(Versioned):
         return f"{self.name} ({self.plan})" if self.plan_id else self.name
 
     def parameters(self) -> dict[str, Any]:
-        """The algorithm's own fields as RULE.json has them; what is not given is left out."""
+        """Return the algorithm's name and parameters as they are in RULE.json, without those that are empty."""
         given = {name: getattr(self, name) for name in fields_of(self.algorithm)}
         return {"algorithm": self.algorithm} | {
             name: value.normalize() if isinstance(value, Decimal) else value
@@ -264,33 +281,36 @@ class Rule(Versioned):
         }
 
     def to_algorithm(self, **changes: Any) -> Algorithm:
-        """The algorithm with this row's numbers, some of them changed; ValueError says what is wrong."""
+        """Return the algorithm with this row's numbers, replaced by `changes`. Raises ValueError if one is wrong."""
         return algorithm_from_json(self.parameters() | changes)
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm under an override's numbers; raise ValueError with what is wrong."""
+        """Return the algorithm with an override's numbers. Raises ValueError if one is wrong."""
         for name in changes:
             if name not in fields_of(self.algorithm):
-                raise ValueError(f"{name} means nothing to {self}, a {self.get_algorithm_display()}")
+                raise ValueError(f"{name} is not a number of {self}, a {self.get_algorithm_display()}")
         return self.to_algorithm(**changes)
 
     def unreadable(self) -> str:
-        """Return why no decision can follow this row, "" if one can. Raw SQL may have written what makes no sense."""
+        """Return why this row is invalid, so that no decision can use it; "" if it is valid.
+
+        Raw SQL can write anything.
+        """
         if self.key_kind not in KeyKind.values:
             return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
         if not SCOPE.fullmatch(self.scope):
-            return f"scope {self.scope!r} names no requests: use *, a scope such as search, or search:POST,PUT"
+            return f"scope {self.scope!r} is not valid: use *, a scope such as search, or search:POST,PUT"
         try:
             self.to_algorithm()
         except (ValueError, TypeError, ArithmeticError) as error:
             return str(error)
-        # PostgreSQL's numbers may be NaN, which passes every constraint.
+        # A number of PostgreSQL can be NaN, which passes every constraint.
         if self.max_wait is not None and not isfinite(self.max_wait):
             return f"max_wait must be a number, not {self.max_wait}"
         return ""
 
     def sentence(self) -> str:
-        """What the rule says, for people: "5 requests per second, bursts to 10, per API key"."""
+        """Return the rule as a sentence: "5 requests per second, bursts to 10, per API key"."""
         reason = self.unreadable()
         if reason:
             return str(_("not in force: %(error)s") % {"error": reason})
@@ -303,15 +323,15 @@ class Rule(Versioned):
         return grave
 
     def clean(self) -> None:
-        """Refuse what makes no sense, at the field that is wrong; drop the fields of other algorithms."""
+        """Clear the fields of other algorithms; raise ValidationError with a message for each field that is wrong."""
         if self.algorithm not in ALGORITHMS:
-            return  # said by the field itself
+            return  # The field's own validation says so.
         known = fields_of(self.algorithm)
         for name, empty in PARAMETERS.items():
             if name not in known:
                 setattr(self, name, empty)
         if self.algorithm not in LENDS:
             self.max_wait = None
-        # By name: overrides import this module.
+        # Looked up by name, since the module of overrides imports this one.
         overrides: Any = self._meta.apps.get_model("ratelimits", "KeyOverride")
         validation.check_rule(self, Rule.objects.all(), overrides.objects.all())

@@ -1,8 +1,8 @@
 """Rules within Django's TestCase (and pytest-django's `db`), whose transaction is never committed.
 
-There no other connection sees the rules of a test, and nobody is told of an edit. So they are read over the test's own
-connection, an edit takes effect at the end of the block that makes it, and the test has Redis keys of its own.
-A process that never met such a transaction pays a look at `met`.
+In such a test no other connection sees the rules, and no edit is published on commit. So rules are read over the test's
+own connection, an edit takes effect at the end of the atomic block that makes it, and each test has its own Redis keys.
+A process that runs no tests only reads the attribute `possible`.
 """
 
 from __future__ import annotations
@@ -24,72 +24,72 @@ from django.dispatch import Signal
 
 from ratelimits.engine.server import isolate
 
-#: Sent when another test begins, or none is left: what a process has kept in memory was another's.
+#: Sent when another test begins or the last one has ended: what the process keeps in memory belongs to the test before.
 changed = Signal()
 
 
 class _Test:
-    """A test's transaction: its connection, and the block that will be rolled back."""
+    """A test's transaction: its connection, and the atomic block that will be rolled back."""
 
     def __init__(self, connection: Any, block: Any) -> None:
         self.connection, self.block = connection, block
-        #: The blocks around edits that are not at their end yet.
-        self.pending: list[Any] = []
+        #: The atomic blocks of edits, until they have ended.
+        self.edit_blocks: list[Any] = []
 
     @property
     def blocks(self) -> list[Any]:
-        """The atomic blocks that are open; none once the test is over."""
+        """Return the open atomic blocks; an empty list once the test is over."""
         blocks: list[Any] = self.connection.atomic_blocks
         return blocks if _innermost(blocks) is self.block else []
 
 
 class Tests:
-    """The tests of this process, one after the other."""
+    """The tests of this process, which run one after another."""
 
     def __init__(self) -> None:
         #: Whether this process may run tests.
-        self.met = False
+        self.possible = False
         self._test: _Test | None = None
         self._unread = False
         self._lock = threading.Lock()
-        #: Those of all threads: an event loop that asks runs in another one than its test.
+        #: The connections of all threads: an event loop runs in another thread than its test.
         self._connections: WeakSet[Any] = WeakSet()
         self._numbers = count(1)
         self._process = 0, ""
 
     def note_edit(self, using: str) -> None:
-        """Remember that a versioned row is being written: in a test, nobody is told of it on commit."""
-        if not self.met:
+        """Remember that a versioned row is being written, since in a test it is not published on commit."""
+        if not self.possible:
             return
         with self._lock:
             test = self._follow(using)
             if test is not None:
                 blocks = test.blocks
-                test.pending.append(blocks[blocks.index(test.block) + 1])
+                test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
 
-    def news(self, using: str) -> bool:
-        """Return whether, since the last call, a test began or ended or the one that runs has edited rows."""
+    def take_change(self, using: str) -> bool:
+        """Return whether, since the last call, a test began or ended or the running test has edited rows."""
         with self._lock:
             test = self._follow(using)
-            if test is not None and test.pending:
+            if test is not None and test.edit_blocks:
                 blocks = test.blocks
-                pending = [block for block in test.pending if block in blocks]
-                self._unread = self._unread or len(pending) < len(test.pending)
-                test.pending = pending
+                still_open = [block for block in test.edit_blocks if block in blocks]
+                self._unread = self._unread or len(still_open) < len(test.edit_blocks)
+                test.edit_blocks = still_open
             unread, self._unread = self._unread, False
             return unread
 
     @property
     def running(self) -> bool:
-        """Whether the rules are those of a test that will be rolled back."""
+        """Return whether the rules in force are those of a test, which will be rolled back."""
         return self._test is not None
 
     @contextmanager
     def connection(self, using: str) -> Iterator[bool]:
-        """Lend the test's connection to this thread; False if there is no test.
+        """Let this thread use the test's connection; yield False if there is no test.
 
-        What is asked of it meanwhile is not among the queries that a test counts: elsewhere these are asked on a
-        connection of their own.
+        Queries within the block are not among those that the test counts (assertNumQueries): outside tests they run on
+        another connection.
         """
         test = self._test
         if test is None or not test.blocks:
@@ -107,7 +107,7 @@ class Tests:
             connection.force_debug_cursor = counted
 
     def _follow(self, using: str) -> _Test | None:
-        """Return the test that runs; the first time, part from what was kept of another one."""
+        """Return the running test. If it is not the one of the last call, isolate its keys and send `changed`."""
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
             return test
@@ -119,7 +119,7 @@ class Tests:
         return self._test
 
     def _find(self, using: str) -> _Test | None:
-        """Return the test whose transaction is open, in this thread rather than in another one."""
+        """Return the test whose transaction is open; a transaction of this thread comes first."""
         others = [connection for connection in self._connections if connection.alias == using]
         for connection in (connections[using], *others):
             block = _innermost(connection.atomic_blocks)
@@ -128,16 +128,16 @@ class Tests:
         return None
 
     def _suffix(self) -> str:
-        """Return what tells this test's keys from those of other tests, in whichever process."""
+        """Return a suffix for this test's Redis keys that no other test has, in this process or in another one."""
         if self._process[0] != os.getpid():
             self._process = os.getpid(), uuid4().hex[:8]
             atexit.register(isolate, "")
         return f".{self._process[1]}-{next(self._numbers)}"
 
     def _connected(self, connection: Any, **kwargs: Any) -> None:
-        # Django makes the outbox as it sets up the environment of tests.
-        self.met = self.met or hasattr(mail, "outbox")
-        if self.met:
+        # Django makes the outbox when it sets up the test environment.
+        self.possible = self.possible or hasattr(mail, "outbox")
+        if self.possible:
             with self._lock:
                 self._connections.add(connection)
 

@@ -1,8 +1,8 @@
-"""The configuration version: which edits a process has seen, and how the next decision learns of a new one.
+"""The configuration version: the number of the newest edit, by which every process notices that its rules are old.
 
-Every write to a versioned row, bulk writes included, takes the next version within its own transaction by
-updating the one ConfigVersion row first (so its lock puts editors in order), stamps it on the rows, keeps a
-tombstone for what went away, and publishes the version to Redis once the transaction is committed.
+Every write to a versioned row, bulk writes included, does this in one transaction: it raises the version in the only
+row of ConfigVersion (editors wait for each other at the lock of that row), stores the new version in the rows that it
+writes, and adds a tombstone for each row that it deletes. After the commit it publishes the version to Redis.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ratelimits.models.testcase import tests
 
 logger = logging.getLogger(__name__)
 
-#: Shards that overrides, memberships and accounts are read by; part of the data, so not a setting.
+#: Number of shards in which overrides, memberships and accounts are read. Rows store their shard, so it is no setting.
 KEY_SHARDS = 64
 _ROW = 1
-#: Sent in the process whose edit lifted the version above that of Redis.
-overtaken = Signal()
-#: Sent within the transaction of an edit, with the rows `before` and `after` it, where a row's model has an `about`.
+#: Sent in the process whose edit raised the version above that of Redis.
+raised_above_redis = Signal()
+#: Sent within the transaction of an edit to a model that has `subject_fields`, with the rows `before` and `after` it.
 edited = Signal()
 
 
 class ConfigVersion(models.Model):
-    """One row: the version of the configuration, 0 (or no row) before the first edit."""
+    """The version of the configuration, in the only row of this table; 0 or no row before the first edit."""
 
     version = models.BigIntegerField(_("version"), default=0)
-    #: Processes that hold an older version read everything again: tombstones could not tell them all.
+    #: A process with an older version than this reads everything again: tombstones do not cover all changes since then.
     complete = models.BigIntegerField(_("complete from version"), default=0)
 
     class Meta:
@@ -51,7 +51,7 @@ class ConfigVersion(models.Model):
             models.CheckConstraint(
                 condition=models.Q(pk=_ROW),
                 name="ratelimits_one_config_version",
-                violation_error_message=_("There is one version of the configuration: change its one row."),
+                violation_error_message=_("The configuration has only one version: change the existing row."),
             )
         ]
 
@@ -60,25 +60,25 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def read(cls, using: str) -> tuple[int, int]:
-        """The version in force and the oldest version that a delta can start from."""
+        """Return the version in force and the oldest version from which changes can be read row by row."""
         row = cls.objects.using(using).filter(pk=_ROW).values_list("version", "complete").first()
         return row or (0, 0)
 
     @classmethod
-    def lift(cls, using: str, version: int) -> None:
+    def raise_to(cls, using: str, version: int) -> None:
         """Raise the version to at least `version`."""
         rows = ConfigVersion.objects.using(using)
         rows.bulk_create([ConfigVersion(pk=_ROW)], ignore_conflicts=True)
         rows.filter(pk=_ROW, version__lt=version).update(version=version)
 
     @classmethod
-    def forget_deltas(cls, using: str, version: int) -> None:
-        """Let every process that holds less than `version` read everything again."""
+    def require_full_read(cls, using: str, version: int) -> None:
+        """Make every process that has an older version than `version` read everything again."""
         cls.objects.using(using).filter(pk=_ROW).update(complete=version)
 
 
 class Tombstone(models.Model):
-    """What a row was about before it was deleted, or before an edit made it about something else."""
+    """The subject (key, rule name, plan) that a row had before it was deleted or an edit changed its subject."""
 
     kind = models.CharField(_("kind"), max_length=20)
     row = models.BigIntegerField(_("row"))
@@ -100,7 +100,7 @@ class Tombstone(models.Model):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One edit: its version, and since when (µs since 1970 UTC) it holds."""
+    """One edit: its version, and the moment (µs since 1970 UTC) from which it is in force."""
 
     using: str
     version: int
@@ -108,25 +108,25 @@ class Edit:
 
 
 class _Publisher:
-    """Publishes, once per transaction, the version that was committed."""
+    """A callback that publishes the committed version, once per transaction."""
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self.done = False
+        self.published = False
 
     def __call__(self) -> None:
-        if self.done:
+        if self.published:
             return
-        self.done = True
+        self.published = True
         version = ConfigVersion.read(self.using)[0]
         try:
             in_force = publish_version(version)
-            # Another editor's version may have been published meanwhile: only what the database has not is ahead of it.
+            # Another editor may have published a newer version meanwhile, so the database is read once more.
             if in_force > version and in_force > ConfigVersion.read(self.using)[0]:
-                _overtake(self.using, in_force)
+                _raise_above(self.using, in_force)
         except (RedisError, OSError) as error:
             logger.error(
-                "Configuration version %s is saved, but Redis could not be told of it: other processes follow within"
+                "Configuration version %s is saved, but could not be published to Redis: other processes read it within"
                 " RELOAD_INTERVAL (%s s). %s",
                 version,
                 conf.RELOAD_INTERVAL,
@@ -134,69 +134,69 @@ class _Publisher:
             )
 
 
-def _overtake(using: str, in_force: int) -> None:
-    """Lift the version above what Redis has: the database was restored, or emptied, and made anew."""
+def _raise_above(using: str, in_force: int) -> None:
+    """Raise the version above that of Redis, which is newer if the database was restored or created anew."""
     logger.warning(
-        "Redis asked for configuration version %s, which the database %r has not reached: it is lifted above that, and"
-        " every process reads everything again",
+        "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
+        " it, and every process reads everything again",
         in_force,
         using,
     )
     with transaction.atomic(using=using):
-        ConfigVersion.lift(using, in_force)
+        ConfigVersion.raise_to(using, in_force)
         with editing(using) as edit:
-            ConfigVersion.forget_deltas(using, edit.version)
-    overtaken.send(ConfigVersion)
+            ConfigVersion.require_full_read(using, edit.version)
+    raised_above_redis.send(ConfigVersion)
 
 
 def publish_on_commit(using: str) -> None:
-    """Publish the version that the transaction commits."""
+    """Publish the version once the transaction is committed."""
     pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
-    # For every edit, since a savepoint that is rolled back takes its hooks along.
+    # Registered again by every edit, since a rollback to a savepoint removes the callbacks registered after it.
     transaction.on_commit(publisher, using=using)
 
 
 def _advance(using: str) -> Edit:
     rows = ConfigVersion.objects.using(using)
     if not rows.filter(pk=_ROW).update(version=F("version") + 1):
-        ConfigVersion.lift(using, 0)
+        ConfigVersion.raise_to(using, 0)
         rows.filter(pk=_ROW).update(version=F("version") + 1)
     publish_on_commit(using)
     tests.note_edit(using)
     return Edit(using, ConfigVersion.read(using)[0], time.time_ns() // 1000)
 
 
-_under_way: ContextVar[Edit | None] = ContextVar("ratelimits_edit", default=None)
+_current_edit: ContextVar[Edit | None] = ContextVar("ratelimits_edit", default=None)
 
 
 @contextmanager
 def editing(using: str) -> Iterator[Edit]:
-    """A transaction whose writes to versioned rows are one edit, of one version; nested: of the outer."""
-    edit = _under_way.get()
+    """Open a transaction in which all writes to versioned rows are one edit; a nested call joins the outer edit."""
+    edit = _current_edit.get()
     with transaction.atomic(using=using):
         if edit is not None and edit.using == using:
             yield edit
             return
         edit = _advance(using)
-        token = _under_way.set(edit)
+        token = _current_edit.set(edit)
         try:
             yield edit
         finally:
-            _under_way.reset(token)
+            _current_edit.reset(token)
 
 
 M = TypeVar("M", bound="Versioned")
 
 
 class VersionedQuerySet(models.QuerySet[M]):
-    """Bulk writes that are versioned, published and kept in the history like single ones."""
+    """Bulk writes that are versioned, published and recorded in the history as writes of single rows are."""
 
     def _rows(self, pks: Collection[Any]) -> list[M]:
         return list(self.model._base_manager.using(self.db).in_bulk(list(pks)).values())
 
     def _editing(self) -> AbstractContextManager[Edit]:
-        # Said before `self.db` is asked, or a router would name the database to read from.
+        # Set before `self.db` is read: otherwise a router would name the database to read from.
         self._for_write = True
         return editing(self.db)
 
@@ -214,10 +214,10 @@ class VersionedQuerySet(models.QuerySet[M]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        # Asked by value: abulk_create() names every option.
+        # The values are tested, not the names: abulk_create() passes every option.
         if any(args[1:]) or any(value for name, value in kwargs.items() if name != "batch_size"):
             raise ValueError(
-                "bulk_create of configuration takes no conflict options: history could not say what changed"
+                "bulk_create of configuration takes no conflict options: the history could not record what changed"
             )
         with self._editing() as edit:
             rows = list(objs)
@@ -234,10 +234,10 @@ class VersionedQuerySet(models.QuerySet[M]):
             before = self._rows([row.pk for row in rows])
             for row in rows:
                 row.stamp(edit)
-            written = {*fields, "version", "since", *self.model.derived_fields}
-            # Not through super(): Django's bulk_update calls update(), which here is an edit of its own.
+            all_fields = {*fields, "version", "since", *self.model.derived_fields}
+            # Not through super(): Django's bulk_update calls update(), which would be another edit.
             plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
-            changed = plain.bulk_update(rows, written, batch_size)
+            changed = plain.bulk_update(rows, all_fields, batch_size)
             bury_former(before, rows, edit)
             after = self._rows([row.pk for row in rows])
             edited.send(self.model, before=before, after=after, edit=edit)
@@ -256,16 +256,16 @@ VersionedManager = models.Manager.from_queryset(VersionedQuerySet)
 
 
 class Versioned(models.Model):
-    """A row of the configuration; `version` and `since` are those of its last edit."""
+    """A row of the configuration; `version` and `since` are those of the last edit of the row."""
 
     version = models.BigIntegerField(_("version"), default=0, editable=False, db_index=True)
     since = models.BigIntegerField(_("since"), default=0, editable=False)
 
     objects = VersionedManager()
 
-    #: Fields that say what a row is about; when one changes, a tombstone tells what it was about before.
-    about: ClassVar[tuple[str, ...]] = ()
-    #: Columns that `stamp` computes from others.
+    #: Fields that say which key, rule or plan a row concerns. When one changes, a tombstone records the values before.
+    subject_fields: ClassVar[tuple[str, ...]] = ()
+    #: Columns that `stamp` computes from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
 
     class Meta:
@@ -281,7 +281,7 @@ class Versioned(models.Model):
     ) -> None:
         using = using or router.db_for_write(type(self), instance=self)
         with editing(using) as edit:
-            if self.about:
+            if self.subject_fields:
                 rows = type(self)._base_manager.using(using)
                 before = [] if self.pk is None else list(rows.filter(pk=self.pk))
                 bury_former(before, [self], edit)
@@ -297,25 +297,25 @@ class Versioned(models.Model):
             return super().delete(using=using, keep_parents=keep_parents)
 
     def stamp(self, edit: Edit) -> None:
-        """Take over the version of an edit, and the columns that follow from others."""
+        """Set the row's version to that of an edit, and compute the derived columns."""
         self.version = edit.version
         self.since = edit.since
-        for name, value in self.derive({name: getattr(self, name) for name in self.about}).items():
+        for name, value in self.derive({name: getattr(self, name) for name in self.subject_fields}).items():
             setattr(self, name, value)
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that follow from other columns' new values."""
+        """Return the derived columns that follow from the new values of other columns."""
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        """What is left when this row goes away."""
+        """Return the tombstone that an edit adds when this row is deleted or its subject changes."""
         return Tombstone(kind=str(self._meta.model_name), row=self.pk, version=edit.version, since=edit.since)
 
     @classmethod
     def as_of(cls, pk: int, version: int) -> Self:
-        """The row as it was at a configuration version; DoesNotExist before it was made and once deleted."""
-        # Not from a replica, which may not have heard of that version yet.
+        """Return the row as it was at a configuration version. Raises DoesNotExist if it did not exist then."""
+        # Not read from a replica, which may not have that version yet.
         history: Any = cls.history.using(router.db_for_write(cls))  # type: ignore[attr-defined]
         records = history.filter(id=pk, version__lte=version)
         newest = records.order_by("-version", "-history_id").first()
@@ -326,12 +326,12 @@ class Versioned(models.Model):
 
 
 def bury_former(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
-    """Tombstones for the rows that are about something else after an edit."""
+    """Write tombstones for the rows whose subject an edit changes."""
     now = {row.pk: row for row in after}
     graves = [
         row.tombstone(edit)
         for row in before
-        if row.pk in now and any(getattr(row, name) != getattr(now[row.pk], name) for name in row.about)
+        if row.pk in now and any(getattr(row, name) != getattr(now[row.pk], name) for name in row.subject_fields)
     ]
     if graves:
         Tombstone.objects.using(edit.using).bulk_create(graves)
@@ -339,7 +339,7 @@ def bury_former(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
 
 @receiver(pre_delete, dispatch_uid="ratelimits.bury")
 def _bury(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Every deletion, cascades included, leaves a tombstone."""
+    """Write a tombstone for every deleted row, cascades included."""
     if isinstance(instance, Versioned):
         with editing(using) as edit:
             stored = type(instance)._base_manager.using(using).filter(pk=instance.pk).first() or instance

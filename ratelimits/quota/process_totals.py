@@ -186,7 +186,7 @@ def _rename() -> None:
 
 def _start() -> None:
     # In tests it would write into a database that is emptied meanwhile or, as the process ends, into the project's own.
-    if _write is not None and conf.WITNESS_INTERVAL > 0 and not tests.met:
+    if _write is not None and conf.WITNESS_INTERVAL > 0 and not tests.possible:
         _background.start()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from django.core.signals import setting_changed
 from django.db.models.signals import post_migrate
 
-from ratelimits.models.versions import overtaken
+from ratelimits.models.versions import raised_above_redis
 from ratelimits.rules.loader import Loader, RulesUnavailable
 from ratelimits.rules.selection import AppliedRule, Selection, UnreadableRule
 from ratelimits.rules.snapshot import Billing, Snapshot
@@ -66,5 +66,5 @@ def _forget_settings(setting: str, **kwargs: object) -> None:
 
 
 post_migrate.connect(_forget_after_migrate, dispatch_uid="ratelimits.rules.forget")
-overtaken.connect(_forget_version, dispatch_uid="ratelimits.rules.overtaken")
+raised_above_redis.connect(_forget_version, dispatch_uid="ratelimits.rules.raised_above_redis")
 setting_changed.connect(_forget_settings, dispatch_uid="ratelimits.rules.settings")

@@ -67,7 +67,7 @@ class Loader:
 
         With rules held this only looks at the clock. After RELOAD_INTERVAL they are read again in the background.
         """
-        if tests.met:
+        if tests.possible:
             self._follow_test()
         held, now = self._held, self._clock()
         if held is None:
@@ -78,7 +78,7 @@ class Loader:
 
     async def acurrent(self) -> Snapshot:
         """Like `current`, without blocking the event loop."""
-        if tests.met:
+        if tests.possible:
             self._follow_test()
         if self._held is None:
             return await self._await(self._submit(self._load, 0))
@@ -107,7 +107,7 @@ class Loader:
 
     def _follow_test(self) -> None:
         """In a test's transaction forget what was read in another's, or before an edit."""
-        if tests.news(conf.DATABASE):
+        if tests.take_change(conf.DATABASE):
             self.forget()
 
     def _renew(self, held: Snapshot, now: int) -> Snapshot:

@@ -13,7 +13,7 @@ from django.db.models import F, Max, Q, Sum
 
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
-from ratelimits.models.kept import ends_of
+from ratelimits.models.kept import period_ends
 from ratelimits.usage import crash
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
@@ -73,7 +73,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
     used: dict[tuple[str, int], int] = {}
     for row in totals:
         used[row[:2]] = max(row[-1], used.get(row[:2], 0))
-    ends = ends_of(using, used)
+    ends = period_ends(using, used)
     values = [(*row[:-1], shard, position, ends.get(row[:2])) for row in totals]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

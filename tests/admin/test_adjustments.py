@@ -99,7 +99,9 @@ def test_more_than_all_that_was_used_is_asked_for_once_more(admin_client: Client
 @pytest.mark.parametrize("quantity", ["9223372036854775807", "-1000000000001"])
 def test_more_than_any_usage_can_be_is_refused(admin_client: Client, quantity: str) -> None:
     page = admin_client.post(ADD, typed(quantity=quantity))
-    assert page.context["adminform"].form.errors["quantity"] == ["An adjustment is of at most 1,000,000,000,000 units."]
+    assert page.context["adminform"].form.errors["quantity"] == [
+        "An adjustment can be of at most 1,000,000,000,000 units."
+    ]
 
 
 @pytest.mark.parametrize("day", ["0001-01-01", "0001-02-01", "9999-12-01", "9999-12-31"])

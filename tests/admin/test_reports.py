@@ -166,9 +166,13 @@ def test_a_report_is_adjusted_from_its_page_by_whoever_is_logged_in(
     [
         ({"quantity": "0"}, "quantity", "changes nothing"),
         ({"reason": ""}, "reason", "required"),
-        ({"period_start_0": "2026-11-05"}, "period_start", "the one around it starts at 2026-11-01 00:00:00 UTC"),
+        (
+            {"period_start_0": "2026-11-05"},
+            "period_start",
+            "The period that contains it starts at 2026-11-01 00:00:00 UTC",
+        ),
         ({"period_start_0": ""}, "period_start", "required"),
-        ({"account": "acmee"}, "period_start", "Nothing is known of this account"),
+        ({"account": "acmee"}, "period_start", "This account has no usage in this period"),
         ({"corrects_line_id": "0" * 32}, "corrects_line_id", "No report of this account has this line"),
     ],
 )

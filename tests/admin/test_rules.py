@@ -68,10 +68,14 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
 @pytest.mark.parametrize(
     ("typed", "field", "said"),
     [
-        ({"rate": "0"}, "rate", "rate must be above 0, not 0. Write how many permits come back per period, such as 5."),
-        ({"capacity": "-1"}, "capacity", "Write how many permits can be taken at once, such as 10."),
-        ({"capacity": ""}, "capacity", "Write how many permits can be taken at once, such as 10."),
-        ({"algorithm": "leaky_bucket_queue"}, "max_wait", "Say how many seconds a request may wait, such as 2."),
+        (
+            {"rate": "0"},
+            "rate",
+            "rate must be above 0, not 0. Write how many permits are added again per period, such as 5.",
+        ),
+        ({"capacity": "-1"}, "capacity", "Write the maximum number of permits at once, such as 10."),
+        ({"capacity": ""}, "capacity", "Write the maximum number of permits at once, such as 10."),
+        ({"algorithm": "leaky_bucket_queue"}, "max_wait", "Write how many seconds a request may wait, such as 2."),
         (
             {"algorithm": "calendar_window", "calendar_unit": "day", "timezone": "Mars"},
             "timezone",
@@ -82,7 +86,7 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
         (
             {"allotment": "100"},
             "allotment",
-            "permits come back while a process holds others, and together they would be more than the limit",
+            "permits come back while a process still has others, and together they would exceed the limit",
         ),
         ({"name": "two words"}, "name", "Enter a valid “slug”"),
     ],

@@ -48,7 +48,7 @@ def test_decimals_are_read_as_they_were_written() -> None:
 
 def test_a_rate_of_zero_is_refused() -> None:
     assert errors(unsaved(rate=0))["rate"] == (
-        "rate must be above 0, not 0. Write how many permits come back per period, such as 5."
+        "rate must be above 0, not 0. Write how many permits are added again per period, such as 5."
     )
 
 
@@ -97,7 +97,7 @@ def test_an_algorithm_that_waits_asks_for_the_longest_wait(
     algorithm: str, fields: dict[str, Any], suggestion: str
 ) -> None:
     said = errors(unsaved(algorithm=algorithm, **fields, max_wait=None))
-    assert said == {"max_wait": f"Say how many seconds a request may wait, such as {suggestion}."}
+    assert said == {"max_wait": f"Write how many seconds a request may wait, such as {suggestion}."}
 
 
 def test_what_belongs_to_another_algorithm_is_dropped() -> None:
@@ -125,7 +125,7 @@ def test_a_scope_that_no_request_has_is_refused(scope: str) -> None:
 def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
     rule("monthly", bills=True, key_kind="account")
     assert errors(unsaved("daily", bills=True, key_kind="account")) == {
-        "bills": "“monthly” already bills requests per account here: untick it there first, or here."
+        "bills": "“monthly” already bills requests per account: untick “bills” in one of the two rules."
     }
     rule("tokens", bills=True, key_kind="account", meter="tokens")
     rule("per-user", bills=True, key_kind="user")
@@ -157,7 +157,8 @@ def test_a_plan_takes_over_billing_only_under_the_same_name() -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     rule("monthly", bills=True, key_kind="account")
     assert (
-        "give both the same name" in errors(unsaved("pro-monthly", plan=plan, bills=True, key_kind="account"))["bills"]
+        "give both rules the same name"
+        in errors(unsaved("pro-monthly", plan=plan, bills=True, key_kind="account"))["bills"]
     )
     rule("monthly", plan=plan, bills=True, key_kind="account")
 
@@ -178,7 +179,7 @@ def test_a_name_is_given_once_per_plan() -> None:
 
 def test_names_that_redis_would_confuse_are_refused() -> None:
     rule("plumless")
-    assert "Rename it" in errors(unsaved("buckeroo"))["name"]
+    assert "Choose another name" in errors(unsaved("buckeroo"))["name"]
 
 
 @pytest.mark.parametrize(

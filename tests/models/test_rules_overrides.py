@@ -40,18 +40,18 @@ def test_numbers_or_the_mode_can_differ() -> None:
 
 def test_an_override_that_changes_nothing_is_refused() -> None:
     rule()
-    assert refused() == {"__all__": ["It changes nothing: give a capacity, rate, period or mode."]}
+    assert refused() == {"__all__": ["The override changes nothing: give a capacity, rate, period or mode."]}
 
 
 def test_a_rule_that_is_not_there_is_refused_with_those_that_are() -> None:
     rule("burst")
     rule("monthly", "calendar_window")
-    assert refused(rule="dayly", capacity=1) == {"rule": ["No rule has this name; there are: burst, monthly."]}
+    assert refused(rule="dayly", capacity=1) == {"rule": ["No rule has this name. These rules exist: burst, monthly."]}
 
 
 def test_a_number_that_the_algorithm_has_not_is_refused() -> None:
     rule(algorithm="fixed_window")
-    assert refused(rate=5) == {"rate": ["rate means nothing to burst, a fixed window."]}
+    assert refused(rate=5) == {"rate": ["rate is not a number of burst, a fixed window."]}
 
 
 def test_a_number_that_makes_no_sense_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_a_number_that_makes_no_sense_is_refused() -> None:
 def test_it_must_fit_the_rule_in_every_plan() -> None:
     rule()
     rule("burst", "fixed_window", plan=Plan.objects.create(name="Pro", slug="pro"))
-    assert refused(rate=5) == {"rate": ["rate means nothing to burst (Pro), a fixed window."]}
+    assert refused(rate=5) == {"rate": ["rate is not a number of burst (Pro), a fixed window."]}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_it_must_fit_the_rule_in_every_plan() -> None:
 )
 def test_numbers_of_a_count_that_is_shared_with_others_cannot_differ(counted: str, key: str) -> None:
     rule(key_kind=counted)
-    assert "which others share" in refused(key, capacity=5)["__all__"][0]
+    assert "other keys share the counter" in refused(key, capacity=5)["__all__"][0]
     override(key, mode="off")
 
 
@@ -101,14 +101,14 @@ def test_two_overrides_of_one_key_and_rule_must_not_meet() -> None:
     rule()
     first = override(capacity=5, valid_until=FEBRUARY)
     override(capacity=6, valid_from=FEBRUARY, valid_until=MARCH)
-    meets = {"key": [f"Override {first.pk} holds for the same key and rule at that time: end it first."]}
+    meets = {"key": [f"Override {first.pk} is in force for the same key and rule at that time: end it first."]}
     assert refused(capacity=7, valid_from=JANUARY, valid_until=FEBRUARY) == meets
     assert refused(capacity=7) == meets
     override("user:2", capacity=7)
 
 
 @pytest.mark.parametrize("valid_from", [None, LONG_AGO, timezone.now() + timedelta(hours=1)])
-def test_an_override_that_has_ended_is_in_nobodys_way(valid_from: datetime | None) -> None:
+def test_an_override_that_has_ended_is_ignored(valid_from: datetime | None) -> None:
     rule()
     ended = override(capacity=5, valid_until=AGO)
     override(capacity=6, valid_from=valid_from)
@@ -141,8 +141,8 @@ def test_a_rule_cannot_be_edited_into_what_its_overrides_do_not_fit() -> None:
     assert caught.value.message_dict == {
         "algorithm": [
             (
-                "An override of this rule (rate 50) would no longer fit: "
-                "rate means nothing to burst, a fixed window. Change it first."
+                "An override of this rule (rate 50) would no longer be valid: "
+                "rate is not a number of burst, a fixed window. Change the override first."
             )
         ]
     }
@@ -173,7 +173,7 @@ class TestKeys:
         ],
     )
     def test_several_keys_in_one_field_are_refused(self, typed: str) -> None:
-        with pytest.raises(ValidationError, match=r"These are 2 keys: .* alone, and save a row of its own"):
+        with pytest.raises(ValidationError, match=r"These are 2 keys: .* here, and add a row for each"):
             validate_key(typed)
 
     @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ def test_an_edit_in_a_savepoint_is_published_although_an_earlier_one_was_rolled_
     assert (version(), published(redis_client)) == (1, 1)
 
 
-def test_an_edit_is_saved_although_redis_cannot_be_told(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_edit_is_saved_although_redis_is_away(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.CACHES = {
         **settings.CACHES,
         "ratelimits": {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"},
     }
     rule("a")
     assert Rule.objects.get().version == 1
-    assert "version 1 is saved, but Redis could not be told" in caplog.text
+    assert "version 1 is saved, but could not be published to Redis" in caplog.text
 
 
 def side_by_side(*jobs: Callable[[], None]) -> None:
@@ -289,7 +289,7 @@ class TestHistory:
         ]
 
     def test_conflict_options_of_bulk_create_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="history could not say"):
+        with pytest.raises(ValueError, match="history could not record"):
             Rule.objects.bulk_create([unsaved()], ignore_conflicts=True)
 
     def test_it_says_who_and_when(self) -> None:
@@ -318,7 +318,7 @@ def test_fixtures_take_a_version(tmp_path: Path) -> None:
         ("42", "write its kind"),
         ("user:", "write its kind"),
         ("global:x", "write its kind"),
-        ("ip:localhost", "no address"),
+        ("ip:localhost", "not an address"),
         ("ip:203.0.113.0/24", "one by one"),
         ("ip:2001:db8::1", "write ip:2001:db8::/64"),
     ],

@@ -194,7 +194,7 @@ def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -
     ("fields", "why"),
     [
         ({"pricing": "graduated", "unit_price": None, "tiers": "1000: 0.1"}, "units beyond 1000"),
-        ({"unit_price": None}, "what one unit costs"),
+        ({"unit_price": None}, "the price of one unit is missing"),
         ({"unit_price": "-1"}, "not below 0"),
         ({"flat_fee": "-1"}, "not below 0"),
         ({"pricing": "free"}, "there is no pricing"),

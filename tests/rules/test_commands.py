@@ -192,7 +192,7 @@ class TestRulesAsCode:
             ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
             (
                 {"plans": {"pro": {"prices": {"requests": {"unit_price": "0.10"}}}}},
-                "plan “pro”: price of requests: meter: The plan has no currency: write one on the plan, such as EUR.",
+                "plan “pro”: price of requests: meter: The plan has no currency: set one on the plan, such as EUR.",
             ),
             ({"plans": {"pro": {"currency": "EURO"}}}, "plan “pro”: currency: "),
             (

@@ -27,11 +27,11 @@ class Command(BaseCommand):
         using = conf.DATABASE
         in_force = self._in_force()
         with transaction.atomic(using=using):
-            ConfigVersion.lift(using, in_force)
+            ConfigVersion.raise_to(using, in_force)
             with editing(using) as edit:
                 for line in adopt(edit, "ratelimits_reload"):
                     self.stdout.write(line)
-                ConfigVersion.forget_deltas(using, edit.version)
+                ConfigVersion.require_full_read(using, edit.version)
                 # Nobody starts from a delta now, so that nobody needs what old tombstones say.
                 Tombstone.objects.using(using).filter(since__lt=edit.since - _KEPT).delete()
         self.stdout.write(self.style.SUCCESS(f"Version {edit.version} is in force."))

@@ -1,3 +1,3 @@
-"""Fields that tables have in common, what they may hold, and how people read them."""
+"""Model fields that several tables share, their valid values, and the sentences that describe rules."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lengths of time as people type them, "1 day", "5 min", "1h" or plain seconds, kept as seconds."""
+"""Lengths of time as people type them ("1 day", "5 min", "1h" or plain seconds), stored as seconds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _WRONG = _("“%(text)s” is not a length of time: write seconds, such as 60, o
 
 
 def seconds(text: str) -> Decimal:
-    """Return the seconds that a text says: "90", "1.5 h", "1 day 12 h".
+    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
 
-    Raises ValidationError for any other text: "1 m" may be a minute or a month, and a month has no fixed length.
+    Raises ValidationError for any other text. "1 m" is refused, since it may mean a minute or a month.
     """
     plain = text.strip().lower()
     if _NUMBER.fullmatch(plain):
@@ -43,9 +43,9 @@ def _read(value: Any) -> Any:
 
 
 class SecondsFormField(forms.DecimalField):
-    """Seconds, or a number with its unit.
+    """A form field for seconds, or for a number with its unit.
 
-    A text input: one for numbers drops the letters of "1 day", and sends 1.
+    Its widget is a text input: a number input would drop the letters of "1 day" and send 1.
     """
 
     widget = forms.TextInput
@@ -55,7 +55,7 @@ class SecondsFormField(forms.DecimalField):
 
 
 class SecondsField(models.DecimalField):  # type: ignore[type-arg]
-    """A column of seconds, which takes texts such as "1 day" too."""
+    """A column of seconds, which also accepts texts such as "1 day"."""
 
     def to_python(self, value: Any) -> Any:
         return super().to_python(_read(value))
@@ -64,6 +64,6 @@ class SecondsField(models.DecimalField):  # type: ignore[type-arg]
         return super().formfield(**{"form_class": SecondsFormField, **kwargs})
 
     def deconstruct(self) -> Any:
-        """Say that the column is Django's own: only how it is typed differs."""
+        """Return the deconstruction of Django's own column, since only the typed form differs."""
         name, _path, args, kwargs = super().deconstruct()
         return name, "django.db.models.DecimalField", args, kwargs

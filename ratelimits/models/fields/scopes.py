@@ -8,9 +8,10 @@ SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 
 
 def split_scope(text: str) -> tuple[str, frozenset[str]]:
-    """Return a rule's scope and the methods it names (none: all): "search:POST" is ("search", {"POST"}).
+    """Return a rule's scope and its methods, an empty set for all: "search:POST" is ("search", {"POST"}).
 
-    Of a text that no form would take, return all that it may have meant: each method, or every scope.
+    For an invalid text, return the widest meaning that it may have: all methods, and all scopes if the scope is
+    invalid.
     """
     scope, _colon, methods = text.partition(":")
     if SCOPE.fullmatch(text):

@@ -40,24 +40,24 @@ _UNITS: dict[str, Callable[[], str]] = {
 
 
 def number(value: Decimal | int) -> str:
-    """A number as people write it: no trailing zeros, thousands set apart."""
+    """Return a number as text, without trailing zeros and with commas between thousands."""
     return f"{Decimal(value).normalize():,f}"
 
 
 def span(seconds: Decimal, *, bare: bool = False) -> str:
-    """A length of time, "30 days"; with `bare` a single unit loses its 1, as behind "per"."""
-    for size, one, many in _SPANS:
+    """Return a length of time as text: "30 days". With `bare`, a single unit has no number, as in "per day"."""
+    for size, singular, plural in _SPANS:
         count = seconds / size
         if count == 1 and bare:
-            return one()
-        # Weeks only one at a time: people say 14 days and 30 days.
+            return singular()
+        # Only a single week is called a week: people say 14 days and 30 days.
         if count >= 1 and not count % 1 and (size < 604_800 or count == 1):
-            return many(int(count)) % {"n": number(count)}
-    return many(2) % {"n": number(seconds)}
+            return plural(int(count)) % {"n": number(count)}
+    return plural(2) % {"n": number(seconds)}
 
 
 def amount(value: Decimal | int, unit: str) -> str:
-    """So many of a unit: "1 request", "2 requests"."""
+    """Return a number with its unit as text: "1 request", "2 requests"."""
     if value == 1 and unit.endswith("s") and not unit.endswith("ss"):
         unit = unit[:-1]
     return f"{number(value)} {unit}"
@@ -150,8 +150,8 @@ _SENTENCES: dict[type[Algorithm], Callable[..., list[str]]] = {
     SmoothWarmingUp: _warming,
     Concurrency: _concurrent,
 }
-#: Who a rule counts, by kind of key.
-WHOSE: dict[str, Callable[[], str]] = {
+#: What a rule counts by, for each kind of key.
+COUNTED_PER: dict[str, Callable[[], str]] = {
     "user": lambda: _("per user"),
     "api_key": lambda: _("per API key"),
     "account": lambda: _("per account"),
@@ -162,9 +162,9 @@ WHOSE: dict[str, Callable[[], str]] = {
 
 
 def sentence(algorithm: Algorithm, unit: str, key_kind: str, scope: str = "*", max_wait: Decimal | None = None) -> str:
-    """What a limit says, for people; `unit` is what its meter counts, such as "requests"."""
-    says = [_("nothing passes")] if algorithm.closed else _SENTENCES[type(algorithm)](algorithm, unit, max_wait)
-    parts = [*says, WHOSE[key_kind]()]
+    """Return a limit as a sentence for people; `unit` is what its meter counts, such as "requests"."""
+    limit = [_("nothing passes")] if algorithm.closed else _SENTENCES[type(algorithm)](algorithm, unit, max_wait)
+    parts = [*limit, COUNTED_PER[key_kind]()]
     if scope != "*":
         parts.append(_("on %(scope)s") % {"scope": scope})
     return ", ".join(part for part in parts if part)

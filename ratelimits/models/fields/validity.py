@@ -1,4 +1,4 @@
-"""From when until when a row holds: overrides and memberships."""
+"""The period in which an override or a membership is in force."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ENDS_BEFORE_IT_STARTS = _("This ends before it starts: choose a moment after the
 
 
 def validate_period(valid_from: Any, valid_until: Any) -> None:
-    """ValidationError unless a validity period ends after it starts."""
+    """Raise ValidationError unless a validity period ends after it starts."""
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
         raise ValidationError({"valid_until": ENDS_BEFORE_IT_STARTS})
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:
-    """Return the first of `others` that holds at some moment, from now on, at which `row` holds too.
+    """Return the first of `others` that will be in force, now or later, at the same time as `row`; None if none will.
 
-    What has ended is in nobody's way. The answer stays true while an edit is open (`versions.editing`).
+    Rows that have ended are ignored. Within `versions.editing` no other editor can make the answer wrong.
     """
     now = timezone.now()
     start = max(row.valid_from or now, now)

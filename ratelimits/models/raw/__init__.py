@@ -1,3 +1,3 @@
-"""Rows that were written past the app: adopted into versions and history."""
+"""Rows that were written without the app's models, and how they get their version and history."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Rows that were written past the app (by raw SQL, or by the historical models of a data migration): found by what the
-history does not say, and made an edit like others.
+"""Adoption of rows that were written without the app's models: by raw SQL or by a data migration's historical models.
+
+They are recognised by comparing each row with its newest history record, and get a version and a record as any edit.
 """
 
 from __future__ import annotations
@@ -21,81 +22,87 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Edit, Versioned, editing
 
-#: The reasons that records have which were made for rows that had been written past the app.
+#: Change reasons of history records that were made for such rows.
 ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
-#: In an order in which none refers to a later one.
+#: Sorted so that no model refers to a later one.
 MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride)
 
 
 class Unrecorded(NamedTuple):
-    """Rows of a model beside the newest record of each (None: never recorded), and records of rows that are gone."""
+    """Rows of a model that differ from the history.
+
+    `rows` has each row with its newest record (None if it has no record); `deleted` has the newest records of rows that
+    no longer exist.
+    """
 
     rows: list[tuple[Versioned, Any]]
-    gone: list[Any]
+    deleted: list[Any]
 
 
 def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
-    """Return what the history of a model does not say."""
+    """Return the rows of a model that differ from its history."""
     records: models.QuerySet[Any] = model.history.using(using).order_by()  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id").values("history_id")[:1]
-    alike = Q(history_id=OuterRef("newest"))
+    equal = Q(history_id=OuterRef("newest"))
     for field in model._meta.concrete_fields:
         if field.name in ("version", "since"):
             continue
         same = Q(**{field.attname: OuterRef(field.attname)})
         if field.null:
             same |= Q(**{f"{field.attname}__isnull": True}) & Q(IsNull(OuterRef(field.attname), True))
-        alike &= same
+        equal &= same
     rows = model._base_manager.using(using).annotate(newest=Subquery(newest))
-    rows = rows.filter(Q(version=0) | ~Exists(records.filter(alike).exclude(history_type="-"))).order_by("pk")
-    kept = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
+    rows = rows.filter(Q(version=0) | ~Exists(records.filter(equal).exclude(history_type="-"))).order_by("pk")
+    newest_records = records.in_bulk({row.newest for row in rows} - {None}, field_name="history_id") if rows else {}
     last = records.filter(id=OuterRef("id")).order_by("-version", "-history_id").values("history_id")[:1]
-    gone = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
-    gone = gone.exclude(history_type="-").annotate(last=Subquery(last)).filter(history_id=F("last")).order_by("id")
-    return Unrecorded([(row, kept.get(row.newest)) for row in rows], list(gone))
+    deleted = records.filter(~Exists(model._base_manager.using(using).filter(pk=OuterRef("id"))))
+    deleted = (
+        deleted.exclude(history_type="-").annotate(last=Subquery(last)).filter(history_id=F("last")).order_by("id")
+    )
+    return Unrecorded([(row, newest_records.get(row.newest)) for row in rows], list(deleted))
 
 
 def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
-    """Return the rows of a model of which the history has no record at all."""
+    """Return the rows of a model that have no history record at all."""
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
     return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 
 def adopt(edit: Edit, reason: str) -> list[str]:
-    """Stamp and record what the history does not say, as part of an edit; return a line for each row."""
+    """Give the rows that differ from the history a version and a record, within an edit; return a line for each row."""
     return [line for model in MODELS for line in _adopt(model, edit, reason)]
 
 
 def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
-    said = []
-    found = unrecorded(model, edit.using)
-    for row, before in found.rows:
-        if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.about):
+    lines = []
+    difference = unrecorded(model, edit.using)
+    for row, before in difference.rows:
+        if before is not None and any(getattr(row, name) != getattr(before, name) for name in row.subject_fields):
             before.instance.tombstone(edit).save(using=edit.using)
         row.stamp(edit)
-        written = {name: getattr(row, name) for name in ("version", "since", *row.derived_fields)}
-        model._base_manager.using(edit.using).filter(pk=row.pk).update(**written)
-        made = before is None or before.history_type == "-"
-        record([row], "+" if made else "~", edit.using, reason)
-        said.append(f"changed: {model._meta.verbose_name} {row.pk}: {row}")
-    for before in found.gone:
-        said.append(f"deleted: {model._meta.verbose_name} {before.id}")
+        values = {name: getattr(row, name) for name in ("version", "since", *row.derived_fields)}
+        model._base_manager.using(edit.using).filter(pk=row.pk).update(**values)
+        added = before is None or before.history_type == "-"
+        record([row], "+" if added else "~", edit.using, reason)
+        lines.append(f"changed: {model._meta.verbose_name} {row.pk}: {row}")
+    for before in difference.deleted:
+        lines.append(f"deleted: {model._meta.verbose_name} {before.id}")
         row = before.instance
         row.tombstone(edit).save(using=edit.using)
         row.stamp(edit)
         row._history_date = timezone.now()
         record([row], "-", edit.using, reason)
-    return said
+    return lines
 
 
 def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[Any] = (), **kwargs: Any) -> None:
-    """Bring into force what data migrations wrote: their historical models know no version.
+    """Put the rows of data migrations in force, since historical models write no version.
 
-    Only after migrations, not after a flush, and only where the tables are those of this code.
+    Do nothing after a flush, or if the migrated tables are not those of the present models.
     """
     if using != conf.DATABASE or not plan or apps is None or not all(_current(model, apps) for model in MODELS):
         return
-    if any(rows or gone for rows, gone in (unrecorded(model, using) for model in MODELS)):
+    if any(rows or deleted for rows, deleted in (unrecorded(model, using) for model in MODELS)):
         with editing(using) as edit:
             adopt(edit, "migrate")
 

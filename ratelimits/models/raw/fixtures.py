@@ -1,4 +1,4 @@
-"""Rows that `loaddata`, or whoever else saves what a serializer has read, writes straight into the tables."""
+"""Rows that `loaddata`, or another caller that saves deserialised objects, writes directly to the tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ratelimits.models.versions import (
 )
 
 _REASON = "loaddata"
-#: Of each connection, the records that rows got in its transaction: (model, row) -> version.
+#: For each connection, the versions of the records that its open transaction has added, by model and primary key.
 _recorded: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = WeakKeyDictionary()
 
 
 @receiver(pre_save, dispatch_uid="ratelimits.fixtures.before")
 def _before(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Keep what the row was; what the fixture says of versions is another database's."""
+    """Remember the row as it was, and set its version back: a version in a fixture is that of another database."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -43,7 +43,7 @@ def _before(sender: type[models.Model], instance: models.Model, using: str, **kw
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
 def _after(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Make the row an edit now that it is there: a version that was published earlier would be read without it."""
+    """Record the edit after the row is saved: a version published earlier would be read without the row."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -54,9 +54,9 @@ def _after(sender: type[models.Model], instance: models.Model, using: str, **kwa
         _prefer(instance, using)
 
 
-def _differ(one: models.Model, other: models.Model, *but: str) -> bool:
-    names = {field.attname for field in one._meta.concrete_fields}.difference(but)
-    return any(getattr(one, name) != getattr(other, name) for name in names)
+def _differ(row: models.Model, other: models.Model, *ignored: str) -> bool:
+    names = {field.attname for field in row._meta.concrete_fields}.difference(ignored)
+    return any(getattr(row, name) != getattr(other, name) for name in names)
 
 
 def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
@@ -65,7 +65,7 @@ def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
         before = [] if former is None else [former]
         bury_former(before, [row], edit)
         edited.send(type(row), before=before, after=[row], edit=edit)
-        if _known(row, using):
+        if _is_recorded(row, using):
             return
         record([row], "+" if former is None else "~", using, _REASON)
         connection = connections[using]
@@ -73,8 +73,8 @@ def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
         transaction.on_commit(lambda: _recorded.pop(connection, None), using=using)
 
 
-def _known(row: Versioned, using: str) -> bool:
-    """Return whether the history says this of the row: the fixture may have brought its records first."""
+def _is_recorded(row: Versioned, using: str) -> bool:
+    """Return whether the history already has the row as it is: the fixture may contain the records before the row."""
     records: Any = type(row).history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=row.pk).order_by("-version", "-history_id").first()
     return newest is not None and newest.history_type != "-" and not _differ(row, newest, "version", "since")
@@ -87,14 +87,17 @@ def _stamp(row: Versioned, edit: Edit) -> None:
 
 
 def _prefer(loaded: Any, using: str) -> None:
-    """Prefer a record that the fixture brings over the one that its row just got; the row is newer than it."""
+    """Keep a record that the fixture brings, and delete the one that `_edit` added for its row.
+
+    The row gets a version that is newer than the record's.
+    """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
     version = _recorded.get(connections[using], {}).get((model, loaded.id))
     if version is not None:
         own = history.filter(id=loaded.id, version=version, history_change_reason=_REASON)
         own.exclude(pk=loaded.pk).delete()
     if ConfigVersion.read(using)[0] < loaded.version:
-        ConfigVersion.lift(using, loaded.version)
+        ConfigVersion.raise_to(using, loaded.version)
     row = model._base_manager.using(using).filter(pk=loaded.id, version__lte=loaded.version).first()
     if row is not None:
         with editing(using) as edit:

@@ -1,3 +1,3 @@
-"""What makes no sense in a row, said at the field that is wrong."""
+"""Validation of rules and overrides against other rows, with a message at the field that is wrong."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many rules one request could meet: a decision takes MAX_LIMITS at most."""
+"""The number of rules that can apply to one request, which may not exceed MAX_LIMITS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Crowd(NamedTuple):
-    """The most rules that a request in `scope` could meet."""
+    """The largest number of rules that can apply to one request in `scope`."""
 
     rules: int
     scope: str
@@ -32,10 +32,11 @@ class _Row(NamedTuple):
 
 
 def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
-    """Return what a request could meet of all these rules if that is more than a decision takes, else None.
+    """Return the largest number of these rules that can apply to one request if it exceeds MAX_LIMITS, else None.
 
-    With `edited`, a row that is not saved yet, only of requests that this rule would apply to. A request may be on a
-    key's plan and on an account's: their rules come on top of the default ones, or in their place if they share names.
+    With `edited`, a rule that is not saved yet, look only at requests to which it would apply. A request may be on the
+    plan of a key and on that of an account: rules of plans are added to the default rules, and replace those that have
+    the same names.
     """
     modes = rules.model.Mode
     rules = rules.exclude(mode=modes.OFF)
@@ -43,8 +44,9 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
         if edited.mode == modes.OFF:
             return None
         rules = rules.exclude(pk=edited.pk)
-    found = rules.order_by().values_list("name", "plan", "meter", "mode", "scope")
-    values: list[tuple[str, int | None, str, str, str]] = list(found)
+    values: list[tuple[str, int | None, str, str, str]] = list(
+        rules.order_by().values_list("name", "plan", "meter", "mode", "scope")
+    )
     if edited is not None:
         values.append((edited.name, edited.plan_id, edited.meter, edited.mode, edited.scope))
     rows = [
@@ -54,13 +56,13 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
     own = rows[-1] if edited is not None else None
-    crowds = (_most(rows, scope, method, own) for scope, method in _requests(rows, own))
-    most = max(crowds, default=Crowd(0, "*"))
-    return most if most.rules > MAX_LIMITS else None
+    crowds = (_largest(rows, scope, method, own) for scope, method in _requests(rows, own))
+    largest = max(crowds, default=Crowd(0, "*"))
+    return largest if largest.rules > MAX_LIMITS else None
 
 
 def _requests(rows: list[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
-    """The scopes and methods by which requests differ, "" for a method that no rule names."""
+    """Yield the scopes and methods by which requests differ; "" stands for a method that no rule names."""
     scopes = {row.scope for row in rows} | {"*"}
     if own is not None and own.scope != "*":
         scopes = {own.scope}
@@ -78,31 +80,31 @@ def _applies(row: _Row, scope: str, method: str) -> bool:
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
-def _taken(rows: list[_Row]) -> set[tuple[str, str]]:
-    """Return the scopes and meters in which a rule names HEAD for everyone, so that those of GET leave it out."""
+def _with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
+    """Return the scopes and meters with a rule for everyone that names HEAD: there, rules for GET do not cover HEAD."""
     replaced = {row.name for row in rows if row.plan}
     named = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
     return {(row.scope, row.meter) for row in named if row.name not in replaced}
 
 
-def _most(rows: list[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
+def _largest(rows: list[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
     default: set[str] = set()
     plans: dict[int, set[str]] = {}
-    taken = _taken(rows) if method == "HEAD" else ()
+    with_head_rule = _with_head_rule(rows) if method == "HEAD" else ()
     for row in rows:
         if not _applies(row, scope, method):
             continue
-        if row.methods and method not in row.methods and (row.scope, row.meter) in taken:
+        if row.methods and method not in row.methods and (row.scope, row.meter) in with_head_rule:
             continue
         (plans.setdefault(row.plan, set()) if row.plan else default).add(row.name)
     further = {plan: names - default for plan, names in plans.items()}
     if own is not None and own.plan:
         first = further.get(own.plan, set())
-        most = max((len(first | names) for names in further.values()), default=0)
+        added = max((len(first | names) for names in further.values()), default=0)
     else:
         sizes = sorted(map(len, further.values()), reverse=True)
-        most = sum(sizes[:2])
-        if len(default) + most > MAX_LIMITS and len(sizes) > 1:
-            # Plans mostly have rules of the same names: only then is it worth while to look at each two of them.
-            most = max(len(one | other) for one, other in combinations(further.values(), 2))
-    return Crowd(len(default) + most, scope)
+        added = sum(sizes[:2])
+        if len(default) + added > MAX_LIMITS and len(sizes) > 1:
+            # Plans often have rules of the same names, so each pair is counted, but only if the plain sum is too large.
+            added = max(len(first | second) for first, second in combinations(further.values(), 2))
+    return Crowd(len(default) + added, scope)

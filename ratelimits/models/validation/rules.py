@@ -1,6 +1,6 @@
-"""What makes no sense in a rule or an override, said at the field that is wrong and with what to do about it.
+"""Validation of a rule or an override: each message is at the field that is wrong and says what to write instead.
 
-Rule.clean() and KeyOverride.clean() come here; the admin and rules as code both go through them.
+Rule.clean() and KeyOverride.clean() call these functions, so they hold in the admin and for rules as code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.rule_fields import PARAMETERS, WAITS, required_fields
-from ratelimits.models.fields.sentences import WHOSE, number
+from ratelimits.models.fields.sentences import COUNTED_PER, number
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.validation.crowding import too_many
@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 Errors = dict[str, list[Any]]
 
 _ADVICE = {
-    "rate": _("Write how many permits come back per period, such as 5."),
-    "capacity": _("Write how many permits can be taken at once, such as 10. At 0 nothing passes."),
-    "period": _("Write it in seconds, such as 60, or with its unit, such as 5 min, 1 h or 1 day."),
+    "rate": _("Write how many permits are added again per period, such as 5."),
+    "capacity": _("Write the maximum number of permits at once, such as 10. With 0 every request is refused."),
+    "period": _("Write seconds, such as 60, or a number with its unit, such as 5 min, 1 h or 1 day."),
     "calendar_unit": _("Choose hour, day, week, month or year."),
 }
 
 
 def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
-    """Raise ValidationError, with all that is wrong, unless the rule makes sense and gets along with all others."""
-    errors = _parameters(rule) or _overrides_of(rule, overrides)
-    errors |= _name(rule, rules) | _billing(rule, rules) | _allotment(rule) | _crowd(rule, rules)
+    """Raise ValidationError, with a message for each error, unless the rule is valid beside all other rows."""
+    errors = _parameter_errors(rule) or _override_errors(rule, overrides)
+    errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
+    errors |= _allotment_errors(rule) | _crowding_errors(rule, rules)
     if errors:
         raise ValidationError(errors)
 
 
-def _parameters(rule: Rule) -> Errors:
-    """What is wrong with the algorithm's own fields; defaults are filled in where nothing was said."""
+def _parameter_errors(rule: Rule) -> Errors:
+    """Return the errors in the algorithm's parameters; if there are none, fill in defaults for empty ones."""
     missing = [name for name in required_fields(rule.algorithm) if getattr(rule, name) in (None, "")]
     if missing:
         return {name: [_ADVICE[name]] for name in missing}
@@ -60,15 +61,15 @@ def _parameters(rule: Rule) -> Errors:
             setattr(rule, name, getattr(algorithm, name) or PARAMETERS[name])
     if rule.algorithm in WAITS and rule.max_wait is None:
         suggestion = f"{suggested_max_wait(rule):f}"
-        message = _("Say how many seconds a request may wait, such as %(suggestion)s.")
+        message = _("Write how many seconds a request may wait, such as %(suggestion)s.")
         return {"max_wait": [message % {"suggestion": suggestion}]}
     if rule.max_wait is not None and rule.max_wait < 0:
-        return {"max_wait": [_("Write 0 to let nobody wait, or a number of seconds.")]}
+        return {"max_wait": [_("Write 0 if no request may wait, or a number of seconds.")]}
     return {}
 
 
 def _not_above_zero(rule: Rule) -> Errors:
-    """Say it of each such number: the engine stops at the first mistake of all."""
+    """Return an error for each number that must be above 0 and is not: the engine reports only the first error."""
     given = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
     return {
         name: [_("%(name)s must be above 0, not %(value)s.") % {"name": name, "value": number(value)}, _ADVICE[name]]
@@ -78,7 +79,7 @@ def _not_above_zero(rule: Rule) -> Errors:
 
 
 def _at_field(message: str) -> Errors:
-    """The engine's messages start with the name of the field, except about what a field names."""
+    """Return an engine's message at its field. Most messages start with the name of the field."""
     first = re.split(r"\W", message, maxsplit=1)[0]
     if message.startswith("unknown time zone"):
         first = "timezone"
@@ -89,7 +90,7 @@ def _at_field(message: str) -> Errors:
 
 
 def suggested_max_wait(rule: Rule) -> Decimal:
-    """The longest wait in seconds that the algorithm itself leads to: for a queue, that of all its places."""
+    """Return the longest wait in seconds that the algorithm's numbers lead to: for a queue, that of a full queue."""
     wait: Decimal | None
     if rule.algorithm == "smooth_bursty":
         wait = rule.max_burst_seconds
@@ -103,8 +104,8 @@ def suggested_max_wait(rule: Rule) -> Decimal:
     return Decimal(1 if wait is None else wait).quantize(Decimal("0.000001"), ROUND_UP).normalize()
 
 
-def _overrides_of(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
-    """An edit must leave the overrides of the rule in force."""
+def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
+    """Return an error if an override of the rule would no longer be valid."""
     if rule._state.adding:
         return {}
     names, rows = overrides.model.NUMBERS, overrides.filter(rule=rule.name).order_by()
@@ -114,66 +115,72 @@ def _overrides_of(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
             rule.with_numbers(changes)
         except ValueError as error:
             shown = ", ".join(f"{name} {number(n)}" for name, n in changes.items())
-            message = _("An override of this rule (%(shown)s) would no longer fit: %(error)s. Change it first.")
+            message = _(
+                "An override of this rule (%(shown)s) would no longer be valid: %(error)s. Change the override first."
+            )
             return {"algorithm": [message % {"shown": shown, "error": error}]}
     return {}
 
 
-def _name(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+def _name_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     others = rules.exclude(name=rule.name).order_by().values_list("name", flat=True).distinct()
-    twin = next((other for other in others if name_id(other) == name_id(rule.name)), None)
-    if twin is None:
+    same_id = next((other for other in others if name_id(other) == name_id(rule.name)), None)
+    if same_id is None:
         return {}
-    message = _("Rename it: “%(name)s” and “%(twin)s” would be kept under the same number in Redis (crc32).")
-    return {"name": [message % {"name": rule.name, "twin": twin}]}
+    message = _("Choose another name: “%(name)s” and “%(other)s” would have the same number in Redis (crc32).")
+    return {"name": [message % {"name": rule.name, "other": same_id}]}
 
 
-def _crowd(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+def _crowding_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     crowd = too_many(rules.using(conf.DATABASE), rule)
     if crowd is None:
         return {}
     message = _(
-        "With this rule a request in scope “%(scope)s” could meet %(count)s rules, and a decision takes at most "
-        "%(most)s: switch others off, delete them, or give them other scopes first."
+        "With this rule, %(count)s rules could apply to a request in scope “%(scope)s”, and at most %(most)s may: "
+        "first switch other rules off, delete them, or give them other scopes."
     )
     return {NON_FIELD_ERRORS: [message % {"scope": crowd.scope, "count": crowd.rules, "most": MAX_LIMITS}]}
 
 
-def _billing(rule: Rule, rules: QuerySet[Rule]) -> Errors:
-    """At most one rule bills for a kind of key and a meter: in a plan, together with the default rules."""
+def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
+    """Return an error if another rule that may apply to the same requests bills the same kind of key and meter."""
     if not rule.bills:
         return {}
     billing = rules.filter(bills=True, key_kind=rule.key_kind, meter=rule.meter)
     billing = billing.exclude(name=rule.name).exclude(pk=rule.pk)
-    twin = billing.filter(plan=rule.plan_id).first()
-    message = _("“%(twin)s” already bills %(meter)s %(whose)s here: untick it there first, or here.")
-    if twin is None:
-        # A plan's rules come on top of the default ones, except those whose names they have.
+    other = billing.filter(plan=rule.plan_id).first()
+    message = _("“%(other)s” already bills %(meter)s %(counted_per)s: untick “bills” in one of the two rules.")
+    if other is None:
+        # A plan's rules are added to the default rules, and replace those that have the same names.
         message = _(
-            "“%(twin)s” bills %(meter)s %(whose)s for the same keys: give both the same name, so that "
-            "the plan's takes the place of the default one, or untick one of them."
+            "“%(other)s” bills %(meter)s %(counted_per)s for the same keys: give both rules the same name, so that the "
+            "plan's rule replaces the default rule, or untick “bills” in one of them."
         )
         if rule.plan_id is not None:
             replaced = rules.filter(plan=rule.plan_id).values("name")
-            twin = billing.filter(plan=None).exclude(name__in=replaced).first()
+            other = billing.filter(plan=None).exclude(name__in=replaced).first()
         else:
             replacing = rules.filter(name=rule.name).exclude(plan=None).values("plan")
-            twin = billing.exclude(plan=None).exclude(plan__in=replacing).first()
-    if twin is None:
+            other = billing.exclude(plan=None).exclude(plan__in=replacing).first()
+    if other is None:
         return {}
-    return {"bills": [message % {"twin": twin, "meter": rule.meter, "whose": WHOSE[rule.key_kind]()}]}
+    shown = {"other": other, "meter": rule.meter, "counted_per": COUNTED_PER[rule.key_kind]()}
+    return {"bills": [message % shown]}
 
 
-def _allotment(rule: Rule) -> Errors:
-    """Permits are taken ahead only where they come back at a moment that is known, and where nobody bills them."""
+def _allotment_errors(rule: Rule) -> Errors:
+    """Return an error if the rule cannot have an allotment: it bills, or its permits come back at unknown moments."""
     if rule.allotment is None:
         return {}
     if rule.bills:
-        message = _("Untick “bills”, or leave this empty: what a process spends by itself is not counted as usage.")
+        message = _(
+            "Untick “bills” or leave this empty: requests that a process decides by itself are not counted as usage."
+        )
     elif rule.algorithm not in ("fixed_window", "calendar_window") or rule.window_start == "first_hit":
         message = _(
-            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window: anywhere else"
-            " permits come back while a process holds others, and together they would be more than the limit."
+            "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window."
+            " With any other"
+            " algorithm, permits come back while a process still has others, and together they would exceed the limit."
         )
     elif rule.allotment < 1:
         message = _("Write 1 or more, or leave it empty.")
@@ -183,31 +190,32 @@ def _allotment(rule: Rule) -> Errors:
 
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
-    """Raise ValidationError if no rule could follow it, it changes nothing, or it meets another one in time."""
+    """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
     changes = override.changes()
     if not changes and not override.mode:
-        raise ValidationError(_("It changes nothing: give a capacity, rate, period or mode."))
+        raise ValidationError(_("The override changes nothing: give a capacity, rate, period or mode."))
     named = list(rules.filter(name=override.rule))
     if not named:
         names = ", ".join(sorted(rules.order_by().values_list("name", flat=True).distinct()[:20]))
-        message = _("No rule has this name; there are: %(names)s.")
+        message = _("No rule has this name. These rules exist: %(names)s.")
         raise ValidationError({"rule": message % {"names": names or "–"}})
     if changes:
         for rule in named:
-            _numbers(override, rule, changes)
-    _overlap(override, overrides)
+            _check_numbers(override, rule, changes)
+    _check_overlap(override, overrides)
 
 
-def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
+def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
     own = COVERS.get(override.key.partition(":")[0])
     if own is None:
-        return  # said by the field itself
+        return  # The field's own validation says so.
     if not COUNTED[rule.key_kind] & own:
         message = _(
-            "%(rule)s counts %(whose)s, which others share with %(key)s: numbers cannot differ for this "
-            "key alone. Override the mode instead, or the numbers of a wider key."
+            "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s: its numbers cannot"
+            " differ for "
+            "this key alone. Override the mode instead, or the numbers of the key that is counted."
         )
-        shown = {"rule": rule, "whose": WHOSE[rule.key_kind](), "key": override.key}
+        shown = {"rule": rule, "counted_per": COUNTED_PER[rule.key_kind](), "key": override.key}
         raise ValidationError(message % shown)
     try:
         rule.with_numbers(changes)
@@ -216,8 +224,8 @@ def _numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None
         raise ValidationError({field: f"{error}."}) from error
 
 
-def _overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
+def _check_overlap(override: KeyOverride, overrides: QuerySet[KeyOverride]) -> None:
     other = overlapping(override, overrides.filter(key=override.key, rule=override.rule))
     if other is not None:
-        message = _("Override %(pk)s holds for the same key and rule at that time: end it first.")
+        message = _("Override %(pk)s is in force for the same key and rule at that time: end it first.")
         raise ValidationError({"key": message % {"pk": other.pk}})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.models import Account
-from ratelimits.models.kept import kept_of
+from ratelimits.models.kept import kept_periods
 
 _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor")
 
@@ -42,7 +42,7 @@ class AccountBook:
     def _read(self, names: Collection[str]) -> None:
         rows = Account.objects.using(self._using).filter(identifier__in=names).values_list(*_COLUMNS)
         self._rows |= {state.name: state for state in (State(*row) for row in rows)}
-        self._kept |= kept_of(self._using, names)
+        self._kept |= kept_periods(self._using, names)
 
     def kept(self, name: str) -> Span | None:
         """Return the billing period that was kept for an account when its terms changed."""

@@ -41,7 +41,7 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
                 f"{kind} {row.pk} is not what its history says: it was written past the app"
                 " (ratelimits_reload makes that an edit)"
             )
-    for record in found.gone:
+    for record in found.deleted:
         yield f"{kind} {record.id} is gone, and its history does not say so (ratelimits_reload makes that an edit)"
     for row in _dated_back(model, using):
         yield f"{kind} {row.pk} says that it holds since before its newest edit"

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Max, Sum
 
 from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
-from ratelimits.models.kept import ends_of
+from ratelimits.models.kept import period_ends
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
 from ratelimits.reports.periods import LONGEST, SECOND, iso
 from ratelimits.reports.verify.report import readable
@@ -193,7 +193,7 @@ class _Account:
         place = self.name, period
         lines = Line.objects.using(self._using).filter(account=self.name, period=period)
         last = lines.aggregate(last=Max("bin"))["last"] or period
-        return {ends_of(self._using, {place: used}).get(place) for used in (period, last)}
+        return {period_ends(self._using, {place: used}).get(place) for used in (period, last)}
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
         sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))

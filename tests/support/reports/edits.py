@@ -15,13 +15,13 @@ from tests.support.usage.traffic import at, use
 
 @contextmanager
 def edit_at(moment: str | int) -> Iterator[None]:
-    """Edits as if they were made then (µs since 1970 UTC, or a text)."""
+    """Make edits as if at this moment (µs since 1970 UTC, or a text)."""
     with versions.editing("default") as edit:
-        token = versions._under_way.set(replace(edit, since=at(moment) if isinstance(moment, str) else moment))
+        token = versions._current_edit.set(replace(edit, since=at(moment) if isinstance(moment, str) else moment))
         try:
             yield
         finally:
-            versions._under_way.reset(token)
+            versions._current_edit.reset(token)
 
 
 def change(moment: str, name: str = "acme", **fields: Any) -> None:
