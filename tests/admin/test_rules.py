@@ -101,7 +101,7 @@ def test_nonsense_is_refused_at_its_field(admin_client: Client, typed: dict[str,
 def test_a_second_billing_rule_is_refused_at_its_field(admin_client: Client) -> None:
     rule("monthly", bills=True, key_kind="api_key")
     found = errors(admin_client.post(RULES + "add/", {**BUCKET, "bills": "on"}))
-    assert "“monthly” already bills requests per API key here" in found["bills"]
+    assert "“monthly” already bills requests per API key" in found["bills"]
 
 
 def test_a_second_rule_of_a_name_is_refused(admin_client: Client) -> None:

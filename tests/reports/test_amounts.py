@@ -195,8 +195,8 @@ def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -
     [
         ({"pricing": "graduated", "unit_price": None, "tiers": "1000: 0.1"}, "units beyond 1000"),
         ({"unit_price": None}, "the price of one unit is missing"),
-        ({"unit_price": "-1"}, "not below 0"),
-        ({"flat_fee": "-1"}, "not below 0"),
+        ({"unit_price": "-1"}, "cannot be below 0"),
+        ({"flat_fee": "-1"}, "cannot be below 0"),
         ({"pricing": "free"}, "there is no pricing"),
     ],
 )

@@ -186,7 +186,7 @@ class TestRulesAsCode:
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
             (
                 {"rules": [{**BURST, "bills": True}, {**BURST, "name": "b", "bills": True}]},
-                "rule “burst”: bills: “b” already bills requests per key here",
+                "rule “burst”: bills: “b” already bills requests per key",
             ),
             ({"plans": {"pro": 5}}, "plan “pro”: write"),
             ({"plans": {"pro": {"includes": {"requests": -1}}}}, "plan “pro”: quantity"),
