@@ -11,11 +11,18 @@ Params = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """What all algorithms share. `code` names it on the wire, `script` the Lua file that holds it."""
+class Algorithm:
+    """The numbers of a limit, and all that differs from one algorithm to the next.
 
+    A new algorithm is a subclass of this, a Lua file and a line in algorithms/limits.py. Nothing else in the app asks
+    which algorithm it has before it: it asks what that one says here.
+    """
+
+    #: Its name in a rule's row and in RULE.json.
     id: ClassVar[str]
+    #: Its number in programs and in states, from 1 to 255. Never give it to another algorithm.
     code: ClassVar[int]
+    #: The file of lua/algorithms that decides it.
     script: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -48,7 +55,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded(Parameters):
+class Bounded(Algorithm):
     """A limit of so many permits; of none, nothing passes."""
 
     capacity: int

@@ -9,12 +9,11 @@ microseconds on the wire.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
-from ratelimits.algorithms.base import Bounded, Params
-from ratelimits.algorithms.parsing import length, micros
+from ratelimits.algorithms.base import Algorithm
+from ratelimits.algorithms.concurrency import Concurrency
 from ratelimits.algorithms.rates import Gcra, LeakyBucket, LeakyBucketQueue, SmoothBursty, SmoothWarmingUp, TokenBucket
 from ratelimits.algorithms.windows import CalendarWindow, FixedWindow, SlidingLog, SlidingWindow
 
@@ -46,53 +45,21 @@ class Mode(IntEnum):
     SHADOW = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Concurrency(Bounded):
-    """At most `capacity` in flight; a lease that is not released ends by itself after `lease_ttl` seconds."""
-
-    id = "concurrency"
-    code = 11
-    script = "concurrency"
-    lease_ttl: Decimal = Decimal(60)
-
-    def _check(self) -> None:
-        Bounded._check(self)
-        self._set("lease_ttl", length("lease_ttl", self.lease_ttl))
-
-    def params(self, now: int) -> Params:
-        return micros(self.lease_ttl), 0, 0, 0, 0, self.capacity
-
-
-Algorithm = (
-    FixedWindow
-    | CalendarWindow
-    | SlidingWindow
-    | SlidingLog
-    | TokenBucket
-    | Gcra
-    | LeakyBucket
-    | LeakyBucketQueue
-    | SmoothBursty
-    | SmoothWarmingUp
-    | Concurrency
+#: Every algorithm: a new one is a line here.
+_REGISTERED: tuple[type[Algorithm], ...] = (
+    FixedWindow,
+    CalendarWindow,
+    SlidingWindow,
+    SlidingLog,
+    TokenBucket,
+    Gcra,
+    LeakyBucket,
+    LeakyBucketQueue,
+    SmoothBursty,
+    SmoothWarmingUp,
+    Concurrency,
 )
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.id: kind
-    for kind in (
-        FixedWindow,
-        CalendarWindow,
-        SlidingWindow,
-        SlidingLog,
-        TokenBucket,
-        Gcra,
-        LeakyBucket,
-        LeakyBucketQueue,
-        SmoothBursty,
-        SmoothWarmingUp,
-        Concurrency,
-    )
-}
-
+ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
 #: What the admin form asks beside the algorithm's own fields; it changes no number of a replay.
 _FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "allotment"}

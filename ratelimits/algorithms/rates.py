@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, lcm
 
-from ratelimits.algorithms.base import Bounded, Parameters, Params
+from ratelimits.algorithms.base import Algorithm, Bounded, Params
 from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
 
 
@@ -25,7 +25,7 @@ def _split(interval: Fraction) -> tuple[int, int, int]:
     return *divmod(interval.numerator, interval.denominator), interval.denominator
 
 
-class _Paced(Parameters):
+class _Paced(Algorithm):
     """Limits of `rate` permits per `period`; the fields are those of the dataclasses that are paced."""
 
     __slots__ = ()

@@ -1,0 +1,26 @@
+"""The algorithm that counts what is under way: each request holds a lease until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.parsing import length, micros
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency(Bounded):
+    """At most `capacity` in flight; a lease that is not released ends by itself after `lease_ttl` seconds."""
+
+    id = "concurrency"
+    code = 11
+    script = "concurrency"
+    lease_ttl: Decimal = Decimal(60)
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._set("lease_ttl", length("lease_ttl", self.lease_ttl))
+
+    def params(self, now: int) -> Params:
+        return micros(self.lease_ttl), 0, 0, 0, 0, self.capacity
