@@ -23,7 +23,7 @@ from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS
+from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.fields.sentences import number
 from ratelimits.models.overrides import readable_rules
 
@@ -31,7 +31,7 @@ _NOT_IN_FORCE = _("not in force: %(error)s")
 
 
 def _fields_by_algorithm() -> dict[str, list[str]]:
-    return {name: [*fields_of(name), *(["max_wait"] if name in LENDS else [])] for name in ALGORITHMS}
+    return {name: [*fields_of(name), *(["max_wait"] if kind.may_wait else [])] for name, kind in ALGORITHMS.items()}
 
 
 def _trim(form: forms.ModelForm[Any]) -> None:

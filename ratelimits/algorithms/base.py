@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar
 
 from ratelimits.algorithms.parsing import whole
@@ -24,6 +25,10 @@ class Algorithm:
     code: ClassVar[int]
     #: The file of lua/algorithms that decides it.
     script: ClassVar[str]
+    #: Whether it can let a request pass after a wait: such a rule has a max_wait.
+    may_wait: ClassVar[bool] = False
+    #: Whether it is of no use without: the rule's max_wait must be given.
+    needs_max_wait: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._check()
@@ -48,6 +53,11 @@ class Algorithm:
     def quota(self) -> tuple[int, int | None]:
         """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
         raise NotImplementedError
+
+    @property
+    def suggested_max_wait(self) -> Decimal | None:
+        """The longest wait in seconds that its numbers lead to; None if they lead to none."""
+        return None
 
     def params(self, now: int) -> Params:
         """The numbers handed to the script, at most eight; only calendars look at `now` (µs since 1970 UTC)."""

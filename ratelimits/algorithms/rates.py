@@ -76,6 +76,7 @@ class TokenBucket(_Level):
 
     id = "token_bucket"
     code = 1
+    may_wait = True
     initial: int | str = "full"
 
     def _check(self) -> None:
@@ -102,6 +103,7 @@ class Gcra(_Level):
 
     id = "gcra"
     code = 2
+    may_wait = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class LeakyBucketQueue(_Level):
 
     id = "leaky_bucket_queue"
     code = 4
+    may_wait = True
+    needs_max_wait = True
     delay_after: int = 0
 
     def _check(self) -> None:
@@ -133,6 +137,10 @@ class LeakyBucketQueue(_Level):
     def _room(self) -> int:
         """Permits that are accepted at once: one proceeds while the others wait."""
         return self.capacity + 1 if self.capacity else 0
+
+    @property
+    def suggested_max_wait(self) -> Decimal:
+        return self.capacity * self.period / self.rate
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -148,6 +156,8 @@ class _Smooth(_Paced):
     period: Decimal
 
     script = "smooth"
+    may_wait = True
+    needs_max_wait = True
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -179,6 +189,10 @@ class SmoothBursty(_Smooth):
         self._set("max_burst_seconds", exact("max_burst_seconds", self.max_burst_seconds))
         self._check_stored("max_burst_seconds", Fraction(micros(self.max_burst_seconds)))
 
+    @property
+    def suggested_max_wait(self) -> Decimal:
+        return self.max_burst_seconds
+
     def params(self, now: int) -> Params:
         return *_split(self.interval), micros(self.max_burst_seconds)
 
@@ -203,6 +217,10 @@ class SmoothWarmingUp(_Smooth):
             raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
         if self.params(0)[3] * (self.interval.denominator) > HORIZON:
             raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
+
+    @property
+    def suggested_max_wait(self) -> Decimal:
+        return self.warm_up
 
     def params(self, now: int) -> Params:
         """q, r, n of the interval, then what brings its fractions to the common denominator of all warm-up times."""

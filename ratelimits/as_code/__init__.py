@@ -14,7 +14,7 @@ from django.db import transaction
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.as_code.types import as_json, decoded, is_text, plan_problems, printable, rule_problems
 from ratelimits.models.accounts import Plan, PlanInclusion
-from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS
+from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
@@ -158,7 +158,7 @@ def _rule_problems(entry: Any) -> Iterator[str]:
         yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
         return
     known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
-    if algorithm not in LENDS:
+    if not ALGORITHMS[algorithm].may_wait:
         known.discard("max_wait")
     takes = ", ".join(fields_of(algorithm))
     for field in sorted(entry.keys() - known):

@@ -17,7 +17,7 @@ from ratelimits.algorithms.limits import ALGORITHMS, Algorithm, algorithm_from_j
 from ratelimits.conf import conf
 from ratelimits.models.accounts import Plan
 from ratelimits.models.fields import sentences
-from ratelimits.models.fields.rule_fields import LENDS, PARAMETERS, WAITS, decimal_field, required_fields, seconds_field
+from ratelimits.models.fields.rule_fields import PARAMETERS, decimal_field, required_fields, seconds_field
 from ratelimits.models.fields.scopes import SCOPE
 from ratelimits.models.history import History
 from ratelimits.models.keys import KeyKind
@@ -28,11 +28,11 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 def _complete() -> Q:
     """Return the condition that a row has all fields that its algorithm requires."""
     condition = Q()
-    for algorithm in ALGORITHMS:
+    for algorithm, kind in ALGORITHMS.items():
         given = Q(algorithm=algorithm)
         for name in required_fields(algorithm):
             given &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
-        if algorithm in WAITS:
+        if kind.needs_max_wait:
             given &= Q(max_wait__isnull=False)
         condition |= given
     return condition
@@ -330,7 +330,7 @@ class Rule(Versioned):
         for name, empty in PARAMETERS.items():
             if name not in known:
                 setattr(self, name, empty)
-        if self.algorithm not in LENDS:
+        if not ALGORITHMS[self.algorithm].may_wait:
             self.max_wait = None
         # Looked up by name, since the module of overrides imports this one.
         overrides: Any = self._meta.apps.get_model("ratelimits", "KeyOverride")

@@ -30,12 +30,6 @@ PARAMETERS: dict[str, Any] = {
     "lease_ttl": None,
 }
 
-#: Algorithms that answer when to proceed: a rule of theirs must say how long a request may wait.
-WAITS = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
-
-#: Algorithms that let a request wait at all.
-LENDS = (*WAITS, "token_bucket", "gcra")
-
 
 def required_fields(algorithm: str) -> tuple[str, ...]:
     """The fields that an algorithm cannot do without."""

@@ -16,7 +16,7 @@ from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
-from ratelimits.models.fields.rule_fields import PARAMETERS, WAITS, required_fields
+from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
 from ratelimits.models.fields.sentences import COUNTED_PER, number
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
@@ -59,8 +59,9 @@ def _parameter_errors(rule: Rule) -> Errors:
     for name in fields_of(rule.algorithm):
         if getattr(rule, name) in (None, ""):
             setattr(rule, name, getattr(algorithm, name) or PARAMETERS[name])
-    if rule.algorithm in WAITS and rule.max_wait is None:
-        suggestion = f"{suggested_max_wait(rule):f}"
+    if algorithm.needs_max_wait and rule.max_wait is None:
+        wait = Decimal(1) if algorithm.suggested_max_wait is None else algorithm.suggested_max_wait
+        suggestion = f"{wait.quantize(Decimal('0.000001'), ROUND_UP).normalize():f}"
         message = _("Write how many seconds a request may wait, such as %(suggestion)s.")
         return {"max_wait": [message % {"suggestion": suggestion}]}
     if rule.max_wait is not None and rule.max_wait < 0:
@@ -87,21 +88,6 @@ def _at_field(message: str) -> Errors:
         first = "calendar_unit"
     field = first if first in PARAMETERS else "algorithm"
     return {field: [f"{message}.", *([_ADVICE[field]] if field in _ADVICE else [])]}
-
-
-def suggested_max_wait(rule: Rule) -> Decimal:
-    """Return the longest wait in seconds that the algorithm's numbers lead to: for a queue, that of a full queue."""
-    wait: Decimal | None
-    if rule.algorithm == "smooth_bursty":
-        wait = rule.max_burst_seconds
-    elif rule.algorithm == "smooth_warming_up":
-        wait = rule.warm_up
-    else:
-        assert rule.capacity is not None
-        assert rule.period is not None
-        assert rule.rate is not None
-        wait = rule.capacity * rule.period / rule.rate
-    return Decimal(1 if wait is None else wait).quantize(Decimal("0.000001"), ROUND_UP).normalize()
 
 
 def _override_errors(rule: Rule, overrides: QuerySet[KeyOverride]) -> Errors:
