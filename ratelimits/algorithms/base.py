@@ -25,6 +25,10 @@ class Algorithm:
     code: ClassVar[int]
     #: The file of lua/algorithms that decides it.
     script: ClassVar[str]
+    #: Whether a request holds a lease, which ends with it.
+    leases: ClassVar[bool] = False
+    #: Whether a refusal stands until the moment that it names, so that a process may repeat it from memory.
+    refusals_stand: ClassVar[bool] = True
     #: Whether it can let a request pass after a wait: such a rule has a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether it is of no use without: the rule's max_wait must be given.

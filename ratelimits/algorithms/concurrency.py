@@ -16,6 +16,9 @@ class Concurrency(Bounded):
     id = "concurrency"
     code = 11
     script = "concurrency"
+    leases = True
+    #: Any lease may be released before it ends.
+    refusals_stand = False
     lease_ttl: Decimal = Decimal(60)
 
     def _check(self) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ratelimits.algorithms.limits import Concurrency
 from ratelimits.background import Background
 from ratelimits.engine.call import Usage, home, nonce
 from ratelimits.engine.counting import Count, Counted
@@ -86,7 +85,7 @@ class DenyCache:
         number = decision.binding
         if seconds <= 0 or number is None:
             return
-        if isinstance(decision.program.terms[number].algorithm, Concurrency):
+        if not decision.program.terms[number].algorithm.refusals_stand:
             return
         now, retry_after = self.clock(), decision.retry_after
         until = now + (seconds if retry_after is None else min(retry_after, seconds))

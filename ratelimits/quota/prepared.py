@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ratelimits.algorithms.limits import Concurrency
 from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.conf import conf
 from ratelimits.engine import Meter, Mode, Usage
@@ -83,7 +82,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     )
     shown = [headers.policy(rule.name, rule.algorithm) for rule in applied if rule.mode is Mode.ENFORCE]
     waits = any(rule.max_wait > 0 for rule in applied)
-    leases = any(isinstance(rule.algorithm, Concurrency) for rule in applied)
+    leases = any(rule.algorithm.leases for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
     prefetch = min((rule.allotment if _may_prefetch(rule) else 0 for rule in applied), default=0)
     unreadable = tuple(rule for rule in selection.unreadable if rule.meter in meters)

@@ -52,7 +52,7 @@ class Asking:
         self.program = program
         self._keyspace = keyspace
         self._forms: dict[Op, _Form] = {}
-        self._leases = any(term.algorithm.id == "concurrency" for term in program.terms)
+        self._leases = any(term.algorithm.leases for term in program.terms)
 
     def question(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> Question:
         """One command. `now` in µs, and `timeout`, -1: any; the lease "" is a name like others."""
