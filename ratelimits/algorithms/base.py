@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
@@ -29,6 +30,10 @@ class Algorithm:
     leases: ClassVar[bool] = False
     #: Whether a refusal stands until the moment that it names, so that a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
+    #: Whether its permits can be taken ahead: always ({}), never (None), or where fields have one of these values. They
+    #: must come back all at once, at a moment that a decision tells. Anywhere else permits come back while a process
+    #: still holds others, and the two together would be more than the limit.
+    prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
     #: Whether it can let a request pass after a wait: such a rule has a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether it is of no use without: the rule's max_wait must be given.
@@ -57,6 +62,12 @@ class Algorithm:
     def quota(self) -> tuple[int, int | None]:
         """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
         raise NotImplementedError
+
+    @property
+    def may_prefetch(self) -> bool:
+        """Whether permits of this limit can be taken ahead."""
+        where = self.prefetch_where
+        return where is not None and all(getattr(self, name) in values for name, values in where.items())
 
     @property
     def suggested_max_wait(self) -> Decimal | None:

@@ -20,6 +20,7 @@ class FixedWindow(Bounded):
     id = "fixed_window"
     code = 5
     script = "window"
+    prefetch_where = {"window_start": ("epoch",)}
     period: Decimal
     window_start: str = "epoch"
 
@@ -43,6 +44,7 @@ class CalendarWindow(Bounded):
     id = "calendar_window"
     code = 6
     script = "window"
+    prefetch_where = {}
     calendar_unit: str
     timezone: str = "UTC"
     anchor: str | None = None

@@ -38,6 +38,16 @@ def _complete() -> Q:
     return condition
 
 
+def _prefetchable() -> Q:
+    """The condition that permits of a row's limit can be taken ahead; a field left empty has its default."""
+    condition = Q()
+    for algorithm, kind in sorted(ALGORITHMS.items()):
+        if kind.prefetch_where is not None:
+            where = {f"{name}__in": ["", *values] for name, values in kind.prefetch_where.items()}
+            condition |= Q(algorithm=algorithm, **where)
+    return condition
+
+
 def _constraint(name: str, condition: Q, message: Any) -> models.CheckConstraint:
     """Return a constraint on rules; `message` tells people what to write instead."""
     return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=message)
@@ -254,9 +264,7 @@ class Rule(Versioned):
             _constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
             _constraint(
                 "allotment",
-                Q(allotment=None)
-                | Q(allotment__gte=1, bills=False)
-                & (Q(algorithm="calendar_window") | Q(algorithm="fixed_window", window_start__in=["", "epoch"])),
+                Q(allotment=None) | Q(allotment__gte=1, bills=False) & _prefetchable(),
                 _("Leave the allotment empty, or give 1 or more to a fixed or calendar window that does not bill."),
             ),
             _constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),

@@ -18,7 +18,6 @@ from weakref import WeakSet
 
 from redis.exceptions import ResponseError
 
-from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow
 from ratelimits.background import Background
 from ratelimits.engine.call import Call, Command, Receipt
 from ratelimits.engine.decide import decide_call, receipt_call
@@ -38,13 +37,6 @@ SHARE = 8
 INTERVAL = 1.0
 #: Seconds for which the server remembers that something was given back: nobody tries it again.
 REMEMBERED = 60.0
-
-
-def may_prefetch(algorithm: Algorithm) -> bool:
-    """Whether permits of such a limit can be taken ahead: its windows lie where the clock says."""
-    return isinstance(algorithm, CalendarWindow) or (
-        isinstance(algorithm, FixedWindow) and algorithm.window_start == "epoch"
-    )
 
 
 class Fetch(NamedTuple):

@@ -16,7 +16,7 @@ from ratelimits.engine.publish import publications
 from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota import headers
-from ratelimits.quota.prefetch import Fetch, PrefetchedPermits, may_prefetch
+from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
 #: Maximum number of prepared commands that a process keeps. Beyond it the cache is emptied.
@@ -99,7 +99,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 def _may_prefetch(rule: AppliedRule) -> bool:
     """Whether its permits may be taken ahead; rows that were written without a form may say what makes no sense."""
-    return rule.mode is Mode.ENFORCE and not rule.bills and may_prefetch(rule.algorithm)
+    return rule.mode is Mode.ENFORCE and not rule.bills and rule.algorithm.may_prefetch
 
 
 class PreparedCommand(NamedTuple):

@@ -22,7 +22,6 @@ from ratelimits.quota.prefetch import (
     PrefetchedDecision,
     PrefetchedPermits,
     give_back,
-    may_prefetch,
 )
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
@@ -274,9 +273,9 @@ def test_a_child_of_a_fork_holds_nothing() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_only_windows_that_lie_where_the_clock_says_lend_themselves_to_it(algorithm: str) -> None:
-    assert may_prefetch(limit(algorithm).algorithm) == (algorithm in ("fixed_window", "calendar_window"))
+    assert limit(algorithm).algorithm.may_prefetch == (algorithm in ("fixed_window", "calendar_window"))
     if algorithm == "fixed_window":
-        assert not may_prefetch(limit(algorithm, window_start="first_hit").algorithm)
+        assert not limit(algorithm, window_start="first_hit").algorithm.may_prefetch
 
 
 def test_sizes_are_powers_of_two() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
 
-from ratelimits.algorithms.limits import fields_of
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
@@ -162,7 +162,7 @@ def _allotment_errors(rule: Rule) -> Errors:
         message = _(
             "Untick “bills” or leave this empty: requests that a process decides by itself are not counted as usage."
         )
-    elif rule.algorithm not in ("fixed_window", "calendar_window") or rule.window_start == "first_hit":
+    elif not _may_prefetch(rule):
         message = _(
             "Leave this empty, or choose a fixed window at the clock's full periods or a calendar window."
             " With any other"
@@ -173,6 +173,12 @@ def _allotment_errors(rule: Rule) -> Errors:
     else:
         return {}
     return {"allotment": [message]}
+
+
+def _may_prefetch(rule: Rule) -> bool:
+    """Return whether the algorithm lets permits be taken ahead; a field left empty has its default."""
+    where = ALGORITHMS[rule.algorithm].prefetch_where
+    return where is not None and all(getattr(rule, name) in ("", *values) for name, values in where.items())
 
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
