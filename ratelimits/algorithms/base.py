@@ -70,6 +70,16 @@ class Algorithm:
         return where is not None and all(getattr(self, name) in values for name, values in where.items())
 
     @property
+    def undoable(self) -> bool:
+        """Whether giving permits back leaves the state as it was before they were taken."""
+        return True
+
+    @property
+    def max_cost(self) -> int | None:
+        """The most permits that one request may take, None if that is no fewer than for every limit."""
+        return None
+
+    @property
     def suggested_max_wait(self) -> Decimal | None:
         """The longest wait in seconds that its numbers lead to; None if they lead to none."""
         return None

@@ -168,6 +168,16 @@ class _Smooth(_Paced):
     def shown(self) -> int | float:
         return int(self.rate) if self.rate % 1 == 0 else float(self.rate)
 
+    @property
+    def undoable(self) -> bool:
+        # Stored permits stay spent.
+        return False
+
+    @property
+    def max_cost(self) -> int:
+        """Permits that take longer than 142 years are not lent: that would not stay exact."""
+        return int(HORIZON / self.interval)
+
     def _check_stored(self, field: str, time: Fraction) -> None:
         """What idleness stores, `time` in µs, must be a number of permits and a length that are counted exactly."""
         if time > HORIZON:

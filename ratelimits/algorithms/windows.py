@@ -33,6 +33,11 @@ class FixedWindow(Bounded):
     def quota(self) -> tuple[int, int | None]:
         return self.capacity, micros(self.period)
 
+    @property
+    def undoable(self) -> bool:
+        # A window that the first hit opened stays open.
+        return self.window_start == "epoch"
+
     def params(self, now: int) -> Params:
         return micros(self.period), int(self.window_start == "first_hit"), 0, 0, 0, self.capacity
 

@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ratelimits.algorithms.limits import Algorithm, SmoothBursty, SmoothWarmingUp, algorithm_from_json
+from ratelimits.algorithms.limits import Algorithm, algorithm_from_json
 from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.engine.call import Op
 from ratelimits.engine.program import MAX_LIMITS
@@ -163,8 +163,8 @@ class Reader:
 
     def _bring(self, rules: Rules) -> None:
         self.rules = rules
-        slowest = max((rule.interval for rule in rules if isinstance(rule, SmoothBursty | SmoothWarmingUp)), default=0)
-        self._most = min(MAX_COST, int(HORIZON / slowest)) if slowest else MAX_COST
+        self._most = min((rule.max_cost for rule in rules if rule.max_cost is not None), default=MAX_COST)
+        self._most = min(self._most, MAX_COST)
 
     def line(self, data: Any) -> TraceLine:
         """One line. Raises ValueError that says what to write instead."""

@@ -16,7 +16,6 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ratelimits.algorithms.limits import Mode
-from ratelimits.algorithms.windows import FixedWindow
 from ratelimits.engine.call import Call, Command, Op, Receipt, Usage, clock, home, nonce, shard
 from ratelimits.engine.counting import Count, Counted
 from ratelimits.engine.decision import read
@@ -136,12 +135,8 @@ def _settle(whole: Command) -> Sending:
 
 
 def _leaves_traces(part: ShardPart) -> bool:
-    """Whether what a part takes leaves something behind: stored permits stay spent, a window that a hit opened open."""
-    return any(
-        term.algorithm.script in ("smooth", "smooth_warming_up")
-        or (isinstance(term.algorithm, FixedWindow) and term.algorithm.window_start == "first_hit")
-        for term in part.command.call.program.terms
-    )
+    """Return whether what a part takes leaves something behind when it is given back."""
+    return not all(term.algorithm.undoable for term in part.command.call.program.terms)
 
 
 def _try(whole: Command, name: bytes) -> Sending:
