@@ -8,8 +8,7 @@ from fractions import Fraction
 
 from django.db.models import Min, Sum
 
-from ratelimits.algorithms import calendar
-from ratelimits.algorithms.limits import CalendarWindow
+from ratelimits.algorithms.limits import Algorithm
 from ratelimits.identity import Identity
 from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
@@ -70,12 +69,13 @@ class MonthlyLimits:
         Keys are looked at only when the account as a whole has used `lowest` percent of what one key may.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
-        if row is None or not isinstance(row.algorithm, CalendarWindow):
+        if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
             return
         if row.key_kind == "account":
             yield from self._measure(usage, usage.used, Identity(account=f"account:{usage.account}"), "")
         elif row.key_kind in ("key", "api_key", "user"):
-            least = min(row.algorithm.capacity, self._smallest_override(row.name) or row.algorithm.capacity)
+            capacity, _length = row.algorithm.quota
+            least = min(capacity, self._smallest_override(row.name) or capacity)
             if usage.used * 100 >= least * lowest:
                 for key, used in self._by_key(usage):
                     yield from self._measure(usage, used, _of_key(usage.account, key), key)
@@ -84,11 +84,9 @@ class MonthlyLimits:
         row = self._snapshot.rows.rules[usage.rule]
         applied = self._snapshot.applicable(row.scope, min(row.methods, default=""), identity)
         for rule in applied:
-            window = rule.algorithm
-            if rule.rule != usage.rule or not isinstance(window, CalendarWindow) or window.capacity <= 0:
-                continue
-            if _covers(window, usage.period):
-                yield Measure(Alert.Basis.LIMIT, used, window.capacity, key)
+            capacity, _length = rule.algorithm.quota
+            if rule.rule == usage.rule and capacity > 0 and _covers(rule.algorithm, usage.period):
+                yield Measure(Alert.Basis.LIMIT, used, capacity, key)
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
@@ -109,10 +107,7 @@ def _of_key(account: str, key: str) -> Identity:
     return Identity(user=key, account=owner) if key.startswith("user:") else Identity(api_key=key, account=owner)
 
 
-def _covers(window: CalendarWindow, period: Period) -> bool:
-    """Whether a rule's window is a month that is, but for the time zone, the billing period."""
-    if window.calendar_unit != "month":
-        return False
-    middle = (period.start + period.end) // 2
-    _previous, start, end, _next = calendar.boundaries("month", window.timezone, window.anchor, middle)
-    return abs(start - period.start) <= _APART and abs(end - period.end) <= _APART
+def _covers(algorithm: Algorithm, period: Period) -> bool:
+    """Return whether a rule's limit is one of a month that is, but for the time zone, the billing period."""
+    month = algorithm.month_at((period.start + period.end) // 2)
+    return month is not None and abs(month[0] - period.start) <= _APART and abs(month[1] - period.end) <= _APART

@@ -85,8 +85,16 @@ class Algorithm:
         return None
 
     def params(self, now: int) -> Params:
-        """The numbers handed to the script, at most eight; only calendars look at `now` (µs since 1970 UTC)."""
+        """Return the numbers handed to the script, at most eight, as they are right at `now` (µs since 1970 UTC)."""
         raise NotImplementedError
+
+    def right_at(self, now: int) -> tuple[int, int] | None:
+        """Return from when until when (µs since 1970 UTC) `params` of `now` are right; None: at any time."""
+        return None
+
+    def month_at(self, moment: int) -> tuple[int, int] | None:
+        """Return the calendar month around a moment (µs) that it limits, start and end; None if it limits no months."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,13 @@ class CalendarWindow(Bounded):
     def params(self, now: int) -> Params:
         return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
 
+    def right_at(self, now: int) -> tuple[int, int]:
+        _before, start, end, _after = calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)
+        return start, end
+
+    def month_at(self, moment: int) -> tuple[int, int] | None:
+        return self.right_at(moment) if self.calendar_unit == "month" else None
+
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow(Bounded):

@@ -138,12 +138,9 @@ class Program:
         return self._pack(now), self._pack_fast(now) if self._fast else ()
 
     @cached_property
-    def _calendars(self) -> tuple[CalendarWindow, ...]:
-        return tuple(term.algorithm for term in self.terms if isinstance(term.algorithm, CalendarWindow))
-
-    @cached_property
     def _fixed(self) -> Packed | None:
-        return None if self._calendars else Packed(*self._compile(0), float("-inf"), float("inf"))
+        moving = any(term.algorithm.right_at(0) is not None for term in self.terms)
+        return None if moving else Packed(*self._compile(0), float("-inf"), float("inf"))
 
     def packed(self, now: int) -> Packed:
         """The terms as the scripts read them at `now` (µs since 1970 UTC), and how long that is right."""
@@ -152,8 +149,8 @@ class Program:
             return fixed
         held = self._held
         if held is None or not held.start <= now < held.end:
-            periods = [calendar.params(now) for calendar in self._calendars]
-            start, end = max(period[1] for period in periods), min(period[2] for period in periods)
+            right = [span for span in (term.algorithm.right_at(now) for term in self.terms) if span is not None]
+            start, end = max(start for start, _end in right), min(end for _start, end in right)
             held = Packed(*self._compile(now), start, end)
             # Not part of what a program is: what it was last compiled to.
             object.__setattr__(self, "_held", held)

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from ratelimits.algorithms import calendar
 from ratelimits.algorithms.billing_periods import Span, periods_around
-from ratelimits.algorithms.limits import Algorithm, CalendarWindow, Mode
+from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.versions import KEY_SHARDS
@@ -267,10 +266,10 @@ class Snapshot:
                 pks = ", ".join(str(override.pk) for override in overrides)
                 self.log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
             return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
-        if isinstance(algorithm, CalendarWindow):
-            now = self._clock()
-            unit, timezone, anchor = algorithm.calendar_unit, algorithm.timezone, algorithm.anchor
-            self._seen(now, calendar.boundaries(unit, timezone, anchor, now)[2])
+        now = self._clock()
+        right = algorithm.right_at(now)
+        if right is not None:
+            self._seen(now, right[1])
         return AppliedRule(
             name=row.name,
             key="",
