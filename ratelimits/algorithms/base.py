@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ratelimits.algorithms.parsing import whole
 
 Params = tuple[int, ...]
+
+
+class Storage(NamedTuple):
+    """Where the state of a limit is kept in Redis; engine/keys.py names the keys.
+
+    `packed`: as an entry in the packed string of its key, where all that is of fixed size belongs. `own` is the letter
+    by which its own key is called ("": it has none), `endings` are those of the keys that belong to that one.
+    """
+
+    packed: bool = True
+    own: str = ""
+    endings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,8 @@ class Algorithm:
     code: ClassVar[int]
     #: The file of lua/algorithms that decides it.
     script: ClassVar[str]
+    #: Where its state is kept.
+    storage: ClassVar[Storage] = Storage()
     #: Whether a request holds a lease, which ends with it.
     leases: ClassVar[bool] = False
     #: Whether a refusal stands until the moment that it names, so that a process may repeat it from memory.

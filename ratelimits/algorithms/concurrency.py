@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.base import Bounded, Params, Storage
 from ratelimits.algorithms.parsing import length, micros
 
 
@@ -16,6 +16,7 @@ class Concurrency(Bounded):
     id = "concurrency"
     code = 11
     script = "concurrency"
+    storage = Storage(own="c", endings=(":n", ":x"))
     leases = True
     #: Any lease may be released before it ends.
     refusals_stand = False

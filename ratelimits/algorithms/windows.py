@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.base import Bounded, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 
 # A month and a year have no one length.
@@ -85,6 +85,7 @@ class SlidingWindow(Bounded):
     id = "sliding_window"
     code = 7
     script = "sliding_window"
+    storage = Storage(packed=False, own="w")
     period: Decimal
     sub_windows: int = 10
     weighted: bool = False
@@ -122,6 +123,7 @@ class SlidingLog(Bounded):
     id = "sliding_log"
     code = 8
     script = "sliding_log"
+    storage = Storage(own="l", endings=(":b",))
     period: Decimal
 
     def _check(self) -> None:

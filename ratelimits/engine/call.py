@@ -157,14 +157,18 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
         keyspace.state(shards[number], call.keys[number])
         if name is None
         else keyspace.own(shards[number], name, call.keys[number])
-        for number, name in call.program.states
+        for number, name, _endings in call.program.states
     ]
 
 
 def beside(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     """What the script finds without being told of it, beside its own states."""
-    own = [(number, name) for number, name in call.program.states if name is not None]
-    return [key for number, name in own for key in keyspace.beside(shards[number], name, call.keys[number])]
+    own = [place for place in call.program.states if place[1] is not None]
+    return [
+        keyspace.own(shards[number], str(name), call.keys[number]) + ending
+        for number, name, endings in own
+        for ending in endings
+    ]
 
 
 class Clock:

@@ -77,15 +77,9 @@ def _quote(text: str) -> str:
     return quote(ledger_name(text), safe=":@.-_~")
 
 
-#: What states are called that have a key of their own: sub-windows, logs, and leases.
-_OWN = {"sliding_window": "w", "sliding_log": "l", "concurrency": "c"}
-#: What is behind an own key where one is not enough: a log's older times, and the leases by name and beyond one permit.
-BEHIND = {"w": (), "l": (":b",), "c": (":n", ":x")}
-
-
-def own_name(algorithm: str, name: str) -> str:
-    """What the own state of the limit `name` is called: by its algorithm too, for another's is no such state."""
-    return f"{_OWN[algorithm]}:{name_id(name):x}"
+def own_name(letter: str, name: str) -> str:
+    """Return what the own state of the limit `name` is called: by its algorithm's letter too, since others' differ."""
+    return f"{letter}:{name_id(name):x}"
 
 
 @lru_cache(maxsize=16384)
@@ -139,14 +133,9 @@ class Keyspace:
     def own(self, shard: int, own_name: str, key: str) -> str:
         """The key of a state that is not of fixed size, of the limit with that `own_name`.
 
-        What lies beside it is named by `beside`; no own key ends so.
+        Keys that belong to it end with an ending more, which its algorithm names; no own key ends so.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
-
-    def beside(self, shard: int, own_name: str, key: str) -> tuple[str, ...]:
-        """The keys that belong to an own state, beside its own."""
-        own = self.own(shard, own_name, key)
-        return tuple(own + behind for behind in BEHIND[own_name[0]])
 
     def receipt(self, shard: int, nonce: str) -> str:
         """String: there once the receipt was refunded or settled."""

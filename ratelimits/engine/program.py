@@ -12,9 +12,6 @@ from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
-#: Algorithms whose state has a key of its own, beside the packed one or instead of it.
-_BESIDE = {"sliding_log", "concurrency"}
-_INSTEAD = {"sliding_window"}
 #: Limits that a decision takes at most. The script tells states apart by one byte, and a reply has a length for each.
 MAX_LIMITS = 120
 
@@ -33,6 +30,14 @@ class Term:
     since: int = 0
     #: Longest wait in µs; -1: the request's timeout.
     max_wait: int = -1
+
+
+class StateKey(NamedTuple):
+    """A Redis key of states: the number of a call's key, and of a limit's own key its name and the endings beside it."""
+
+    key: int
+    own: str | None = None
+    endings: tuple[str, ...] = ()
 
 
 class Packed(NamedTuple):
@@ -73,15 +78,14 @@ class Program:
         return scripts.deciding(frozenset(term.algorithm.script for term in self.terms))
 
     @cached_property
-    def states(self) -> tuple[tuple[int, str | None], ...]:
-        """The states' keys, in the order of the script's KEYS: a key's number, and what a limit's own is called."""
-        packed = self._packed_keys
-        own = [(term.key, _own(term)) for term in self.terms if term.algorithm.id in _BESIDE | _INSTEAD]
-        return *((key, None) for key in packed), *own
+    def states(self) -> tuple[StateKey, ...]:
+        """The states' keys, in the order of the script's KEYS, the packed ones first."""
+        own = [StateKey(term.key, _own(term), term.algorithm.storage.endings) for term in self.terms if _own(term)]
+        return *(StateKey(key) for key in self._packed_keys), *own
 
     @cached_property
     def _packed_keys(self) -> list[int]:
-        return sorted({term.key for term in self.terms if term.algorithm.id not in _INSTEAD})
+        return sorted({term.key for term in self.terms if term.algorithm.storage.packed})
 
     @cached_property
     def packed_states(self) -> int:
@@ -89,12 +93,12 @@ class Program:
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
-        numbers = {state: number for number, state in enumerate(self.states, 1)}
+        numbers = {state[:2]: number for number, state in enumerate(self.states, 1)}
         out = []
         for term in self.terms:
             params = term.algorithm.params(now)
-            own = numbers[term.key, _own(term)] if term.algorithm.id in _BESIDE | _INSTEAD else 0
-            state = own if term.algorithm.id in _INSTEAD else numbers[term.key, None]
+            own = numbers[term.key, _own(term)] if _own(term) else 0
+            state = numbers[term.key, None] if term.algorithm.storage.packed else own
             head = name_id(term.name), term.rule, term.version, term.algorithm.code, term.mode, state, own
             out.append(
                 _RECORD.pack(*head, term.slot + 1, *params, *(0,) * (8 - len(params)), term.since, term.max_wait)
@@ -162,8 +166,10 @@ _HEAD, _LEVEL_SIZE, _FRACTION_SIZE, _WINDOW_SIZE = 11, 21, 33, 27
 _FORMATS = {_LEVEL_SIZE: "I7I7I7", _FRACTION_SIZE: "I7I7I4I4I7I4", _WINDOW_SIZE: "i7i7I7I6"}
 
 
-def _own(term: Term) -> str:
-    return own_name(term.algorithm.id, term.name)
+def _own(term: Term) -> str | None:
+    """Return what a limit's own key is called; None if it has none."""
+    letter = term.algorithm.storage.own
+    return own_name(letter, term.name) if letter else None
 
 
 def _size(term: Term) -> int:

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.engine.call import ANY, Call, Command, Op, beside, state_keys
 from ratelimits.engine.decision import Stale
-from ratelimits.engine.keys import BEHIND, Keyspace
+from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
 from ratelimits.engine.resp import bulks
 from ratelimits.engine.scripts import Script
@@ -121,7 +122,7 @@ def replay(server: Server, questions: Sequence[Question]) -> list[Answer]:
 
 def forget(server: Server, keys: Iterable[str]) -> None:
     """Leave nothing behind of these states."""
-    endings = {"", *(ending for endings in BEHIND.values() for ending in endings)}
+    endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings)}
     found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):
         server.wire.client.unlink(*found[start : start + 1000])

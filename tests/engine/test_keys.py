@@ -104,7 +104,7 @@ def test_a_text_in_a_usage_field_holds_no_separator(text: str, part: str) -> Non
 
 def test_a_rules_name_is_its_crc_and_its_own_state_tells_the_algorithm() -> None:
     assert name_id("burst") == crc32(b"burst")
-    names = {own_name(kind, "burst") for kind in ("sliding_window", "sliding_log", "concurrency")}
+    names = {own_name(kind.storage.own, "burst") for kind in ALGORITHMS.values() if kind.storage.own}
     assert names == {f"{letter}:{crc32(b'burst'):x}" for letter in "wlc"}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ratelimits.algorithms.limits import ALGORITHMS, CalendarWindow, Mode
-from ratelimits.engine.program import Program, Term, program
+from ratelimits.engine.program import Program, StateKey, Term, program
 from tests.support.engine.asking import MONTHS, NOW, limit
 
 
@@ -49,8 +49,8 @@ def test_a_decision_takes_so_many_limits() -> None:
 def test_a_key_has_one_packed_state_and_own_ones_where_they_are_needed() -> None:
     one = program(tuple(term(name, name=name, key=number % 2) for number, name in enumerate(ALGORITHMS)))
     packed, own = one.states[: one.packed_states], one.states[one.packed_states :]
-    assert packed == ((0, None), (1, None))
-    assert sorted(name[0] for _key, name in own if name) == ["c", "l", "w"]
+    assert packed == (StateKey(0), StateKey(1))
+    assert sorted(place.own[0] for place in own if place.own) == ["c", "l", "w"]
     assert program((term("sliding_window"),)).packed_states == 0
 
 
