@@ -33,7 +33,7 @@ class Term:
 
 
 class StateKey(NamedTuple):
-    """A Redis key of states: the number of a call's key, and of a limit's own key its name and the endings beside it."""
+    """A Redis key of states: the number of a call's key; of a limit's own key its name, and the endings beside it."""
 
     key: int
     own: str | None = None

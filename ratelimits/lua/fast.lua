@@ -72,7 +72,7 @@ local function fast_path()
       if size == 27 then
         local last, start, length, sum = v[j + 4], v[j + 5], v[j + 6], v[j + 7] + c
         if now < last then return end
-        if p[at + 1] == 5 then
+        if room == 0 then
           if length ~= q or start % q ~= 0 then return end
         elseif start ~= q or start + length ~= room then
           return

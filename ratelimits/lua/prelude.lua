@@ -151,7 +151,10 @@ local NEVER = -1 -- as a retry_after
 -- A packed state is the second at which all of it may go, '<I4', and records, each '<I4BI2I4' name, algorithm, size and
 -- the second at which it may go itself, and `size` bytes in the algorithm's format. An entry is a record unpacked: a list
 -- of name, algorithm, expiry, and what the format holds, the newest moment at which it was charged first.
-local LEVEL, FRACTION, STRETCHED, WINDOW = '<I7I7I7', '<I7I7I4I4I7I4', '<ddddddd', '<i7i7I7I6'
+
+-- algorithm code -> {initial, resolve, check, charge, standing, …}; the files loaded after this one fill it. One whose state has a
+-- fixed form brings `pack` (entry to bytes) and `unpack` (bytes from a position to values); of others it is cmsgpack's.
+local A = {}
 
 -- name -> {code, expiry, raw, payload}, and behind it the names in their order. Raises an error for what is no state.
 local function records(raw)
@@ -159,7 +162,8 @@ local function records(raw)
   while pos <= #raw do
     local name, code, size, expiry, start = struct.unpack('<I4BI2I4', raw, pos)
     local stop = start + size - 1
-    if stop > #raw or code < 1 or code > 11 then error('a record is cut off') end
+    -- A code that no algorithm here has is that of a newer version's: its record is kept.
+    if stop > #raw or code < 1 then error('a record is cut off') end
     out[name] = {code = code, expiry = expiry, raw = string.sub(raw, pos, stop), payload = start - pos + 1, name = name}
     order[#order + 1] = name
     pos = stop + 1
@@ -169,39 +173,17 @@ end
 
 local function entry_of(record)
   local raw, code, at = record.raw, record.code, record.payload
-  local size = #raw - at + 1
-  if code > 6 then
-    local entry = cmsgpack.unpack(string.sub(raw, at))
-    entry[1], entry[2], entry[3] = record.name, code, record.expiry
-    return entry
-  elseif code > 4 then
-    return {record.name, code, record.expiry, struct.unpack(WINDOW, raw, at)}
-  elseif size == 21 then
-    local last, q, T = struct.unpack(LEVEL, raw, at)
-    return {record.name, code, record.expiry, last, q, 0, 1, 1, T, 0}
-  elseif size == 33 then
-    local last, q, r, n, T, g = struct.unpack(FRACTION, raw, at)
-    return {record.name, code, record.expiry, last, q, r, n, 1, T, g}
-  end
-  return {record.name, code, record.expiry, struct.unpack(STRETCHED, raw, at)}
+  local format = A[code].unpack
+  if format then return {record.name, code, record.expiry, format(raw, at)} end
+  local entry = cmsgpack.unpack(string.sub(raw, at))
+  entry[1], entry[2], entry[3] = record.name, code, record.expiry
+  return entry
 end
 
 local function record_of(entry)
-  local code, body = entry[2]
-  if code > 6 then
-    body = cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
-  elseif code > 4 then
-    body = struct.pack(WINDOW, unpack(entry, 4, 7))
-  elseif entry[7] == 1 and entry[8] == 1 then
-    body = struct.pack(LEVEL, entry[4], entry[5], entry[9])
-  elseif entry[7] < 4294967296 and entry[8] == 1 then
-    body = struct.pack(FRACTION, entry[4], entry[5], entry[6], entry[7], entry[9], entry[10])
-  else
-    body = struct.pack(STRETCHED, unpack(entry, 4, 10))
-  end
+  local code = entry[2]
+  local format = A[code].pack
+  local body = format and format(entry) or cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
   local head = struct.pack('<I4BI2I4', entry[1], code, #body, entry[3])
   return {code = code, expiry = entry[3], raw = head .. body, payload = #head + 1, name = entry[1]}
 end
-
--- algorithm code -> {initial, resolve, check, charge, standing, …}; the files behind this one fill it.
-local A = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -444,6 +445,16 @@ class TestCorruption:
             ask(one, timeout=ANY)
         reset([one])
         assert ask(one, timeout=ANY).allowed
+
+    def test_a_record_of_an_algorithm_that_only_a_newer_version_has_is_kept(self, redis_client: RawRedis) -> None:
+        key = KEYS.state(shard_of("user:1", 64), "user:1")
+        for algorithm in ("token_bucket", "sliding_log"):
+            ask(limit(algorithm, name=algorithm))
+            newer = struct.pack("<IBHI", 7, 200, 3, 2**32 - 1) + b"new"
+            redis_client.set(key, redis_client.get(key) + newer)
+            assert ask(limit(algorithm, name=algorithm)).remaining == 8
+            assert newer in redis_client.get(key)
+            redis_client.delete(key)
 
     def test_a_key_of_another_kind_is_reported_and_can_be_reset(self, redis_client: RawRedis) -> None:
         key = KEYS.state(shard_of("user:1", 64), "user:1")

@@ -7,7 +7,30 @@
 do
   local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
 
+  local LEVEL, FRACTION, STRETCHED = '<I7I7I7', '<I7I7I4I4I7I4', '<ddddddd'
+
   local level = {}
+
+  -- As short as its numbers allow; fast.lua knows the first two forms.
+  function level.pack(entry)
+    if entry[E_N] == 1 and entry[E_M] == 1 then return struct.pack(LEVEL, entry[4], entry[E_Q], entry[E_T]) end
+    if entry[E_N] < 4294967296 and entry[E_M] == 1 then
+      return struct.pack(FRACTION, entry[4], entry[E_Q], entry[E_R], entry[E_N], entry[E_T], entry[E_G])
+    end
+    return struct.pack(STRETCHED, unpack(entry, 4, 10))
+  end
+
+  function level.unpack(raw, at)
+    local size = #raw - at + 1
+    if size == 21 then
+      local last, q, T = struct.unpack(LEVEL, raw, at)
+      return last, q, 0, 1, 1, T, 0
+    elseif size == 33 then
+      local last, q, r, n, T, g = struct.unpack(FRACTION, raw, at)
+      return last, q, r, n, 1, T, g
+    end
+    return struct.unpack(STRETCHED, raw, at)
+  end
 
   local function permits(l, count)
     local p = l.p

@@ -2,7 +2,13 @@
 -- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first hit opens
 -- it; of calendar_window: starts of the previous, current, next and next but one period; 6th of both: capacity.
 do
+  local WINDOW = '<i7i7I7I6' -- the form that fast.lua knows
+
   local window = {}
+
+  function window.pack(entry) return struct.pack(WINDOW, unpack(entry, 4, 7)) end
+
+  function window.unpack(raw, at) return struct.unpack(WINDOW, raw, at) end
 
   -- The window that the moment t lies in: start and length; for a calendar that does not reach to t, nothing.
   local function around(l, t)

@@ -18,8 +18,8 @@ NEWEST = "if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then a
 IMPOSSIBLE = "if l.cost > capacity then l.retry = NEVER return end"
 
 #: Fourteen digits in the place of all.
-_level_digits = ("prelude", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
-_window_digits = ("prelude", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
+_level_digits = ("level", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
+_window_digits = ("window", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
 _log_digits = ("sliding_log", "last, l.p[1], l.base,", "last, l.p[1], tonumber(tostring(l.base)),")
 #: A time to live that rounds to 0, and one that knows of no debt.
 _no_life = ("decide", LIVES, "entry[3] = math.floor((at + life) / 1e6)")
