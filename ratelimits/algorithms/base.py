@@ -24,6 +24,14 @@ class Storage(NamedTuple):
     endings: tuple[str, ...] = ()
 
 
+class FastPath(NamedTuple):
+    """What lua/fast.lua reads of a limit: the bytes of its record in a packed state, their format, and its numbers."""
+
+    size: int
+    format: str
+    numbers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """The numbers of a limit, and all that differs from one algorithm to the next.
@@ -36,8 +44,11 @@ class Algorithm:
     id: ClassVar[str]
     #: Its number in programs and in states, from 1 to 255. Never give it to another algorithm.
     code: ClassVar[int]
-    #: The file of lua/algorithms that decides it.
+    #: The file of lua/algorithms that decides it, and those that must be loaded before.
     script: ClassVar[str]
+    builds_on: ClassVar[tuple[str, ...]] = ()
+    #: Whether lua/fast.lua knows it, with some of its parameters at least.
+    has_fast_path: ClassVar[bool] = False
     #: Where its state is kept.
     storage: ClassVar[Storage] = Storage()
     #: Whether a request holds a lease, which ends with it.
@@ -104,6 +115,10 @@ class Algorithm:
 
     def right_at(self, now: int) -> tuple[int, int] | None:
         """Return from when until when (µs since 1970 UTC) `params` of `now` are right; None: at any time."""
+        return None
+
+    def fast_path(self, params: Params) -> FastPath | None:
+        """Return what lua/fast.lua reads of a limit with these `params`; None if it does not know such a limit."""
         return None
 
     def month_at(self, moment: int) -> tuple[int, int] | None:

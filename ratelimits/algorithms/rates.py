@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil, lcm
 
-from ratelimits.algorithms.base import Algorithm, Bounded, Params
+from ratelimits.algorithms.base import Algorithm, Bounded, FastPath, Params
 from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
 
 
@@ -50,6 +50,7 @@ class _Level(_Paced, Bounded):
     period: Decimal
 
     script = "level"
+    has_fast_path = True
 
     def _check(self) -> None:
         Bounded._check(self)
@@ -68,6 +69,14 @@ class _Level(_Paced, Bounded):
 
     def params(self, now: int) -> Params:
         return self._params(self.capacity, 0)
+
+    def fast_path(self, params: Params) -> FastPath | None:
+        q, r, n, full, part, _capacity, extra = params
+        if extra or n >= 2**32:
+            return None
+        if n == 1:
+            return FastPath(21, "I7I7I7", (q, full, 1))
+        return FastPath(33, "I7I7I4I4I7I4", (q, full, n, r, part, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,9 @@ class LeakyBucketQueue(_Level):
         _Level._check(self)
         delay_after = whole("delay_after", self.delay_after, 0, self.capacity or MAX_PERMITS)
         self._set("delay_after", min(delay_after, self.capacity))
+
+    def fast_path(self, params: Params) -> None:
+        return None
 
     @property
     def _room(self) -> int:
@@ -214,6 +226,7 @@ class SmoothWarmingUp(_Smooth):
     id = "smooth_warming_up"
     code = 10
     script = "smooth_warming_up"
+    builds_on = ("smooth",)
     warm_up: Decimal = Decimal(1)
     cold_factor: Decimal = Decimal(3)
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ratelimits.algorithms import calendar
-from ratelimits.algorithms.base import Bounded, Params, Storage
+from ratelimits.algorithms.base import Bounded, FastPath, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 
 # A month and a year have no one length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
+# How lua/algorithms/window.lua packs a count and its window.
+_RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class FixedWindow(Bounded):
     id = "fixed_window"
     code = 5
     script = "window"
+    has_fast_path = True
     prefetch_where = {"window_start": ("epoch",)}
     period: Decimal
     window_start: str = "epoch"
@@ -38,6 +41,10 @@ class FixedWindow(Bounded):
         # A window that the first hit opened stays open.
         return self.window_start == "epoch"
 
+    def fast_path(self, params: Params) -> FastPath | None:
+        period, first_hit, *_rest, capacity = params
+        return None if first_hit else FastPath(_RECORD_SIZE, _RECORD, (period, 0, capacity))
+
     def params(self, now: int) -> Params:
         return micros(self.period), int(self.window_start == "first_hit"), 0, 0, 0, self.capacity
 
@@ -49,6 +56,7 @@ class CalendarWindow(Bounded):
     id = "calendar_window"
     code = 6
     script = "window"
+    has_fast_path = True
     prefetch_where = {}
     calendar_unit: str
     timezone: str = "UTC"
@@ -65,6 +73,10 @@ class CalendarWindow(Bounded):
 
     def params(self, now: int) -> Params:
         return *calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now), 0, self.capacity
+
+    def fast_path(self, params: Params) -> FastPath:
+        _before, start, end, _after, _unused, capacity = params
+        return FastPath(_RECORD_SIZE, _RECORD, (start, end, capacity))
 
     def right_at(self, now: int) -> tuple[int, int]:
         _before, start, end, _after = calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, Gcra, LeakyBucket, Mode, TokenBucket
+from ratelimits.algorithms.base import Algorithm, FastPath
+from ratelimits.algorithms.limits import Mode
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
+#: Bytes of a record in a packed state before those of its algorithm, as lua/prelude.lua has them.
+_HEAD_SIZE = 11
 #: Limits that a decision takes at most. The script tells states apart by one byte, and a reply has a length for each.
 MAX_LIMITS = 120
 
@@ -75,7 +78,7 @@ class Program:
     @cached_property
     def script(self) -> scripts.Script:
         """The script that knows this program's algorithms, and no others."""
-        return scripts.deciding(frozenset(term.algorithm.script for term in self.terms))
+        return scripts.deciding(frozenset(type(term.algorithm) for term in self.terms))
 
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
@@ -108,7 +111,7 @@ class Program:
     @cached_property
     def _fast(self) -> bool:
         """Whether fast.lua knows all of it."""
-        return bool(self.terms) and all(_is_fast(term) for term in self.terms)
+        return bool(self.terms) and all(_fast_path(term, 0) for term in self.terms)
 
     @cached_property
     def fast_parts(self) -> int:
@@ -120,20 +123,11 @@ class Program:
         formats = []
         for key in self._packed_keys:
             of_key = [(number, term) for number, term in enumerate(self.terms, 1) if term.key == key]
-            sizes = [_size(term) for _number, term in of_key]
-            formats.append("<I4" + "".join("I4BI2I4" + _FORMATS[size] for size in sizes))
-            numbers += len(of_key), 4 + sum(_HEAD + size for size in sizes)
-            for (number, term), size in zip(of_key, sizes, strict=True):
-                p, algorithm = term.algorithm.params(now), term.algorithm
-                numbers += name_id(term.name), algorithm.code, size, number, term.slot + 1
-                if isinstance(algorithm, FixedWindow):
-                    numbers += p[0], 0, p[5]
-                elif isinstance(algorithm, CalendarWindow):
-                    numbers += p[1], p[2], p[5]
-                elif p[2] == 1:
-                    numbers += p[0], p[3], 1
-                else:
-                    numbers += p[0], p[3], p[2], p[1], p[4], 0
+            paths = [path for path in (_fast_path(term, now) for _number, term in of_key) if path is not None]
+            formats.append("<I4" + "".join(f"I4BI2I4{path.format}" for path in paths))
+            numbers += len(of_key), 4 + sum(_HEAD_SIZE + path.size for path in paths)
+            for (number, term), path in zip(of_key, paths, strict=True):
+                numbers += name_id(term.name), term.algorithm.code, path.size, number, term.slot + 1, *path.numbers
         kind = f"<{'d' * len(numbers)}"
         reply_format = "<" + "i8" * (9 + 3 * len(self.terms))
         return struct.pack(kind, *numbers), kind.encode(), *(one.encode() for one in formats), reply_format.encode()
@@ -161,34 +155,15 @@ class Program:
         return held
 
 
-#: Sizes of the records in a packed state and what they hold, as lua/prelude.lua has them, behind a head of 11 bytes.
-_HEAD, _LEVEL_SIZE, _FRACTION_SIZE, _WINDOW_SIZE = 11, 21, 33, 27
-_FORMATS = {_LEVEL_SIZE: "I7I7I7", _FRACTION_SIZE: "I7I7I4I4I7I4", _WINDOW_SIZE: "i7i7I7I6"}
-
-
 def _own(term: Term) -> str | None:
     """Return what a limit's own key is called; None if it has none."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 
 
-def _size(term: Term) -> int:
-    if isinstance(term.algorithm, (FixedWindow, CalendarWindow)):
-        return _WINDOW_SIZE
-    return _LEVEL_SIZE if term.algorithm.params(0)[2] == 1 else _FRACTION_SIZE
-
-
-def _is_fast(term: Term) -> bool:
-    """Whether fast.lua knows the term: a bucket that starts full, or a window that does not start with a hit."""
-    algorithm = term.algorithm
-    if term.mode is not Mode.ENFORCE:
-        return False
-    if isinstance(algorithm, (CalendarWindow, FixedWindow)):
-        return isinstance(algorithm, CalendarWindow) or algorithm.window_start == "epoch"
-    if isinstance(algorithm, (TokenBucket, Gcra, LeakyBucket)):
-        params = algorithm.params(0)
-        return params[6] == 0 and params[2] < 2**32
-    return False
+def _fast_path(term: Term, now: int) -> FastPath | None:
+    """Return what fast.lua reads of a term; None if it does not know it."""
+    return term.algorithm.fast_path(term.algorithm.params(now)) if term.mode is Mode.ENFORCE else None
 
 
 @lru_cache(maxsize=4096)

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from ratelimits.algorithms.base import Algorithm
+
 _DIRECTORY = files("ratelimits") / "lua"
-# smooth_warming_up.lua builds on smooth.lua; beyond that the order is free.
-_ALGORITHMS = (
-    "level",
-    "window",
-    "sliding_window",
-    "sliding_log",
-    "smooth",
-    "smooth_warming_up",
-    "concurrency",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +28,10 @@ def read(*names: str) -> Script:
 
 
 @cache
-def deciding(algorithms: frozenset[str]) -> Script:
-    """The deciding script that knows the algorithms of these files."""
-    needed = algorithms | ({"smooth"} if "smooth_warming_up" in algorithms else set())
-    first, then = (("fast",), ("counted",)) if algorithms <= {"level", "window"} else ((), ())
-    chosen = [f"algorithms/{name}" for name in _ALGORITHMS if name in needed]
+def deciding(algorithms: frozenset[type[Algorithm]]) -> Script:
+    """The deciding script that knows these algorithms."""
+    first, then = (("fast",), ("counted",)) if all(one.has_fast_path for one in algorithms) else ((), ())
+    ordered = sorted(algorithms, key=lambda one: one.code)
+    needed = dict.fromkeys(name for one in ordered for name in (*one.builds_on, one.script))
+    chosen = [f"algorithms/{name}" for name in needed]
     return read(*first, "run", "batch", "usage", *then, "prelude", *chosen, "decide")

@@ -152,8 +152,9 @@ local NEVER = -1 -- as a retry_after
 -- the second at which it may go itself, and `size` bytes in the algorithm's format. An entry is a record unpacked: a list
 -- of name, algorithm, expiry, and what the format holds, the newest moment at which it was charged first.
 
--- algorithm code -> {initial, resolve, check, charge, standing, …}; the files loaded after this one fill it. One whose state has a
--- fixed form brings `pack` (entry to bytes) and `unpack` (bytes from a position to values); of others it is cmsgpack's.
+-- algorithm code -> {initial, resolve, check, charge, standing, …}; the files loaded after this one fill it. One whose
+-- state has a fixed form brings `pack` (entry to bytes) and `unpack` (bytes from a position to values); of others it is
+-- cmsgpack's.
 local A = {}
 
 -- name -> {code, expiry, raw, payload}, and behind it the names in their order. Raises an error for what is no state.
