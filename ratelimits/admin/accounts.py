@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
+from ratelimits.algorithms.wording import amount
 from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, PlanPrice, Rule
-from ratelimits.models.fields.sentences import amount
 
 
 class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[type-arg]

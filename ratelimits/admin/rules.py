@@ -21,10 +21,10 @@ from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
-from ratelimits.models.fields.sentences import number
 from ratelimits.models.overrides import readable_rules
 
 _NOT_IN_FORCE = _("not in force: %(error)s")

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import ClassVar, NamedTuple
 
 from ratelimits.algorithms.parsing import whole
+from ratelimits.algorithms.wording import Wording
 
 Params = tuple[int, ...]
 
@@ -42,6 +43,8 @@ class Algorithm:
 
     #: Its name in a rule's row and in RULE.json.
     id: ClassVar[str]
+    #: What people call it.
+    label: ClassVar[str]
     #: Its number in programs and in states, from 1 to 255. Never give it to another algorithm.
     code: ClassVar[int]
     #: The file of lua/algorithms that decides it, and those that must be loaded before.
@@ -86,6 +89,10 @@ class Algorithm:
     @property
     def quota(self) -> tuple[int, int | None]:
         """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
+        raise NotImplementedError
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        """Return the parts of the sentence that says what passes: permits are units such as "requests"."""
         raise NotImplementedError
 
     @property

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from ratelimits.algorithms.base import Bounded, Params, Storage
 from ratelimits.algorithms.parsing import length, micros
+from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class Concurrency(Bounded):
     """At most `capacity` in flight; a lease that is not released ends by itself after `lease_ttl` seconds."""
 
     id = "concurrency"
+    label = gettext_noop("concurrency")
     code = 11
     script = "concurrency"
     storage = Storage(own="c", endings=(":n", ":x"))
@@ -25,6 +27,13 @@ class Concurrency(Bounded):
     def _check(self) -> None:
         Bounded._check(self)
         self._set("lease_ttl", length("lease_ttl", self.lease_ttl))
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        _ = words.gettext
+        return [
+            _("%(amount)s at once") % {"amount": amount(self.capacity, unit)},
+            _("each for up to %(span)s") % {"span": words.span(self.lease_ttl)},
+        ]
 
     def params(self, now: int) -> Params:
         return micros(self.lease_ttl), 0, 0, 0, 0, self.capacity

@@ -9,6 +9,7 @@ from math import ceil, lcm
 
 from ratelimits.algorithms.base import Algorithm, Bounded, FastPath, Params
 from ratelimits.algorithms.parsing import HORIZON, MAX_PERMITS, exact, length, micros, whole
+from ratelimits.algorithms.wording import Wording, gettext_noop, number
 
 
 def _countable(interval: Fraction, permits: int) -> None:
@@ -56,6 +57,10 @@ class _Level(_Paced, Bounded):
         Bounded._check(self)
         self._check_pace(self.capacity + 1)
 
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        bursts = words.gettext("bursts to %(capacity)s") % {"capacity": number(self.capacity)}
+        return [words.pace(self.rate, self.period, unit), bursts]
+
     @property
     def quota(self) -> tuple[int, int | None]:
         return self.capacity, ceil(self.interval * self.capacity)
@@ -84,6 +89,7 @@ class TokenBucket(_Level):
     """`capacity` tokens, refilled at rate/period, `initial` of them there at the start; refuses when too few."""
 
     id = "token_bucket"
+    label = gettext_noop("token bucket")
     code = 1
     may_wait = True
     initial: int | str = "full"
@@ -98,6 +104,14 @@ class TokenBucket(_Level):
             except ValueError as error:
                 raise ValueError(f"initial must be full, empty or a whole number of tokens: {error}") from error
 
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        parts = _Level.sentence(self, words, unit)
+        if self.initial == "empty":
+            parts.append(words.gettext("empty at the start"))
+        elif self.initial != "full":
+            parts.append(words.gettext("%(initial)s at the start") % {"initial": number(int(self.initial))})
+        return parts
+
     def params(self, now: int) -> Params:
         tokens = {"full": self.capacity, "empty": 0}.get(str(self.initial))
         return self._params(self.capacity, self.capacity - (int(self.initial) if tokens is None else tokens))
@@ -111,6 +125,7 @@ class Gcra(_Level):
     """
 
     id = "gcra"
+    label = gettext_noop("GCRA")
     code = 2
     may_wait = True
 
@@ -120,7 +135,12 @@ class LeakyBucket(_Level):
     """As a meter: the level drains at rate/period; what would overflow `capacity` is refused."""
 
     id = "leaky_bucket"
+    label = gettext_noop("leaky bucket")
     code = 3
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        bucket = words.gettext("from a leaky bucket of %(capacity)s") % {"capacity": number(self.capacity)}
+        return [words.pace(self.rate, self.period, unit), bucket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +152,7 @@ class LeakyBucketQueue(_Level):
     """
 
     id = "leaky_bucket_queue"
+    label = gettext_noop("leaky bucket as a queue")
     code = 4
     may_wait = True
     needs_max_wait = True
@@ -141,6 +162,13 @@ class LeakyBucketQueue(_Level):
         _Level._check(self)
         delay_after = whole("delay_after", self.delay_after, 0, self.capacity or MAX_PERMITS)
         self._set("delay_after", min(delay_after, self.capacity))
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        _ = words.gettext
+        parts = [words.pace(self.rate, self.period, unit), _("evenly spaced")]
+        if self.delay_after:
+            parts.append(_("the first %(n)s unspaced") % {"n": number(self.delay_after)})
+        return [*parts, _("at most %(capacity)s queued") % {"capacity": number(self.capacity)}]
 
     def fast_path(self, params: Params) -> None:
         return None
@@ -203,6 +231,7 @@ class SmoothBursty(_Smooth):
     """Guava's SmoothBursty: borrows from the future, the next caller pays; stores `max_burst_seconds` of idleness."""
 
     id = "smooth_bursty"
+    label = gettext_noop("smooth, with bursts")
     code = 9
     max_burst_seconds: Decimal = Decimal(1)
 
@@ -210,6 +239,10 @@ class SmoothBursty(_Smooth):
         self._check_pace(1)
         self._set("max_burst_seconds", exact("max_burst_seconds", self.max_burst_seconds))
         self._check_stored("max_burst_seconds", Fraction(micros(self.max_burst_seconds)))
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        saved = words.gettext("saving up to %(span)s of it") % {"span": words.span(self.max_burst_seconds)}
+        return [words.pace(self.rate, self.period, unit), saved]
 
     @property
     def suggested_max_wait(self) -> Decimal:
@@ -224,6 +257,7 @@ class SmoothWarmingUp(_Smooth):
     """Guava's SmoothWarmingUp: after idleness the rate climbs from rate/cold_factor to rate over `warm_up` seconds."""
 
     id = "smooth_warming_up"
+    label = gettext_noop("smooth, warming up")
     code = 10
     script = "smooth_warming_up"
     builds_on = ("smooth",)
@@ -240,6 +274,11 @@ class SmoothWarmingUp(_Smooth):
             raise ValueError("a permit would take more than 142 years when cold: raise rate or lower cold_factor")
         if self.params(0)[3] * (self.interval.denominator) > HORIZON:
             raise ValueError("rate and cold_factor together are too fine: write them with fewer decimal places")
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        shown = {"span": words.span(self.warm_up), "factor": number(self.cold_factor)}
+        warming = words.gettext("warming up over %(span)s from 1/%(factor)s of it") % shown
+        return [words.pace(self.rate, self.period, unit), warming]
 
     @property
     def suggested_max_wait(self) -> Decimal:

@@ -8,9 +8,17 @@ from decimal import Decimal
 from ratelimits.algorithms import calendar
 from ratelimits.algorithms.base import Bounded, FastPath, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
+from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 # A month and a year have no one length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
+_UNITS = {
+    "hour": gettext_noop("calendar hour"),
+    "day": gettext_noop("calendar day"),
+    "week": gettext_noop("calendar week"),
+    "month": gettext_noop("calendar month"),
+    "year": gettext_noop("calendar year"),
+}
 # How lua/algorithms/window.lua packs a count and its window.
 _RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
@@ -20,6 +28,7 @@ class FixedWindow(Bounded):
     """At most `capacity` per window of `period` seconds, aligned to 1970 or opened by the first hit."""
 
     id = "fixed_window"
+    label = gettext_noop("fixed window")
     code = 5
     script = "window"
     has_fast_path = True
@@ -35,6 +44,11 @@ class FixedWindow(Bounded):
     @property
     def quota(self) -> tuple[int, int | None]:
         return self.capacity, micros(self.period)
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        _ = words.gettext
+        start = _("from the first one on") if self.window_start == "first_hit" else _("in fixed windows")
+        return [words.pace(Decimal(self.capacity), self.period, unit), start]
 
     @property
     def undoable(self) -> bool:
@@ -54,6 +68,7 @@ class CalendarWindow(Bounded):
     """At most `capacity` per calendar hour, day, week, month or year of a time zone, from an anchor's wall clock."""
 
     id = "calendar_window"
+    label = gettext_noop("calendar window")
     code = 6
     script = "window"
     has_fast_path = True
@@ -66,6 +81,14 @@ class CalendarWindow(Bounded):
         Bounded._check(self)
         calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, 10**15)
         self._set("anchor", self.anchor or None)
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        _ = words.gettext
+        shown = {"amount": amount(self.capacity, unit), "unit": _(_UNITS[self.calendar_unit])}
+        parts = [_("%(amount)s per %(unit)s") % shown + f" ({self.timezone})"]
+        if self.anchor:
+            parts.append(_("counted from %(anchor)s") % {"anchor": self.anchor.replace("T", " ")})
+        return parts
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -95,6 +118,7 @@ class SlidingWindow(Bounded):
     """
 
     id = "sliding_window"
+    label = gettext_noop("sliding window")
     code = 7
     script = "sliding_window"
     storage = Storage(packed=False, own="w")
@@ -112,6 +136,11 @@ class SlidingWindow(Bounded):
             raise ValueError(
                 f"period {self.period} does not divide into {self.sub_windows} sub_windows of whole microseconds"
             )
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        steps = words.ngettext("sliding in %(n)s step", "sliding in %(n)s steps", self.sub_windows)
+        parts = [words.pace(Decimal(self.capacity), self.period, unit), steps % {"n": self.sub_windows}]
+        return [*parts, words.gettext("the oldest weighted")] if self.weighted else parts
 
     @property
     def quota(self) -> tuple[int, int | None]:
@@ -133,6 +162,7 @@ class SlidingLog(Bounded):
     """At most `capacity` in any interval of `period` seconds: exact, at the price of remembering every hit."""
 
     id = "sliding_log"
+    label = gettext_noop("sliding log")
     code = 8
     script = "sliding_log"
     storage = Storage(own="l", endings=(":b",))
@@ -141,6 +171,10 @@ class SlidingLog(Bounded):
     def _check(self) -> None:
         Bounded._check(self)
         self._set("period", length("period", self.period))
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        shown = {"amount": amount(self.capacity, unit), "span": words.span(self.period, bare=True)}
+        return [words.gettext("%(amount)s in any %(span)s") % shown]
 
     @property
     def quota(self) -> tuple[int, int | None]:

@@ -38,6 +38,16 @@ def _complete() -> Q:
     return condition
 
 
+#: The algorithm that the form suggests.
+_DEFAULT = "token_bucket"
+
+
+def _kinds() -> list[tuple[str, Any]]:
+    """Return the algorithms as choices, the default first."""
+    kinds = sorted(ALGORITHMS.values(), key=lambda kind: kind.id != _DEFAULT)
+    return [(kind.id, _(kind.label)) for kind in kinds]
+
+
 def _prefetchable() -> Q:
     """The condition that permits of a row's limit can be taken ahead; a field left empty has its default."""
     condition = Q()
@@ -70,21 +80,6 @@ class Rule(Versioned):
         ALLOW = "allow", _("allow")
         DENY = "deny", _("deny")
         LOCAL = "local", _("limit in each process")
-
-    class Kind(models.TextChoices):
-        """The algorithms."""
-
-        TOKEN_BUCKET = "token_bucket", _("token bucket")
-        FIXED_WINDOW = "fixed_window", _("fixed window")
-        CALENDAR_WINDOW = "calendar_window", _("calendar window")
-        SLIDING_WINDOW = "sliding_window", _("sliding window")
-        SLIDING_LOG = "sliding_log", _("sliding log")
-        GCRA = "gcra", _("GCRA")
-        LEAKY_BUCKET = "leaky_bucket", _("leaky bucket")
-        LEAKY_BUCKET_QUEUE = "leaky_bucket_queue", _("leaky bucket as a queue")
-        SMOOTH_BURSTY = "smooth_bursty", _("smooth, with bursts")
-        SMOOTH_WARMING_UP = "smooth_warming_up", _("smooth, warming up")
-        CONCURRENCY = "concurrency", _("concurrency")
 
     name = models.SlugField(
         _("name"),
@@ -120,7 +115,7 @@ class Rule(Versioned):
         db_index=False,
         help_text=_("What the rule counts: requests, or another meter for which views give a cost."),
     )
-    algorithm = models.CharField(_("algorithm"), max_length=20, choices=Kind.choices, default=Kind.TOKEN_BUCKET)
+    algorithm = models.CharField(_("algorithm"), max_length=20, choices=_kinds(), default=_DEFAULT)
 
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")

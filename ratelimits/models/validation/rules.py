@@ -13,11 +13,12 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.engine.keys import name_id
 from ratelimits.engine.program import MAX_LIMITS
 from ratelimits.models.fields.rule_fields import PARAMETERS, required_fields
-from ratelimits.models.fields.sentences import COUNTED_PER, number
+from ratelimits.models.fields.sentences import COUNTED_PER
 from ratelimits.models.fields.validity import overlapping
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.validation.crowding import too_many
