@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
 from ratelimits.reports.periods import SECOND
 
@@ -28,31 +29,25 @@ class Tile:
     members: frozenset[int]
     closed: bool = False
 
-    def holds(self, start: int, end: int) -> bool:
-        """Return whether a span lies within it."""
-        return self.start <= start and end <= self.end
-
 
 def homes(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
     """Return the start of the reported period that the usage of each counted period belongs to, by that one's start.
 
     All in µs since 1970 UTC; `reports` are an account's, oldest first, `ends` the ends of counted periods. Usage
-    belongs to the period that reported it first, or, carried by a later one's report, to the one that lies around it.
+    belongs to the period that reported it first, or, carried by a later one's report, to the one that had closed
+    around it.
     """
     found: dict[int, int] = {}
-    spans: dict[int, int] = {}
+    closed: dict[int, Tile] = {}
     for report in reports:
         for start in (int(period) * SECOND for period in report.since):
-            around = (
-                begun
-                for begun, end in spans.items()
-                if report.version == 1 and begun <= start and ends.get(start, start) <= end
-            )
-            if start not in found:
-                found[start] = (
-                    report.period_start if start == report.period_start else next(around, report.period_start)
-                )
-        spans[report.period_start] = report.period_end
+            if start in found:
+                continue
+            home = None
+            if report.version == 1 and start != report.period_start:
+                home = _around(closed.values(), start, ends.get(start, start))
+            found[start] = home.start if home is not None else report.period_start
+        closed[report.period_start] = Tile(report.period_start, report.period_end, frozenset(), closed=True)
     return found
 
 
@@ -70,22 +65,18 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
     """Return an account's billing periods in their order.
 
     `used` are the periods that usage was counted under, end by start; `reported` the periods that have a report. One
-    that overlaps a reported one starts where that ends. Several that overlap are one: from the start of the first to
-    the end of the one that was used last.
+    that overlaps reported ones is what lies between them, or, where that is short, belongs to one of them. Several that
+    overlap are one: from the start of the first to the end of the one that was used last.
     """
     closed = {tile.start: tile for tile in reported}
     open_: list[Tile] = []
     for start, end in sorted(used.items()):
-        home = _home(closed.values(), start, end)
+        having = (tile for tile in closed.values() if start in tile.members)
+        home = next(having, None) or _around(closed.values(), start, end)
         if home is not None:
             closed[home.start] = Tile(home.start, home.end, home.members | {start}, closed=True)
             continue
-        begin = max([start, *(tile.end for tile in closed.values() if tile.start <= start)])
-        until = min([end, *(tile.start for tile in closed.values() if tile.start >= begin)])
-        if until <= begin:  # nothing of it is left between reported ones
-            before = max((tile for tile in closed.values() if tile.start <= start), key=lambda tile: tile.end)
-            closed[before.start] = Tile(before.start, before.end, before.members | {start}, closed=True)
-            continue
+        begin, until = _between(closed.values(), start, end)
         last = open_[-1] if open_ else None
         if last is None or last.end <= begin:
             open_.append(Tile(begin, until, frozenset({start})))
@@ -97,9 +88,22 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
     return sorted([*closed.values(), *open_], key=lambda tile: tile.start)
 
 
-def _home(closed: Iterable[Tile], start: int, end: int) -> Tile | None:
-    """Return the reported period that a counted one belongs to: that has had its usage, or lies around it."""
+def _between(closed: Iterable[Tile], start: int, end: int) -> tuple[int, int]:
+    """Return the part of a counted period that lies between reported ones; it begins after its end if there is none."""
     found = list(closed)
-    having = (tile for tile in found if start in tile.members)
-    around = (tile for tile in found if tile.holds(start, end))
-    return next(having, None) or next(around, None)
+    begin = max([start, *(tile.end for tile in found if tile.start <= start)])
+    return begin, min([end, *(tile.start for tile in found if tile.start >= begin)])
+
+
+def _around(closed: Iterable[Tile], start: int, end: int) -> Tile | None:
+    """Return the reported period that a counted one belongs to: one overlaps it and leaves nothing, or little, of it.
+
+    Little is less than the shortest billing period. The one that it begins in goes before the one that it ends in.
+    """
+    found = list(closed)
+    begin, until = _between(found, start, end)
+    if until - begin >= SHORTEST:
+        return None
+    before = (tile for tile in found if tile.start <= start < tile.end)
+    after = (tile for tile in found if begin <= tile.start < end)
+    return next(before, None) or min(after, key=lambda tile: tile.start, default=None)

@@ -47,7 +47,7 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """The time zones and anchors that the rows of an account's name ever had, as far back as is known (µs)."""
+    """The time zones and anchors of some account rows ever, as far back as is known (µs)."""
 
     found: set[tuple[str, str]]
     since: int
@@ -58,25 +58,47 @@ class _Months:
 
 
 def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
-    """Return the months of these accounts' names."""
+    """Return the months of these accounts' names, and of the names that handed their periods on to them."""
+    related = _related(using, names)
+    months = {names: _Months(set(), 0) for names in related.values()}
     history: Any = Account.history
-    records = history.using(using).filter(id__in=history.using(using).filter(identifier__in=names).values("id"))
     columns = ("id", "identifier", "timezone", "billing_anchor", "history_type", "history_change_reason", "since")
-    found = {name: _Months(set(), 0) for name in names}
-    rows = records.order_by("id", "version", "history_id").values_list(*columns)
+    records = history.using(using).filter(identifier__in=related)
+    records = records.order_by("id", "version", "history_id").values_list(*columns)
     known = set()
-    for pk, those in groupby(rows, key=lambda row: row[0]):
-        states = list(those)
+    for pk, states in groupby(records, key=lambda row: row[0]):
+        first, *others = states
+        _pk, name, *_terms, kind, reason, since = first
         known.add(pk)
-        *_about, kind, reason, since = states[0]
-        for name in {state[1] for state in states} & found.keys():
-            found[name].found |= {(state[2], state[3]) for state in states}
-            # Nobody knows what a row was before, if its first record did not make it.
-            if kind != "+" or reason in ADOPTED:
-                found[name].since = max(found[name].since, since)
-    for account in Account.objects.using(using).filter(identifier__in=names).exclude(pk__in=known):
-        found[account.identifier].since = 2**63
-    return found
+        mine = months[related[name]]
+        mine.found |= {(state[2], state[3]) for state in (first, *others)}
+        # Nobody knows what a row was before, if its first record did not make it.
+        if kind != "+" or reason in ADOPTED:
+            mine.since = max(mine.since, since)
+    for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=known):
+        months[related[account.identifier]].since = 2**63
+    return {name: months[related[name]] for name in names}
+
+
+def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
+    """Return all names that one of these is related to, by name: a row had both, or had one and a related one.
+
+    A new name goes on with the billing period of the former one, whichever row that had it from.
+    """
+    history: Any = Account.history
+    groups = {name: frozenset({name}) for name in names}
+    rows: set[int] = set()
+    added = set(names)
+    while added:
+        rows |= (new := set(history.using(using).filter(identifier__in=added).values_list("id", flat=True)) - rows)
+        pairs = history.using(using).filter(id__in=new).order_by("id").values_list("id", "identifier").distinct()
+        added = set()
+        for _pk, those in groupby(pairs, key=lambda pair: pair[0]):
+            together = {name for _id, name in those}
+            added |= together - groups.keys()
+            joined = together.union(*(groups.get(name, ()) for name in together))
+            groups |= dict.fromkeys(joined, frozenset(joined))
+    return groups
 
 
 @lru_cache(maxsize=16_384)
@@ -188,7 +210,7 @@ def _shown(plan: str, included: Any) -> str:
 def _verify_kept(using: str) -> Iterator[str]:
     """Name the kept periods that nothing was counted under."""
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
-        names = {row.account, *_other_names(using, row.account)}
+        names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
         ends = set(usage.values_list("period_end", flat=True).distinct())
         used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
@@ -197,12 +219,6 @@ def _verify_kept(using: str) -> Iterator[str]:
                 f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, is not one that it"
                 " had used when its terms changed"
             )
-
-
-def _other_names(using: str, account: str) -> set[str]:
-    history: Any = Account.history
-    mine = history.using(using).filter(identifier=account).values("id")
-    return set(history.using(using).filter(id__in=mine).values_list("identifier", flat=True))
 
 
 def _when(at: int) -> str:

@@ -1,0 +1,33 @@
+"""What the history of accounts' terms says of reports that were made by them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ratelimits.models import Account, KeptPeriod
+from ratelimits.reports.verify.terms import verify_terms
+from tests.support.reports.edits import change, edit_at, spend
+from tests.support.reports.invoices import close
+from tests.support.usage.traffic import at, flow
+
+
+@pytest.mark.django_db
+def test_a_period_that_a_new_name_took_over_is_one_of_its_own(fsync_at_once: None) -> None:
+    """A month of India's is used by acme, of which there is then another row, in UTC, that gets a new name."""
+    with edit_at("2026-01-01"):
+        Account.objects.create(identifier="acme", timezone="Asia/Kolkata")
+    spend("acme", "2026-10-05", 3)
+    flow()
+    with edit_at("2026-10-06"):
+        Account.objects.get().delete()
+    with edit_at("2026-10-06T01:00"):
+        Account.objects.create(identifier="acme")
+    change("2026-10-06T02:00", identifier="bolt")
+    spend("bolt", "2026-10-10", 4)
+    assert KeptPeriod.objects.get(account="bolt").start == at("2026-09-30T18:30")
+    close("2026-12-02")
+    checked: Counter[str] = Counter()
+    assert list(verify_terms("default", checked)) == []
+    assert checked["bounds of reports"] == 2
