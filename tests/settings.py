@@ -10,11 +10,9 @@ from project.settings import DATABASES, RATELIMITS
 
 # A file, since in SQLite's memory no other thread and no other process would see the rows.
 DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
-# No test cuts the database's power, so none waits for its disk.
+# No test cuts the database's power, so none waits for its disk. PostgreSQL is told when it is started.
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"
-else:
-    DATABASES["default"].setdefault("OPTIONS", {})["options"] = "-c synchronous_commit=off"
 RATELIMITS["NAMESPACE"] = "test"
 # Tests write when they want to: a thread would meet another test's tables.
 RATELIMITS["WITNESS_INTERVAL"] = 0

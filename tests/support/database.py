@@ -1,7 +1,7 @@
 """Emptying the database after a test.
 
 A test with `transaction=True` has every table emptied after it. Django then makes the content types and permissions of
-every app anew, at ten times the cost of emptying. They are the same for every test, so they stay.
+every app anew, at ten times the cost of emptying. They are the same for every test, so they stay. Sequences go on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Flush(flush.Command):
         using: str = options["database"]
         connection = connections[using]
         tables = set(connection.introspection.django_table_names(only_existing=True, include_views=False)) - _KEPT
-        statements = connection.ops.sql_flush(
-            self.style, sorted(tables), reset_sequences=options.get("reset_sequences", True), allow_cascade=False
-        )
-        connection.ops.execute_sql_flush(statements)
+        statements = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in sorted(tables)]
+        # PostgreSQL's TRUNCATE, which Django sends, makes the files of each table anew, at a hundred times the cost.
+        connection.ops.execute_sql_flush(["; ".join(statements)] if connection.vendor == "postgresql" else statements)
         app = apps.get_app_config("ratelimits")
         about = {"app_config": app, "verbosity": 0, "interactive": False, "using": using, "plan": [], "apps": apps}
         post_migrate.send(sender=app, **about)

@@ -63,6 +63,16 @@ class TestServers:
 
         self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
         self.postgres = get_server(self.directory / "postgres", cleanup_mode="delete")
+        self._wait_for_no_disk()
+
+    def _wait_for_no_disk(self) -> None:
+        """Have PostgreSQL keep its files in order for a killed process only: no test cuts this machine's power."""
+        import psycopg
+
+        with psycopg.connect(self.url_of_database("postgres"), autocommit=True) as connection:
+            for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+                connection.execute(f"ALTER SYSTEM SET {setting} = off")
+            connection.execute("SELECT pg_reload_conf()")
 
     def url_of_database(self, name: str) -> str:
         """Of the database (for SQLite: the file) of this name on the same server."""
