@@ -1,0 +1,230 @@
+"""A new algorithm, in a copy of the app: what docs/changing.md lists for one, and nothing else, makes it work."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from filecmp import dircmp
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ratelimits
+from ratelimits.algorithms.limits import ALGORITHMS
+
+PACKAGE = Path(ratelimits.__file__).parent
+ROOT = PACKAGE.parent
+
+CLASS = '''
+"""The algorithm of pauses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ratelimits.algorithms.base import Bounded, Params
+from ratelimits.algorithms.parsing import length, micros
+from ratelimits.algorithms.wording import Wording, amount, gettext_noop
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Bounded):
+    """At most `capacity` at once, and then nothing for `period` seconds."""
+
+    id = "pause"
+    label = gettext_noop("pause")
+    code = 12
+    script = "pause"
+    period: Decimal
+
+    def _check(self) -> None:
+        Bounded._check(self)
+        self._set("period", length("period", self.period))
+
+    def sentence(self, words: Wording, unit: str) -> list[str]:
+        shown = {"amount": amount(self.capacity, unit), "span": words.span(self.period)}
+        return [words.gettext("%(amount)s at once") % shown, words.gettext("then a pause of %(span)s") % shown]
+
+    @property
+    def quota(self) -> tuple[int, int | None]:
+        return self.capacity, micros(self.period)
+
+    def params(self, now: int) -> Params:
+        return micros(self.period), 0, 0, 0, 0, self.capacity
+'''
+LUA = """-- pause (12): at most capacity at once, and then nothing for a period.
+-- Entry: name, algorithm, expiry, last, end of the pause.   Params: period, -, -, -, -, capacity.
+do
+  local pause = {}
+
+  function pause.initial(l) l.til = l.now end
+
+  function pause.resolve(l, e) l.til = e[5] - l.shift end
+
+  function pause.check(l)
+    if l.cost > l.p[6] then
+      l.retry = NEVER
+    elseif l.til <= l.now then
+      l.ok = true
+    else
+      l.retry = l.til - l.now
+    end
+  end
+
+  function pause.charge(l) l.til = l.now + l.p[1] end
+
+  function pause.refund(l)
+    l.til = l.now
+    return true
+  end
+
+  function pause.standing(l)
+    return l.til <= l.now and l.p[6] or 0, math.max(l.til - l.now, 0)
+  end
+
+  function pause.entry(l, last) return {l.name, l.code, 0, last, l.til}, l.til - l.now end
+
+  A[12] = pause
+end
+"""
+#: Run in the copy, by a process of its own: as after a deployment of a version that has the algorithm.
+USE = """
+import io, json, sys
+from pathlib import Path
+
+import django
+from django.core.management import call_command
+
+django.setup()
+call_command("makemigrations", "ratelimits", name="pause", verbosity=0)
+call_command("migrate", verbosity=0)
+
+from django.contrib.auth.models import User
+from rest_framework.test import APIRequestFactory, force_authenticate
+from rest_framework.views import APIView
+
+from ratelimits import as_code
+from ratelimits.admin.rules import RuleForm
+from ratelimits.models import Rule
+
+filled = {"name": "calm", "scope": "*", "key_kind": "key", "meter": "requests", "mode": "enforce", "algorithm": "pause"}
+form, whole = RuleForm(filled | {"capacity": "2"}), RuleForm(filled | {"capacity": "2", "period": "40", "rate": "7"})
+said = {"errors": form.errors.get_json_data(), "choice": dict(Rule._meta.get_field("algorithm").flatchoices)["pause"]}
+rule = whole.save()
+said |= {"sentence": rule.sentence(), "rate": rule.rate}
+
+
+class View(APIView):
+    permission_classes = []
+
+    def get(self, request):
+        return django.http.HttpResponse("served")
+
+
+responses = []
+for _ in range(3):
+    request = APIRequestFactory().get("/")
+    force_authenticate(request, User(pk=7, username="ann"))
+    responses.append(View.as_view()(request))
+said["statuses"] = [response.status_code for response in responses]
+said["headers"] = [dict(response.headers) for response in responses]
+
+trace = Path(sys.argv[1])
+lines = [{"at": at, "cost": cost} for at, cost in ((0, 2), (1, 1), (40, 3), (40, 1))]
+trace.write_text("".join(json.dumps(line) + "\\n" for line in lines))
+trace.with_suffix(".rule").write_text(json.dumps({"algorithm": "pause", "capacity": 2, "period": 40}))
+out = io.StringIO()
+call_command("ratelimits_simulate", rule=str(trace.with_suffix(".rule")), trace=str(trace), stdout=out)
+said["outcomes"] = [json.loads(line) for line in out.getvalue().splitlines()]
+print(json.dumps(said, default=str))
+"""
+#: The line in the registry, after the last one.
+REGISTRY = Path("algorithms/limits.py")
+
+
+def places(old: Path, new: Path) -> set[str]:
+    """Return the files that differ between two trees, or are in one of them."""
+
+    def differing(compared: dircmp[str], below: Path) -> set[str]:
+        files = {str(below / name) for name in (*compared.left_only, *compared.right_only, *compared.diff_files)}
+        return files.union(*(differing(inner, below / name) for name, inner in compared.subdirs.items()))
+
+    return differing(dircmp(old, new, ignore=["__pycache__"]), Path())
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Path:
+    """A copy of the app with the algorithm's class, Lua and line in the registry."""
+    copy = tmp_path / "ratelimits"
+    shutil.copytree(PACKAGE, copy)
+    (copy / "algorithms" / "pause.py").write_text(CLASS.lstrip())
+    (copy / "lua" / "algorithms" / "pause.lua").write_text(LUA)
+    text = (copy / REGISTRY).read_text()
+    text = text.replace("    Concurrency,\n)\n", "    Concurrency,\n    Pause,\n)\n")
+    line = "from ratelimits.algorithms.parsing" if "algorithms.parsing" in text else "from ratelimits.algorithms.rates"
+    text = text.replace(line, f"from ratelimits.algorithms.pause import Pause\n{line}", 1)
+    (copy / REGISTRY).write_text(text)
+    return copy
+
+
+def use(copy: Path, redis_url: str) -> dict[str, Any]:
+    """Return what the app in the copy says of the algorithm."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(copy.parent), str(ROOT)]),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DATABASE_URL": f"sqlite:///{copy.parent / 'toy.sqlite3'}",
+        "REDIS_URL": redis_url,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(copy.parent / "trace")],
+        cwd=copy.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_a_new_algorithm_takes_a_class_a_lua_file_a_line_and_a_migration(changed: Path, redis_url: str) -> None:
+    said = use(changed, redis_url)
+    touched = places(PACKAGE, changed)
+    migration = next(name for name in touched if name.startswith("migrations/"))
+    assert touched == {"algorithms/pause.py", "lua/algorithms/pause.lua", str(REGISTRY), migration}
+
+    assert said["choice"] == "pause"
+    assert list(said["errors"]) == ["period"]
+    assert said["rate"] is None  # a field of other algorithms, dropped
+    assert said["sentence"] == "2 requests at once, then a pause of 40 seconds, per key"
+
+    assert said["statuses"] == [200, 429, 429]
+    first, second, third = said["headers"]
+    assert first["RateLimit-Policy"] == second["RateLimit-Policy"] == '"calm";q=2;w=40'
+    assert first["RateLimit"] == '"calm";r=0;t=40'
+    assert second["Retry-After"] == third["Retry-After"] == "40"
+
+    shown = [(one["allowed"], one["remaining"], one["retry_after"]) for one in said["outcomes"]]
+    assert shown == [(True, 0, 0.0), (False, 0, 39.0), (False, 2, None), (True, 0, 0.0)]
+
+
+def test_nothing_but_the_algorithms_themselves_asks_which_one_it_is() -> None:
+    names = {kind.__name__ for kind in ALGORITHMS.values()} | set(ALGORITHMS)
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        where = path.relative_to(PACKAGE)
+        if where.parts[0] in ("algorithms", "migrations"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            said = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+            if isinstance(said, str) and said in names:
+                found.add((str(where), said))
+    # The one that the form suggests.
+    assert found == {("models/rules.py", "token_bucket")}
