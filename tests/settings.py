@@ -15,7 +15,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"
 RATELIMITS["NAMESPACE"] = "test"
 # Tests write when they want to: a thread would meet another test's tables.
-RATELIMITS["WITNESS_INTERVAL"] = 0
+RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0
 # Tests decide at moments of their own, and give back by the server's clock.
 RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

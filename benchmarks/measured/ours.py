@@ -33,7 +33,7 @@ _ROWS: dict[str, dict[str, Any]] = {
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
 #: Requests whose permits are taken ahead at most, and how many are timed together: several such takes.
-ALLOTMENT, AHEAD = 256, 2_000
+PREFETCH, AHEAD = 256, 2_000
 CALENDAR = ("hour", "day", "week", "month", "year")
 
 
@@ -77,7 +77,7 @@ def save_rules() -> None:
         row("kinds-account", "month", "kinds", "account", bills=True),
         row("kinds-global", "hour", "kinds", "global"),
         *ten_rules("ten"),
-        row("ahead", "hour", "ahead", allotment=ALLOTMENT),
+        row("ahead", "hour", "ahead", prefetch=PREFETCH),
         row("refused", "month", "refused", capacity=1),
         *[row(f"refused-{name}", name, "refused") for name in ("second", "hour")],
     ]
@@ -186,9 +186,9 @@ def cases(now: int) -> list[Case]:
 
 
 def engine_ahead(server: Server, now: int) -> Case:
-    """An allotment alone: spent, and taken anew when it is."""
+    """Prefetched permits alone: spent, and fetched again when there are none."""
     call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
-    permits = PrefetchedPermits(server, call, ALLOTMENT, 1.0)
+    permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
 
     def spend() -> object:
         held = permits.spend()

@@ -74,7 +74,7 @@ class RuleAdmin(AuditedAdmin):
         (_("What it counts"), {"fields": ["scope", "key_kind", "meter", "bills"]}),
         (_("How it counts"), {"fields": ["algorithm", *PARAMETERS, "max_wait"]}),
         (_("When Redis is away"), {"fields": ["on_failure"]}),
-        (_("Speed"), {"fields": ["allotment"]}),
+        (_("Speed"), {"fields": ["prefetch"]}),
     ]
 
     class Media:

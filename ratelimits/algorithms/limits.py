@@ -62,7 +62,7 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
 #: What the admin form asks beside the algorithm's own fields; it changes no number of a replay.
-_FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "allotment"}
+_FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "prefetch"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:

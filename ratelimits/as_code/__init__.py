@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "mode": "enforce",
     "bills": False,
     "on_failure": "",
-    "allotment": None,
+    "prefetch": None,
 }
 _FEES = ("flat_fee", "minimum")
 #: What a plan keeps where its entry does not name it: a file from before there were prices takes none away.

@@ -90,7 +90,7 @@ _OPTIONAL: dict[str, Kind] = {
     "cold_factor": _NUMBER,
     "lease_ttl": _TIME,
     "max_wait": _TIME,
-    "allotment": _WHOLE,
+    "prefetch": _WHOLE,
 }
 RULE: dict[str, Kind] = _OPTIONAL | {
     "name": _NAME,

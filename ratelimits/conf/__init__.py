@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "FAILURE_POLICY": "allow",  # "allow" or "deny" when Redis is away and no rule says otherwise
     "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
     "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
-    "ALLOTMENT_SECONDS": 1.0,  # longest time in which a process spends the permits that it took ahead
+    "PREFETCH_SECONDS": 1.0,  # longest time in which a process spends the permits that it took ahead
     "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
     "PATHS": [],  # path prefixes of plain Django views that the middleware governs, such as "/files/"
     "BILL_ERRORS": False,  # whether a response of 500 or above is billed; the middleware gives it back otherwise
@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "PRORATION": "none",  # of what a plan includes: "none", or by the "time" that an account was on it
     "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
     "ADJUSTMENT_APPROVAL": False,  # whether an adjustment counts only when another person has approved it
-    "WITNESS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
+    "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
     "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
     "SIGNING_KEYS_OLD": [],  # keys that were SIGNING_KEY before: what they signed still verifies
     "BILLING_CUSTOMER": None,  # callable or dotted path: account -> what Stripe or Lago calls it; None: the account
@@ -95,7 +95,7 @@ class Conf:
     FAILURE_POLICY: str
     RELOAD_INTERVAL: float
     DENY_CACHE_SECONDS: float
-    ALLOTMENT_SECONDS: float
+    PREFETCH_SECONDS: float
     RECEIPT_TTL: int
     PATHS: list[str]
     BILL_ERRORS: bool
@@ -111,7 +111,7 @@ class Conf:
     PRORATION: str
     LATE_USAGE: str
     ADJUSTMENT_APPROVAL: bool
-    WITNESS_INTERVAL: float
+    PROCESS_TOTALS_INTERVAL: float
     SIGNING_KEY: str
     SIGNING_KEYS_OLD: list[str]
     BILLING_CUSTOMER: Callable[[str], str | None] | None

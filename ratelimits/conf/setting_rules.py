@@ -129,7 +129,7 @@ RULES: dict[str, SettingRule] = {
     "FAILURE_POLICY": _one_of("allow", "deny"),
     "RELOAD_INTERVAL": _seconds(),
     "DENY_CACHE_SECONDS": _seconds(zero=True),
-    "ALLOTMENT_SECONDS": _seconds(zero=True),
+    "PREFETCH_SECONDS": _seconds(zero=True),
     "RECEIPT_TTL": _seconds(),
     "PATHS": _PATHS,
     "BILL_ERRORS": _FLAG,
@@ -145,7 +145,7 @@ RULES: dict[str, SettingRule] = {
     "PRORATION": _one_of("none", "time"),
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
-    "WITNESS_INTERVAL": _seconds(zero=True),
+    "PROCESS_TOTALS_INTERVAL": _seconds(zero=True),
     "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _text),
     "SIGNING_KEYS_OLD": SettingRule(
         'a list of texts, "" among them for what was written without a key; [] if SIGNING_KEY was never another one.',

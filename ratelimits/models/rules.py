@@ -198,13 +198,14 @@ class Rule(Versioned):
         default=OnFailure.PROJECT,
     )
 
-    allotment = models.PositiveIntegerField(
-        _("allotment"),
+    prefetch = models.PositiveIntegerField(
+        _("permits per prefetch"),
         null=True,
         blank=True,
         help_text=_(
-            "The most requests whose permits a process takes at once, to spend them without asking Redis. Requests that"
-            " only such rules limit are not counted as usage. Empty: every request is decided by Redis, and counted."
+            "Maximum number of requests whose permits a process takes in advance in one call, to spend them without"
+            " asking Redis. Requests that only such rules limit are not counted as usage. Empty: Redis decides and"
+            " counts every request."
         ),
     )
 
@@ -258,9 +259,12 @@ class Rule(Versioned):
             _constraint("period", Q(period=None) | Q(period__gt=0), _("Write a period above 0.")),
             _constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
             _constraint(
-                "allotment",
-                Q(allotment=None) | Q(allotment__gte=1, bills=False) & _prefetchable(),
-                _("Leave the allotment empty, or give 1 or more to a fixed or calendar window that does not bill."),
+                "prefetch",
+                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & _prefetchable(),
+                _(
+                    "Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window that does not"
+                    " bill."
+                ),
             ),
             _constraint("key_kind", Q(key_kind__in=KeyKind.values), _("Choose “counted per” from the list.")),
             _constraint("mode", Q(mode__in=["enforce", "shadow", "off"]), _("Choose a mode: enforce, shadow or off.")),

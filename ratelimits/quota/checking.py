@@ -119,7 +119,7 @@ def check(
 ) -> Answer:
     """Decide and count one request by `identity`: in `scope`, by HTTP `method`, at `costs` in each meter.
 
-    Where every rule has an allotment, permits that this process took before are spent, uncounted. With `at_once` a
+    Where every rule prefetches, permits that this process has are spent, uncounted. With `at_once` a
     request that would have to wait is refused, uncharged. Never raises for a server that is away.
     """
     cache_key = _cache_key(identity, scope, method, costs, at_once)

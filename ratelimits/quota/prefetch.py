@@ -1,8 +1,8 @@
-"""Permits taken ahead: a process takes those of n requests in one call, and spends them without asking again.
+"""Prefetched permits: a process takes the permits of several requests in one call, and spends them without a call.
 
-Only windows that lie where the clock says lend themselves to it: their permits come back all at once, at a moment that
-the reply tells, and an allotment ends before it. Anywhere else permits come back while others are held here, and the
-two together would be more than the limit. What was not spent by then is given back.
+This works only for windows whose start depends on the clock alone. Their permits all come back at one moment, which the
+reply names, and prefetched permits end before it. Other algorithms give permits back one by one. Together with those
+that a process still holds they would be more than the limit. Permits that were not spent in time are given back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: An allotment ends so many seconds, and this part of what is left of it, before its window does: this machine's clock
-#: and the server's do not run alike.
+#: Prefetched permits end this many seconds, and this part of the time that is left, before their window does: the
+#: clocks of this machine and of the server differ.
 MARGIN, DRIFT = 0.001, 0.001
 #: Of what a limit has left, a process takes at most one part of so many: others want some too.
 SHARE = 8
@@ -40,7 +40,7 @@ REMEMBERED = 60.0
 
 
 class Fetch(NamedTuple):
-    """The permits of `size` requests, to be asked for by `command`; `asked` is when, by the allotment's clock."""
+    """The permits of `size` requests, fetched by `command`; `asked` is when, by the clock of PrefetchedPermits."""
 
     size: int
     command: Command

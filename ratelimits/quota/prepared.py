@@ -84,7 +84,7 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     waits = any(rule.max_wait > 0 for rule in applied)
     leases = any(rule.algorithm.leases for rule in applied)
     quoted = tuple(headers.quoted(rule.name) for rule in applied)
-    prefetch = min((rule.allotment if _may_prefetch(rule) else 0 for rule in applied), default=0)
+    prefetch = min((rule.prefetch if _may_prefetch(rule) else 0 for rule in applied), default=0)
     unreadable = tuple(rule for rule in selection.unreadable if rule.meter in meters)
     undecidable = ""
     try:
@@ -142,10 +142,10 @@ class PreparedCommands:
         if prepared.unavailable(shape.costs):
             # The failure policy decides; what is asked is only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
-        elif prepared.prefetch and conf.ALLOTMENT_SECONDS > 0:
+        elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
             # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
             unmetered = call._replace(usage=None)
-            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.ALLOTMENT_SECONDS)
+            permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS)
         fetch = Fetch(1, Command(server.keyspace, call))
         return self.by_key.setdefault(cache_key, PreparedCommand(prepared, fetch, permits, refusal))
 

@@ -1,9 +1,9 @@
-"""What this process says for itself of the requests it asked about: absolute totals, a second witness of the ledger.
+"""The totals that this process counts itself, with which reports cross-check the ledger.
 
-"admitted" is what the server said yes to, by account alone: the ledger must have at least that. Two kinds of requests
-are not in the ledger for certain, and are kept by key: those whose reply was lost ("unanswered") and those that the
-failure policy let through ("unmetered"). A thread hands those that have grown to the ledger wing every WITNESS_INTERVAL
-seconds and when the process ends, and the second kind at once, so that every report can state them.
+"admitted" counts what the server admitted, by account alone: the ledger must have at least that. Two kinds of requests
+may be missing from the ledger, and are counted by key: "unanswered" requests, whose reply was lost, and "unmetered"
+ones, which the failure policy let through. A thread writes the totals that have grown every PROCESS_TOTALS_INTERVAL
+seconds and when the process ends. It writes the latter two kinds at once, so that every report can state them.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def _rename() -> None:
 
 def _start() -> None:
     # In tests it would write into a database that is emptied meanwhile or, as the process ends, into the project's own.
-    if _write is not None and conf.WITNESS_INTERVAL > 0 and not tests.possible:
+    if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not tests.possible:
         _background.start()
 
 
-_background = Background("ratelimits-process-totals", lambda: conf.WITNESS_INTERVAL, write, turn=1)
+_background = Background("ratelimits-process-totals", lambda: conf.PROCESS_TOTALS_INTERVAL, write, turn=1)

@@ -29,7 +29,9 @@ def _to_settle(request: Any) -> Receipt | None:
     """The receipt of a request that somebody wants to settle or refund: he should know when there cannot be one."""
     receipt, answer = receipt_of(request), getattr(request, "quota", None)
     if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
-        logger.warning("A request of permits taken ahead cannot be settled or refunded: give its rule no allotment")
+        logger.warning(
+            "A request of prefetched permits cannot be settled or refunded: leave its rule's permits per prefetch empty"
+        )
     return receipt
 
 

@@ -44,7 +44,7 @@ class RuleRow:
     bills: bool
     on_failure: str
     max_wait: Decimal
-    allotment: int
+    prefetch: int
     version: int
     since: int
     unreadable: str = ""
@@ -99,7 +99,7 @@ def _rule(rule: Rule) -> RuleRow:
         rule.bills and not unreadable,
         rule.on_failure if rule.on_failure in Rule.OnFailure.values else "",
         Decimal(0) if unreadable else rule.max_wait or Decimal(0),
-        rule.allotment or 0,
+        rule.prefetch or 0,
         rule.version,
         rule.since,
         unreadable,

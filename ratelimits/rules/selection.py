@@ -21,7 +21,7 @@ class AppliedRule:
     `key` is what is counted, such as "user:42" ("" in a Selection, which is not about one key), and `key_kind` the
     field of Identity that it comes from, or "global". `version` is that of the newest row that shaped the rule (its
     own, an override, a rule that went away above it), `since` when these parameters came into force, in µs since
-    1970 UTC. `max_wait` is in seconds, `allotment` the most requests whose permits are taken ahead (0: none); `plan` is
+    1970 UTC. `max_wait` is in seconds, `prefetch` the most requests whose permits are taken ahead (0: none); `plan` is
     the slug of the rule's plan, "" for a default rule.
     """
 
@@ -34,7 +34,7 @@ class AppliedRule:
     bills: bool
     on_failure: str
     max_wait: Decimal
-    allotment: int
+    prefetch: int
     rule: int
     version: int
     since: int

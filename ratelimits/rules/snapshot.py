@@ -280,7 +280,7 @@ class Snapshot:
             bills=row.bills,
             on_failure=on_failure,
             max_wait=row.max_wait,
-            allotment=row.allotment,
+            prefetch=row.prefetch,
             rule=row.pk,
             version=max(row.version, *(version for version, _since in gone), *(o.version for o in overrides), 0),
             since=max(row.since, moved, *(s for _v, s in gone), *(max(o.since, o.valid_from) for o in overrides), 0),

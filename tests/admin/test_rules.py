@@ -84,8 +84,8 @@ def test_the_list_shows_sentence_plan_and_mode_with_filters(admin_client: Client
         ({"scope": "search:post"}, "scope", "Write * for every request"),
         ({"initial": "half"}, "initial", "full, empty or a whole number"),
         (
-            {"allotment": "100"},
-            "allotment",
+            {"prefetch": "100"},
+            "prefetch",
             "permits come back while a process still has others, and together they would exceed the limit",
         ),
         ({"name": "two words"}, "name", "Enter a valid “slug”"),

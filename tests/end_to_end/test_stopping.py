@@ -204,7 +204,7 @@ sys.stdin.readline()
 def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_totals(
     settings_of_others: dict[str, str], servers: TestServers
 ) -> None:
-    rule("ahead", "fixed_window", key_kind="user", capacity=10_000, period=700_000_000, allotment=64)
+    rule("ahead", "fixed_window", key_kind="user", capacity=10_000, period=700_000_000, prefetch=64)
     with Proxy(servers.redis.port) as proxy:
         holding = subprocess.Popen(
             [sys.executable, "-c", HOLDS_PERMITS],

@@ -48,7 +48,7 @@ def test_every_constraint_has_a_sentence(model: type[models.Model], constraint: 
         ({"key_kind": "planet"}, {"key_kind": "not a valid choice"}),
         ({"on_failure": "panic"}, {"on_failure": "not a valid choice"}),
         ({"rate": None}, {"rate": "Write how many permits"}),
-        ({"allotment": 5}, {"allotment": "Leave this empty"}),
+        ({"prefetch": 5}, {"prefetch": "Leave this empty"}),
         ({"rate": "fast", "period": "1 m"}, {"rate": "must be a decimal", "period": "is not a length of time"}),
     ],
 )

@@ -136,21 +136,21 @@ def test_one_rule_bills_for_a_kind_of_key_and_a_meter() -> None:
     [(name, {}) for name in ALGORITHMS if name not in ("fixed_window", "calendar_window")]
     + [("fixed_window", {"window_start": "first_hit"})],
 )
-def test_only_windows_that_lie_where_the_clock_says_take_an_allotment(algorithm: str, fields: dict[str, Any]) -> None:
-    row = unsaved(algorithm=algorithm, allotment=10, **fields)
-    assert "choose a fixed window at the clock's full periods or a calendar window" in errors(row)["allotment"]
-    with pytest.raises(IntegrityError, match="ratelimits_rule_allotment"), transaction.atomic():
+def test_only_windows_that_lie_where_the_clock_says_may_be_prefetched(algorithm: str, fields: dict[str, Any]) -> None:
+    row = unsaved(algorithm=algorithm, prefetch=10, **fields)
+    assert "choose a fixed window at the clock's full periods or a calendar window" in errors(row)["prefetch"]
+    with pytest.raises(IntegrityError, match="ratelimits_rule_prefetch"), transaction.atomic():
         row.save()
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "calendar_window"])
-def test_windows_that_lie_where_the_clock_says_take_an_allotment(algorithm: str) -> None:
-    assert rule(algorithm=algorithm, allotment=10).allotment == 10
+def test_windows_that_lie_where_the_clock_says_may_be_prefetched(algorithm: str) -> None:
+    assert rule(algorithm=algorithm, prefetch=10).prefetch == 10
 
 
-def test_what_is_billed_takes_no_allotment() -> None:
-    assert "Untick “bills”" in errors(unsaved(algorithm="fixed_window", allotment=10, bills=True))["allotment"]
-    assert "Write 1 or more" in errors(unsaved(algorithm="fixed_window", allotment=0))["allotment"]
+def test_what_is_billed_is_not_prefetched() -> None:
+    assert "Untick “bills”" in errors(unsaved(algorithm="fixed_window", prefetch=10, bills=True))["prefetch"]
+    assert "Write 1 or more" in errors(unsaved(algorithm="fixed_window", prefetch=0))["prefetch"]
 
 
 def test_a_plan_takes_over_billing_only_under_the_same_name() -> None:

@@ -105,7 +105,7 @@ class TestCapacityZero:
         assert [check(WHO).allowed for _ in range(6)] == [False] * 6
 
     def test_with_prefetched_permits_too(self, check: Check) -> None:
-        rule("many", "fixed_window", allotment=8)
+        rule("many", "fixed_window", prefetch=8)
         assert check(WHO).allowed
         Rule.objects.update(capacity=0)
         rules.reload()

@@ -48,7 +48,7 @@ def call(capacity: int = 1000, period: int = 60, cost: int = 1, key: str = "user
 
 
 class Process:
-    """One process' allotment; `requests` are made at a moment of both clocks, the server's and its own."""
+    """The prefetched permits of one process; `requests` happen at one moment of the server's clock and its own."""
 
     def __init__(self, asked: Call, most: int = 64, seconds: float = 1.0, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()

@@ -35,15 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def ahead(name: str = "ahead", **more: Any) -> Rule:
     """A rule whose permits are taken ahead, and do not come back in a test."""
-    return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "allotment": 50, **more})
+    return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "prefetch": 50, **more})
 
 
-class TestAllotments:
+class TestPrefetch:
     def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(
         self, check: Check, redis_url: str, settings: Any
     ) -> None:
         # However long the requests take.
-        settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 600}
+        settings.RATELIMITS = {**settings.RATELIMITS, "PREFETCH_SECONDS": 600}
         ahead()
         check(WHO)
         with commands_of_clients(redis_url) as commands:
@@ -81,7 +81,7 @@ class TestAllotments:
         assert [check(WHO).allowed for _ in range(4)] == [True] * 3 + [False]
         assert counted(redis_client)["a requests 0 acme api_key:9 1"] == 3
 
-    @pytest.mark.parametrize("numbers", [{"mode": "shadow"}, {"allotment": None}])
+    @pytest.mark.parametrize("numbers", [{"mode": "shadow"}, {"prefetch": None}])
     def test_what_is_shadowed_or_has_none_is_decided_and_counted(
         self, check: Check, redis_client: redis.Redis, numbers: dict[str, Any]
     ) -> None:
@@ -93,7 +93,7 @@ class TestAllotments:
 
     def test_two_rules_that_lend_themselves_are_taken_together(self, check: Check, redis_url: str) -> None:
         ahead("day", capacity=20)
-        ahead("all", capacity=10, key_kind="global", allotment=4)
+        ahead("all", capacity=10, key_kind="global", prefetch=4)
         assert sum(check(WHO).allowed for _ in range(30)) == 10
         other = WHO._replace(user="user:2", api_key="api_key:8")
         assert not check(other).allowed
@@ -101,7 +101,7 @@ class TestAllotments:
     def test_a_used_up_limit_refuses_however_many_others_ask_for_meanwhile(
         self, check: Check, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ahead(capacity=10, allotment=8)
+        ahead(capacity=10, prefetch=8)
         assert sum(check(WHO).allowed for _ in range(12)) == 10
         recorded = PrefetchedPermits.record
 
@@ -157,7 +157,7 @@ class TestAllotments:
         assert not check(WHO).allowed
 
     def test_what_is_held_is_spent_while_the_server_is_away(self, check: Check, settings: Any) -> None:
-        ahead(on_failure="deny", allotment=64)
+        ahead(on_failure="deny", prefetch=64)
         answers = [check(WHO) for _ in range(4)]
         away(settings, 1)
         answers += [check(WHO) for _ in range(6)]
@@ -171,19 +171,19 @@ class TestAllotments:
         assert process_totals.totals() == {}
 
     def test_no_time_at_all_takes_nothing_ahead(self, check: Check, settings: Any, redis_client: redis.Redis) -> None:
-        settings.RATELIMITS = {**settings.RATELIMITS, "ALLOTMENT_SECONDS": 0}
+        settings.RATELIMITS = {**settings.RATELIMITS, "PREFETCH_SECONDS": 0}
         ahead()
         for _ in range(3):
             assert check(WHO).allowed
         assert counted(redis_client) == {"a requests 0 acme api_key:9 1": 3}
 
     @pytest.mark.parametrize("name", ["decide_call", "adecide_call"])
-    def test_a_lost_reply_after_an_edit_that_took_the_allotment_away_is_declared(
+    def test_a_lost_reply_after_an_edit_that_ended_prefetching_is_declared(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         row = ahead()
         assert checking.check(WHO).allowed
-        row.allotment = None
+        row.prefetch = None
         row.save()
         real, calls = checking.decide_call, []  # type: ignore[attr-defined]
 

@@ -125,7 +125,7 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
 COUNTS_AND_ENDS = """
 import django
 from django.conf import settings
-settings.RATELIMITS["WITNESS_INTERVAL"] = 3600
+settings.RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 3600
 django.setup()
 from ratelimits.quota import process_totals as witness
 witness.unmetered("acme", "api_key:1", {"requests": 1})

@@ -54,7 +54,7 @@ class TestWhatApplies:
                 bills=True,
                 on_failure="deny",
                 max_wait=Decimal("1.5"),
-                allotment=0,
+                prefetch=0,
                 rule=row.pk,
                 version=1,
                 since=row.since,

@@ -43,7 +43,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
     """Raise ValidationError, with a message for each error, unless the rule is valid beside all other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
-    errors |= _allotment_errors(rule) | _crowding_errors(rule, rules)
+    errors |= _prefetch_errors(rule) | _crowding_errors(rule, rules)
     if errors:
         raise ValidationError(errors)
 
@@ -155,9 +155,9 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     return {"bills": [message % shown]}
 
 
-def _allotment_errors(rule: Rule) -> Errors:
-    """Return an error if the rule cannot have an allotment: it bills, or its permits come back at unknown moments."""
-    if rule.allotment is None:
+def _prefetch_errors(rule: Rule) -> Errors:
+    """Return an error if permits cannot be prefetched: the rule bills, or its permits come back at unknown moments."""
+    if rule.prefetch is None:
         return {}
     if rule.bills:
         message = _(
@@ -169,11 +169,11 @@ def _allotment_errors(rule: Rule) -> Errors:
             " With any other"
             " algorithm, permits come back while a process still has others, and together they would exceed the limit."
         )
-    elif rule.allotment < 1:
+    elif rule.prefetch < 1:
         message = _("Write 1 or more, or leave it empty.")
     else:
         return {}
-    return {"allotment": [message]}
+    return {"prefetch": [message]}
 
 
 def _may_prefetch(rule: Rule) -> bool:

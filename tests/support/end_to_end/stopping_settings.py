@@ -11,6 +11,6 @@ from project.settings import *  # noqa: F403
 from project.settings import CACHES, RATELIMITS
 
 RATELIMITS.update(
-    WITNESS_INTERVAL=3600, DENY_CACHE_SECONDS=60, ALLOTMENT_SECONDS=float(os.environ.get("HELD_SECONDS", "1"))
+    PROCESS_TOTALS_INTERVAL=3600, DENY_CACHE_SECONDS=60, PREFETCH_SECONDS=float(os.environ.get("HELD_SECONDS", "1"))
 )
 CACHES["ratelimits"]["LOCATION"] = os.environ.get("LIMITS_URL", CACHES["ratelimits"]["LOCATION"])

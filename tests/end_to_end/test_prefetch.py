@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.conftest import ROOT
 from tests.support.rows import rule
 
-PROCESSES, CAPACITY, ALLOTMENT = 8, 10_000, 64
+PROCESSES, CAPACITY, PREFETCH = 8, 10_000, 64
 
 
 def test_eight_processes_never_spend_one_permit_more_than_the_limit(
@@ -17,7 +17,7 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
 ) -> None:
     trials = 20 if long_run else 5
     # The epoch's window of so many seconds began in 2014 and ends in 2036.
-    rule("ahead", "fixed_window", key_kind="user", capacity=CAPACITY, period=700_000_000, allotment=ALLOTMENT)
+    rule("ahead", "fixed_window", key_kind="user", capacity=CAPACITY, period=700_000_000, prefetch=PREFETCH)
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.support.end_to_end.spender", str(trials)],
@@ -40,6 +40,6 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
     with capsys.disabled():
         print(f"\n{PROCESSES} processes on {CAPACITY:,} permits, {trials} trials: admitted {sorted(set(admitted))}")
     # A process that is refused holds nothing; one that was slow to spend lost what it had taken last.
-    least = CAPACITY - PROCESSES * (ALLOTMENT - 1)
+    least = CAPACITY - PROCESSES * (PREFETCH - 1)
     assert [least <= one <= CAPACITY for one in admitted] == [True] * trials
     assert any(sum(one > 0 for one in trial) > 1 for trial in zip(*answers, strict=True))
