@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     kinds: dict[str, dict[str, dict[str, float]]] = {}
     with servers.redis_server(None, options.binary) as running:
-        servers.start_django(servers.environment(running, "sqlite://:memory:"), migrate=False)
+        servers.start_django(servers.environment(running, "sqlite://:memory:"), tables=False)
         from ratelimits.engine.keys import Keyspace
         from ratelimits.engine.server import Server
         from ratelimits.simulate import sandbox

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     available = servers.cores()
     with servers.redis_server(available[0], options.server) as redis_server, servers.database("sqlite") as database:
-        servers.start_django(servers.environment(redis_server, database), migrate=False)
+        servers.start_django(servers.environment(redis_server, database), tables=False)
         servers.pin(available[-1])
         run = measure(options, redis_server.url)
     print(text_of(run))

@@ -13,27 +13,25 @@ from typing import Any
 
 import pytest
 
-from benchmarks import document
+from benchmarks import document, exports, simulate
 from benchmarks.support import plan, report
 from benchmarks.support.timing import Case, interleaved
+from ratelimits.engine import algorithm_from_json
+from ratelimits.reports.exports import DOWNLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Command -> the smallest size that goes through all of it, and a line of the table that it prints.
 COMMANDS = {
-    "decide": (
-        "--rounds 1 --calls 2 --seconds 0.05 --threads 2 --refusals 20",
-        "engine, 3 rules on one key + metering",
-    ),
-    "end_to_end": ("--rounds 1 --seconds 0.3 --connections 2", "QuotaThrottle, 3 rules + metering + headers"),
+    "end_to_end": ("--rounds 1 --seconds 0.05 --connections 2", "QuotaThrottle, 3 rules + metering + headers"),
     "server": ("--rounds 1 --calls 100 --seconds 0.05 --users 100 --keys 100", "bare script, one rule"),
-    "growth": ("--rounds 1 --calls 2 --overrides 50 --keys 200 --only all", "3 rules, 1 key"),
+    "growth": ("--rounds 1 --calls 2 --rules 10 --overrides 50 --keys 100 --only all", "3 rules, 1 key"),
     "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
-    "exports": ("--rows 1500", "cloudevents-ndjson"),
-    "simulate": ("--lines 30", "three rules"),
+    "exports": ("--rows 1001 --format cloudevents-ndjson", "cloudevents-ndjson"),
+    "simulate": ("--lines 30 --only bucket", "token_bucket"),
     "bounded": ("--entries 40 --rounds 1", "charge, all but a few have ended"),
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
-    "identities": ("--identities 300", "300 invented identities"),
+    "identities": ("--identities 20", "20 invented identities"),
     "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),
 }
 
@@ -51,10 +49,8 @@ def _run(name: str, options: str, out: Path) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((out / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_path: Path) -> None:
-    options, line = COMMANDS[name]
-    printed, run = _run(name, options, tmp_path)
+def _holds(name: str, printed: str, run: dict[str, Any], line: str) -> None:
+    """Its table has this line, and its JSON fills every table of the page that needs no other run."""
     assert line in printed
     assert run["benchmark"] == name
     assert run["machine"]["packages"]["Django"]
@@ -62,6 +58,33 @@ def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_pa
     for table, (needed, make) in document.TABLES.items():
         if needed in ((), (name,)):
             assert make({name: run}) in document.filled(page, {name: run}), table
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_path: Path) -> None:
+    options, line = COMMANDS[name]
+    printed, run = _run(name, options, tmp_path)
+    _holds(name, printed, run, line)
+
+
+def test_decide_runs_and_says_which_peers_are_not_installed(tmp_path: Path) -> None:
+    from benchmarks.measured.peers import PACKAGES
+
+    printed, run = _run("decide", "--rounds 1 --calls 2 --seconds 0.05 --threads 2 --refusals 20", tmp_path)
+    _holds("decide", printed, run, "engine, 3 rules on one key + metering")
+    absent = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    assert run["missing"] == absent
+    assert all(name in printed for name in absent)
+
+
+def test_what_the_small_runs_leave_out_is_known_to_the_commands() -> None:
+    """The benchmarks of exports and simulations are run with one format and one rule."""
+    assert set(exports.FORMATS) <= set(DOWNLOADS)
+    assert simulate.chosen("bucket") == ["token_bucket"]
+    assert simulate.chosen(None) == list(simulate.RULES)
+    for asked in simulate.RULES.values():
+        for one in asked if isinstance(asked, list) else [asked]:
+            algorithm_from_json(one)
 
 
 def test_every_table_of_the_page_is_known_and_every_known_table_is_on_it() -> None:
@@ -76,16 +99,6 @@ def test_every_table_of_the_page_is_known_and_every_known_table_is_on_it() -> No
 def test_a_table_without_its_run_stays_as_it_is() -> None:
     page = "<!-- server -->\n\n*Not measured yet.*\n\n<!-- /server -->"
     assert document.filled(page, {"decide": {}}) == page
-
-
-def test_decide_says_which_peers_are_not_installed(tmp_path: Path) -> None:
-    from benchmarks.measured.peers import PACKAGES
-
-    absent = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
-    options = "--rounds 1 --calls 1 --seconds 0.05 --threads 1 --refusals 1 --only ping"
-    printed, run = _run("decide", options, tmp_path)
-    assert run["missing"] == absent
-    assert all(name in printed for name in absent)
 
 
 def test_peers_are_pinned_to_one_version_each() -> None:

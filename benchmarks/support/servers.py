@@ -69,12 +69,12 @@ def environment(redis: EmbeddedServer, database_url: str, namespace: str = "benc
     }
 
 
-def start_django(variables: dict[str, str], *, migrate: bool = True) -> None:
-    """Django in this process, on these servers, with its tables made."""
+def start_django(variables: dict[str, str], *, tables: bool = True) -> None:
+    """Set up Django in this process, on these servers, and make its tables unless they are there."""
     os.environ.update(variables)
     import django
     from django.core.management import call_command
 
     django.setup()
-    if migrate:
-        call_command("migrate", verbosity=0)
+    if tables:
+        call_command("migrate", run_syncdb=True, verbosity=0)

@@ -21,6 +21,8 @@ INSTALLED_APPS = [
 ]
 if importlib.util.find_spec("django_smart_ratelimit"):
     INSTALLED_APPS.append("django_smart_ratelimit")
+# The tables are made straight from the models, in a third of the time that migrations take.
+MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
 MIDDLEWARE: list[str] = []
 ROOT_URLCONF = "benchmarks.support.views"
 USE_TZ = True
