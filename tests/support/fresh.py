@@ -22,6 +22,7 @@ from pathlib import Path
 BASE_DIR = Path(__file__).resolve().parent
 SECRET_KEY = "a test's"
 USE_TZ = True
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "simple_history",
                   "ratelimits", "shop"]
