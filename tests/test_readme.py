@@ -187,10 +187,24 @@ def test_each_of_the_two_set_up_commands_stands_alone() -> None:
     assert tests.endswith(".venv/bin/python -m pytest -n auto\n")
 
 
-def test_every_link_leads_to_a_file() -> None:
+def anchors(page: Path) -> set[str]:
+    """Return what links to the page's headings end in, as GitHub makes it of them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     targets = [
-        (page, target) for page in pages for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        (page, path, anchor)
+        for page in pages
+        for path, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text())
     ]
     assert targets
-    assert [f"{page.name}: {target}" for page, target in targets if not (page.parent / target).exists()] == []
+    lost = [
+        f"{page.name}: {path}#{anchor}"
+        for page, path, anchor in targets
+        for target in [page.parent / path if path else page]
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
+    assert lost == []
