@@ -17,6 +17,7 @@ from ratelimits.models import ArchivedRange, Report
 from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
+from ratelimits.reports.verify.early import verify_early
 from ratelimits.reports.verify.manifest import compare
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
@@ -26,12 +27,20 @@ from ratelimits.usage.retention import archive
 from ratelimits.usage.retention.archive import ArchiveError
 from ratelimits.usage.verify.heads import verify_archives
 from ratelimits.usage.verify.ledger import verify_ledger
+from ratelimits.usage.verify.watermarks import verify_watermarks
 
 #: What is counted, in the order in which it is told.
 _KINDS = (
     *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
     *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
-    *("heads of chains", "entries of manifests", "bounds of reports", "rows of the configuration", "deliveries"),
+    *(
+        "watermarks",
+        "heads of chains",
+        "entries of manifests",
+        "bounds of reports",
+        "rows of the configuration",
+        "deliveries",
+    ),
 )
 
 
@@ -57,6 +66,7 @@ class Verification:
         self._archives = [path for path in archives if path.name in known]
         self._strangers = [path for path in archives if path.name not in known]
         self._away = sorted(known - {path.name for path in self._archives})
+        self._unasked: list[str] = []
         self.checked: Counter[str] = Counter()
 
     def findings(self) -> Generator[str]:
@@ -82,6 +92,8 @@ class Verification:
         checked = self.checked
         if self._account is None:
             yield "the ledger", verify_ledger(using, checked=checked)
+            yield "the watermarks", verify_watermarks(using, checked=checked, unasked=self._unasked)
+            yield "early closings", verify_early(using, *sources)
             yield "the totals", verify_totals(using, *sources, checked=checked)
             yield "adjustments and gaps", verify_printed(using, checked=checked)
             yield "the configuration", verify_configuration(using, checked)
@@ -117,6 +129,11 @@ class Verification:
             yield (
                 "With --account only the reports of that account are checked: not the ledger's chains, the running"
                 " totals, adjustments and gaps, the history of terms and prices, and what was pushed."
+            )
+        for why in self._unasked[:1]:
+            yield (
+                f"Redis could not be asked what waits there ({why}), so nobody can see a watermark that was moved past"
+                " it."
             )
         if self._month is not None:
             yield f"Only reports of {self._month} are made again."

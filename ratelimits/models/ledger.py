@@ -38,6 +38,14 @@ def moment(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
+def when(microseconds: int) -> str:
+    """Return a moment as a text; one that was tampered with may be of no calendar."""
+    try:
+        return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        return f"{microseconds} µs after 1970, which is in no calendar"
+
+
 class ShardState(models.Model):
     """The newest batch of one shard in the ledger, and its watermark.
 

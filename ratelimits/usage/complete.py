@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
 from ratelimits.engine.server import current_server, on_each
-from ratelimits.models.ledger import ShardState, moment
+from ratelimits.models.ledger import ShardState, when
 
 
 def completeness(using: str) -> str:
@@ -17,18 +17,10 @@ def completeness(using: str) -> str:
     marks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
     oldest = min((marks.get(shard, 0) for shard in shards), default=0)
     if oldest:
-        until = f"Usage is complete until {_when(oldest)}"
+        until = f"Usage is complete until {when(oldest)}"
     else:
         until = "Usage is not known to be complete until any moment: nothing was drained yet, is a worker running?"
     return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting()}."
-
-
-def _when(microseconds: int) -> str:
-    """Return a moment as a text; a watermark that was tampered with may be of no calendar."""
-    try:
-        return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
-    except OverflowError:
-        return f"{microseconds} µs after 1970, which is in no calendar"
 
 
 def _waiting() -> str:

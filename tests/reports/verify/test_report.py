@@ -226,7 +226,7 @@ def test_marks_that_an_older_database_lacks_are_written_before_batches_are_joine
 ) -> None:
     """Without them the hour's batches would be joined across the ends of reports, and no report could be made again."""
     for _again in range(2):
-        spend("acme", "2026-10-21", 3)
+        spend("acme", "2026-11-21", 3)
         flow()
     before, batches = list(ChainMark.objects.values_list("shard", "position")), Batch.objects.count()
     assert len(before) == 2

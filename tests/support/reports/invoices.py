@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from ratelimits import engine
 from ratelimits.models import Account, ConfigVersion, Plan, PlanInclusion, Report, ReportLine, ShardState
 from ratelimits.reports.closing.close import finalise
-from tests.support.usage.traffic import at, flow, use
+from tests.support.usage.traffic import at, flow, opened_late, use
 
 
 def account(identifier: str = "acme", *, included: int | None = None, **fields: Any) -> Account:
@@ -36,6 +36,7 @@ def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> eng
 
 def close(watermark: str | None = None) -> list[Report]:
     """Drain, say that all usage before a moment is in the ledger, and finalise as if it were then."""
+    opened_late()
     flow()
     if watermark is not None:
         ShardState.objects.update(watermark=at(watermark))

@@ -31,6 +31,7 @@ from ratelimits.models.ledger import COUNTERS, SUBJECT, moment
 from ratelimits.reports import signing
 from ratelimits.reports.statements import version_rows
 from ratelimits.usage.packet import canonical, chained, checksum, content_digest, header_of
+from tests.support.reports.invoices import spend
 from tests.support.usage.traffic import at
 
 Model = type[models.Model]
@@ -41,20 +42,20 @@ class NotApplicableError(Exception):
     """No two rows differ in a column, so there is nothing to exchange."""
 
 
-#: The tables, and their columns that say nothing of usage: when a row was written, where, and until when it waits.
+#: The tables, and their columns that name a row.
 TABLES: dict[Model, frozenset[str]] = {
-    Batch: frozenset({"id", "fence", "applied_at"}),
+    Batch: frozenset({"id"}),
     Line: frozenset({"id"}),
-    ShardState: frozenset({"shard", "run", "watermark", "ahead"}),
+    ShardState: frozenset({"shard"}),
     PeriodUsage: frozenset({"id"}),
     Report: frozenset({"id"}),
     ReportLine: frozenset({"id"}),
     Adjustment: frozenset({"id"}),
     DurabilityGap: frozenset({"id"}),
-    ProcessTotal: frozenset({"id", "process"}),
+    ProcessTotal: frozenset({"id"}),
     ChainMark: frozenset({"id"}),
     QuarantinedBatch: frozenset({"id"}),
-    ArchivedRange: frozenset({"id", "archived_at"}),
+    ArchivedRange: frozenset({"id"}),
 }
 #: Columns that an inserted row has others in, since they are unique; of tables that are not named, those below.
 UNIQUE: dict[Model, tuple[str, ...]] = {}
@@ -178,6 +179,16 @@ def delete(model: Model, **which: Any) -> Damage:
         found._raw_delete(found.db)
 
     return damage
+
+
+def watermark_moved(moment: str) -> Damage:
+    return lambda: ShardState.objects.filter(pk=touched(ShardState).pk).update(watermark=at(moment))
+
+
+def watermark_is_moved_past_redis() -> None:
+    """A month is to be closed though usage of it was not drained."""
+    spend("acme", "2026-11-07")
+    ShardState.objects.update(watermark=at("2026-11-08"))
 
 
 def line_under_an_open_batch() -> None:
@@ -417,6 +428,9 @@ def kinds_of(model: Model) -> dict[str, Damage]:
 
 TAMPERINGS: dict[str, Damage] = {
     **{name: damage for model in TABLES if model is not ArchivedRange for name, damage in kinds_of(model).items()},
+    "a watermark is moved back": watermark_moved("2026-10-20"),
+    "a watermark is moved ahead": watermark_moved("2026-11-07"),
+    "a watermark is moved past what waits in Redis": watermark_is_moved_past_redis,
     "a line under an open batch": line_under_an_open_batch,
     "a line of no batch": line_of_no_batch,
     "a line outside all batches": line_outside_all_batches,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 from ratelimits import engine
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import TokenBucket
+from ratelimits.engine.server import current_server
+from ratelimits.models import ShardState
 from ratelimits.usage.drain import Drained, drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
@@ -50,6 +53,16 @@ def use(
     usage = engine.Usage(account, key, (engine.Meter(meter, rule, version),), periods, timezone, anchor)
     limit = engine.Limit(key=key, algorithm=algorithm, cost=cost, rule=rule, version=max(version, configuration))
     return engine.decide([limit], account=account, usage=usage, now=now)
+
+
+def opened_late() -> None:
+    """Let no open batch be older than its shard's watermark, as on a server: what has an earlier moment came late."""
+    server = current_server()
+    for state in ShardState.objects.filter(watermark__gt=0):
+        client, open_batch = server.wire.client_of(server.keyspace, state.shard), server.keyspace.open(state.shard)
+        opened: Any = client.hget(open_batch, "#o")
+        if opened is not None and int(opened) < state.watermark:
+            client.hset(open_batch, "#o", str(state.watermark))
 
 
 def flow() -> Drained:
