@@ -1,0 +1,33 @@
+"""A database of an earlier commit, upgraded: its finalised reports are the same bytes, and still hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+
+KEPT = Path(__file__).parent / "kept_6fc9309"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_reports_that_were_finalised_before_an_upgrade_are_the_same_bytes_and_still_verify(tmp_path: Path) -> None:
+    file, before = tmp_path / "kept.sqlite3", json.loads((KEPT / "exports.json").read_text())
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript(gzip.decompress((KEPT / "database.sql.gz").read_bytes()).decode())
+    command = [sys.executable, "-m", "tests.support.reports.upgraded", tmp_path, "kept by finance", *before]
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{file}", "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "All holds.\n", done.stderr
+    assert "Checked 12 reports" in done.stderr
+    assert {name: sha256((tmp_path / name).read_bytes()).hexdigest() for name in before} == before
+    with closing(sqlite3.connect(file)) as database:
+        rows = database.execute("SELECT name FROM django_migrations WHERE app = 'ratelimits'")
+        applied = {name for (name,) in rows}
+    # Step by step, through each migration that came since.
+    assert {"0009_allotments", "0010_forced_gap", "0020_gaps_of_reports_alone"} <= applied
