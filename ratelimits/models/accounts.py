@@ -157,9 +157,9 @@ class Account(Versioned):
         return derived_shard(values, "identifier", "account:")
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        grave = super().tombstone(edit)
-        grave.key, grave.shard = self.key, self.shard
-        return grave
+        tombstone = super().tombstone(edit)
+        tombstone.key, tombstone.shard = self.key, self.shard
+        return tombstone
 
 
 class PlanMembership(Versioned):
@@ -221,6 +221,6 @@ class PlanMembership(Versioned):
         return derived_shard(values, "key")
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        grave = super().tombstone(edit)
-        grave.key, grave.shard, grave.plan = self.key, self.shard, self.plan_id
-        return grave
+        tombstone = super().tombstone(edit)
+        tombstone.key, tombstone.shard, tombstone.plan = self.key, self.shard, self.plan_id
+        return tombstone

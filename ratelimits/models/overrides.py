@@ -99,9 +99,9 @@ class KeyOverride(Versioned):
         return derived_shard(values, "key")
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        grave = super().tombstone(edit)
-        grave.key, grave.shard, grave.rule = self.key, self.shard, self.rule
-        return grave
+        tombstone = super().tombstone(edit)
+        tombstone.key, tombstone.shard, tombstone.rule = self.key, self.shard, self.rule
+        return tombstone
 
     def clean(self) -> None:
         """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""

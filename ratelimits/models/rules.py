@@ -325,9 +325,9 @@ class Rule(Versioned):
         return sentences.sentence(self.to_algorithm(), unit, self.key_kind, self.scope, self.max_wait)
 
     def tombstone(self, edit: Edit) -> Tombstone:
-        grave = super().tombstone(edit)
-        grave.rule, grave.plan = self.name, self.plan_id
-        return grave
+        tombstone = super().tombstone(edit)
+        tombstone.rule, tombstone.plan = self.name, self.plan_id
+        return tombstone
 
     def clean(self) -> None:
         """Clear the fields of other algorithms; raise ValidationError with a message for each field that is wrong."""

@@ -206,7 +206,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             derived = self.model.derive(kwargs)
             changed = super().update(**{**kwargs, **derived, "version": edit.version, "since": edit.since})
             after = self._rows([row.pk for row in before])
-            bury_former(before, after, edit)
+            write_tombstones(before, after, edit)
             edited.send(self.model, before=before, after=after, edit=edit)
             record(after, "~", self.db)
             return changed
@@ -238,7 +238,7 @@ class VersionedQuerySet(models.QuerySet[M]):
             # Not through super(): Django's bulk_update calls update(), which would be another edit.
             plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
             changed = plain.bulk_update(rows, all_fields, batch_size)
-            bury_former(before, rows, edit)
+            write_tombstones(before, rows, edit)
             after = self._rows([row.pk for row in rows])
             edited.send(self.model, before=before, after=after, edit=edit)
             record(after, "~", self.db)
@@ -284,7 +284,7 @@ class Versioned(models.Model):
             if self.subject_fields:
                 rows = type(self)._base_manager.using(using)
                 before = [] if self.pk is None else list(rows.filter(pk=self.pk))
-                bury_former(before, [self], edit)
+                write_tombstones(before, [self], edit)
                 edited.send(type(self), before=before, after=[self], edit=edit)
             self.stamp(edit)
             if update_fields is not None:
@@ -325,20 +325,20 @@ class Versioned(models.Model):
         return row
 
 
-def bury_former(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
+def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
     """Write tombstones for the rows whose subject an edit changes."""
     now = {row.pk: row for row in after}
-    graves = [
+    tombstones = [
         row.tombstone(edit)
         for row in before
         if row.pk in now and any(getattr(row, name) != getattr(now[row.pk], name) for name in row.subject_fields)
     ]
-    if graves:
-        Tombstone.objects.using(edit.using).bulk_create(graves)
+    if tombstones:
+        Tombstone.objects.using(edit.using).bulk_create(tombstones)
 
 
-@receiver(pre_delete, dispatch_uid="ratelimits.bury")
-def _bury(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
+@receiver(pre_delete, dispatch_uid="ratelimits.write_tombstone")
+def _write_tombstone_of_deleted(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
     """Write a tombstone for every deleted row, cascades included."""
     if isinstance(instance, Versioned):
         with editing(using) as edit:

@@ -53,9 +53,9 @@ class Prepared:
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     """What applies of a selection to a request that is counted by these meters; made once for each."""
-    prepared: Prepared | None = selection.kept.get(meters)
+    prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
-        prepared = selection.kept[meters] = _prepare(selection, meters)
+        prepared = selection.cache[meters] = _prepare(selection, meters)
     return prepared
 
 

@@ -157,11 +157,11 @@ def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
 def _read(using: str, keys: set[str]) -> _Overrides:
     """All that overrides ever said of these keys, by key and rule."""
     rows = KeyOverride.objects.using(using).filter(key__in=keys)
-    graves = Tombstone.objects.using(using).filter(
+    tombstones = Tombstone.objects.using(using).filter(
         kind="keyoverride", shard__in={key_shard(key) for key in keys}, key__in=keys
     )
-    buried = graves.order_by().values_list("row", flat=True)
-    return _of_history(using, set(rows.order_by().values_list("pk", flat=True).union(buried)))
+    deleted = tombstones.order_by().values_list("row", flat=True)
+    return _of_history(using, set(rows.order_by().values_list("pk", flat=True).union(deleted)))
 
 
 def _of_history(using: str, ids: set[int]) -> _Overrides:

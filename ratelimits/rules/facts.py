@@ -40,34 +40,34 @@ class Facts:
 
     def get(self, key: str) -> KeyFacts | None:
         """What holds for a key; None if nothing is said of it."""
-        found = self._known.get(key)
-        if found is None:
-            found = self._find(key)
-            if found is not None:
-                self._known[key] = found
-        return found
+        facts = self._known.get(key)
+        if facts is None:
+            facts = self._find(key)
+            if facts is not None:
+                self._known[key] = facts
+        return facts
 
     def _find(self, key: str) -> KeyFacts | None:
         rows, now = self._rows, self._now
         of_key = rows.overrides.get(key, ()), rows.memberships.get(key, ()), rows.accounts.get(key, ())
-        if not any(of_key) and key not in rows.scars and key not in rows.kept:
+        if not any(of_key) and key not in rows.deleted_at and key not in rows.kept:
             return None
         overrides, memberships, accounts = of_key
-        moved = [rows.scars.get(key, 0), *(account.since for account in accounts)]
+        moved = [rows.deleted_at.get(key, 0), *(account.since for account in accounts)]
         times = [(one.since, one.valid_from, one.valid_until) for one in overrides]
         times += [(one.since, one.valid_from, one.valid_until) for one in memberships]
         for since, *edges in times:
             moved += since, *(edge for edge in edges if 0 < edge <= now)
-        held: dict[str, OverrideRow] = {}
+        in_force: dict[str, OverrideRow] = {}
         for override in overrides:
             if override.valid_from <= now < override.valid_until:
-                held.setdefault(override.rule, override)
+                in_force.setdefault(override.rule, override)
         plans = [one.plan for one in memberships if one.valid_from <= now < one.valid_until]
         newest = max(moved)
         return KeyFacts(
             plans[0] if plans else 0,
             accounts[0] if accounts else None,
-            tuple(held.values()),
+            tuple(in_force.values()),
             newest if newest > now - RECENT else 0,
             rows.kept.get(key),
         )

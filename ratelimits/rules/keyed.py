@@ -69,14 +69,14 @@ _T = TypeVar("_T", bound=Hashable)
 class KeyRows:
     """What is said of the keys of one shard: of each key the rows, newest first.
 
-    `scars`: when something about a key last went away. `kept`: the billing period that an account's last change of
+    `deleted_at`: when something about a key last went away. `kept`: the billing period that an account's last change of
     terms left as it was. `edges`: the moments at which a row begins or ceases to hold, in order.
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
     memberships: Mapping[str, tuple[MembershipRow, ...]] = field(default_factory=dict)
     accounts: Mapping[str, tuple[AccountRow, ...]] = field(default_factory=dict)
-    scars: Mapping[str, int] = field(default_factory=dict)
+    deleted_at: Mapping[str, int] = field(default_factory=dict)
     kept: Mapping[str, Span] = field(default_factory=dict)
     edges: tuple[int, ...] = ()
 
@@ -114,62 +114,62 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
     ).iterator(_CHUNK):
         account = AccountRow(pk, once(plan or 0), once(timezone), once(anchor or None), once(version), once(since))
         _put(accounts, shard, f"account:{identifier}", account)
-    scars: dict[int, dict[str, int]] = {}
+    deleted_at: dict[int, dict[str, int]] = {}
     if above is None:
-        graves = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
-        for shard, key, since in graves.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since")):
-            scars.setdefault(shard, {})[key] = since
+        tombstones = Tombstone.objects.using(using).filter(kind__in=("keyoverride", "planmembership", "account"))
+        for shard, key, since in tombstones.filter(shard__in=shards).values_list("shard", "key").annotate(Max("since")):
+            deleted_at.setdefault(shard, {})[key] = since
     kept: dict[int, dict[str, Span]] = {}
     spans = KeptPeriod.objects.using(using).filter(**wanted).values_list("shard", "account", "start", "end")
     for shard, identifier, start, end in spans.iterator(_CHUNK):
         kept.setdefault(shard, {})[f"account:{identifier}"] = once((start, end))
-    parts = overrides, memberships, accounts, scars, kept
+    parts = overrides, memberships, accounts, deleted_at, kept
     met = set(shards) if above is None else {shard for part in parts for shard in part}
     return {
         shard: _rows(
             overrides.get(shard, {}),
             memberships.get(shard, {}),
             accounts.get(shard, {}),
-            scars.get(shard, {}),
+            deleted_at.get(shard, {}),
             kept.get(shard, {}),
         )
         for shard in met
     }
 
 
-def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], graves: Iterable[Tombstone]) -> None:
+def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombstones: Iterable[Tombstone]) -> None:
     """Put what changed into the shards that are held: first what went away, then what is there."""
-    buried: dict[int, list[Tombstone]] = {}
-    for grave in graves:
-        if grave.shard is not None:
-            buried.setdefault(grave.shard, []).append(grave)
-    for shard, held in enumerate(shards):
-        new, gone = changes.get(shard), buried.get(shard, [])
-        if held is None or (new is None and not gone):
+    tombstones_by_shard: dict[int, list[Tombstone]] = {}
+    for tombstone in tombstones:
+        if tombstone.shard is not None:
+            tombstones_by_shard.setdefault(tombstone.shard, []).append(tombstone)
+    for shard, current in enumerate(shards):
+        new, tombstones_of_shard = changes.get(shard), tombstones_by_shard.get(shard, [])
+        if current is None or (new is None and not tombstones_of_shard):
             continue
         new = new or KeyRows()
-        scars = dict(held.scars)
-        for grave in gone:
-            scars[grave.key] = grave.since
+        deleted_at = dict(current.deleted_at)
+        for tombstone in tombstones_of_shard:
+            deleted_at[tombstone.key] = tombstone.since
 
-        def of(kind: str, gone: list[Tombstone] = gone) -> set[int]:
-            return {grave.row for grave in gone if grave.kind == kind}
+        def of(kind: str, tombstones_of_shard: list[Tombstone] = tombstones_of_shard) -> set[int]:
+            return {tombstone.row for tombstone in tombstones_of_shard if tombstone.kind == kind}
 
         shards[shard] = _rows(
-            _merged(held.overrides, new.overrides, of("keyoverride")),
-            _merged(held.memberships, new.memberships, of("planmembership")),
-            _merged(held.accounts, new.accounts, of("account")),
-            scars,
-            {**held.kept, **new.kept},
+            _merged(current.overrides, new.overrides, of("keyoverride")),
+            _merged(current.memberships, new.memberships, of("planmembership")),
+            _merged(current.accounts, new.accounts, of("account")),
+            deleted_at,
+            {**current.kept, **new.kept},
         )
 
 
 def _merged(
-    held: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], gone: set[int]
+    current: Mapping[str, tuple[Row, ...]], new: Mapping[str, tuple[Row, ...]], gone: set[int]
 ) -> dict[str, tuple[Row, ...]]:
     gone |= {row.pk for rows in new.values() for row in rows}
     out = {}
-    for key, rows in held.items():
+    for key, rows in current.items():
         left = rows if gone.isdisjoint(row.pk for row in rows) else tuple(row for row in rows if row.pk not in gone)
         if left:
             out[key] = left
@@ -183,19 +183,19 @@ def _rows(
     overrides: Mapping[str, tuple[OverrideRow, ...]],
     memberships: Mapping[str, tuple[MembershipRow, ...]],
     accounts: Mapping[str, tuple[AccountRow, ...]],
-    scars: Mapping[str, int],
+    deleted_at: Mapping[str, int],
     kept: Mapping[str, Span],
 ) -> KeyRows:
     times = {(row.valid_from, row.valid_until) for rows in overrides.values() for row in rows}
     times |= {(row.valid_from, row.valid_until) for rows in memberships.values() for row in rows}
     edges = {edge for ends in times for edge in ends if 0 < edge < NEVER}
-    return KeyRows(overrides, memberships, accounts, scars, kept, tuple(sorted(edges)))
+    return KeyRows(overrides, memberships, accounts, deleted_at, kept, tuple(sorted(edges)))
 
 
-def _put(found: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:
-    of_shard = found.get(shard)
+def _put(rows_by_shard: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: str, row: Row) -> None:
+    of_shard = rows_by_shard.get(shard)
     if of_shard is None:
-        of_shard = found[shard] = {}
+        of_shard = rows_by_shard[shard] = {}
     # Rows come in the order of their versions: the newest goes in front.
     before = of_shard.get(key)
     of_shard[key] = (row,) if before is None else (row, *before)

@@ -48,16 +48,16 @@ class Loader:
 
     def __init__(self, clock: Callable[[], int] = _now) -> None:
         self._clock = clock
-        self._held: Snapshot | None = None
+        self._current: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
         self._behind = 0  # the version that Redis asks for and the database does not have
-        self._complained = 0  # the one that was logged last
+        self._logged_behind = 0  # the one that was logged last
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._asked_at: float | None = None  # since when the database has owed an answer
+        self._query_began_at: float | None = None  # since when the database has owed an answer
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
@@ -69,18 +69,18 @@ class Loader:
         """
         if tests.possible:
             self._follow_test()
-        held, now = self._held, self._clock()
-        if held is None:
+        current, now = self._current, self._clock()
+        if current is None:
             return self._wait(self._submit(self._load, 0))
-        if held.seen_at - _STEP <= now < min(held.good_until, self._refresh_at):
-            return held
-        return self._renew(held, now)
+        if current.seen_at - _STEP <= now < min(current.good_until, self._refresh_at):
+            return current
+        return self._renew(current, now)
 
     async def acurrent(self) -> Snapshot:
         """Like `current`, without blocking the event loop."""
         if tests.possible:
             self._follow_test()
-        if self._held is None:
+        if self._current is None:
             return await self._await(self._submit(self._load, 0))
         return self.current()
 
@@ -102,39 +102,39 @@ class Loader:
     def forget(self) -> None:
         """Hold nothing: the next use reads everything."""
         with self._lock:
-            self._held = self._failure = None
-            self._behind = self._complained = 0
+            self._current = self._failure = None
+            self._behind = self._logged_behind = 0
 
     def _follow_test(self) -> None:
         """In a test's transaction forget what was read in another's, or before an edit."""
         if tests.take_change(conf.DATABASE):
             self.forget()
 
-    def _renew(self, held: Snapshot, now: int) -> Snapshot:
+    def _renew(self, current: Snapshot, now: int) -> Snapshot:
         """Past an edge of validity look at the same rows anew; past the interval have them read again."""
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
-            if now >= self._refresh_at or now < held.seen_at - _STEP:
+            if now >= self._refresh_at or now < current.seen_at - _STEP:
                 self._refresh_at = now + self._interval()
                 self._thread.submit(self._refresh)
-            if self._held is held and not held.seen_at - _STEP <= now < held.good_until:
-                self._held = self._at(held.rows, versioned=held.versioned)
-            return self._held or held
+            if self._current is current and not current.seen_at - _STEP <= now < current.good_until:
+                self._current = self._at(current.rows, versioned=current.versioned)
+            return self._current or current
 
     def _refresh(self) -> None:
-        held, behind = self._held, self._behind
+        current, behind = self._current, self._behind
         self._behind = 0
-        if behind and held is not None:
-            self._hold(held.rows)  # the next decision says whether Redis still is ahead
+        if behind and current is not None:
+            self._use(current.rows)  # the next decision says whether Redis still is ahead
             return
         try:
             self._load(None)
         except RulesUnavailable as error:
             logger.warning("The rules could not be read again; those held stay in force: %s", error)
 
-    def _at(self, held: rows.Rows, *, versioned: bool) -> Snapshot:
-        return Snapshot(held, self._clock, lambda shards: self._wait(self._want(shards)), versioned=versioned)
+    def _at(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
+        return Snapshot(current, self._clock, lambda shards: self._wait(self._want(shards)), versioned=versioned)
 
     def _interval(self) -> int:
         return int(conf.RELOAD_INTERVAL * 1_000_000)
@@ -176,32 +176,36 @@ class Loader:
 
     def _patience_left(self) -> float:
         """Return for how many more seconds the database may take its time."""
-        asked_at = self._asked_at
-        return PATIENCE if asked_at is None else max(asked_at + PATIENCE - time.monotonic(), 0)
+        began_at = self._query_began_at
+        return PATIENCE if began_at is None else max(began_at + PATIENCE - time.monotonic(), 0)
 
     def _timed(self, execute: Callable[..., R], *args: Any) -> R:
         """In the thread: run a statement, and remember meanwhile since when it has been running."""
-        self._asked_at = time.monotonic()
+        self._query_began_at = time.monotonic()
         try:
             return execute(*args)
         finally:
-            self._asked_at = None
+            self._query_began_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
         """In the thread: bring the rows up to date. Whoever waited for another's reload finds it done."""
-        held = self._held
-        if held is not None and minimum_version is not None and max(held.version, self._behind) >= minimum_version:
-            return held
-        found = self._ask(lambda: rows.read(conf.DATABASE, held.rows if held is not None else None))
-        if minimum_version is not None and found.version < minimum_version:
+        current = self._current
+        if (
+            current is not None
+            and minimum_version is not None
+            and max(current.version, self._behind) >= minimum_version
+        ):
+            return current
+        rows_read = self._query(lambda: rows.read(conf.DATABASE, current.rows if current is not None else None))
+        if minimum_version is not None and rows_read.version < minimum_version:
             self._behind = minimum_version
-            self._complain(found.version)
-        return self._hold(found)
+            self._log_behind(rows_read.version)
+        return self._use(rows_read)
 
-    def _complain(self, version: int) -> None:
-        if self._behind == self._complained:
+    def _log_behind(self, version: int) -> None:
+        if self._behind == self._logged_behind:
             return
-        self._complained = self._behind
+        self._logged_behind = self._behind
         logger.error(
             "Redis asks for configuration version %s and the database %r has %s: it was restored to an older state, or"
             " another project uses the namespace %r. The rules of the database are in force; an edit takes up to a"
@@ -217,39 +221,39 @@ class Loader:
 
         Those that others wait for behind this job are read with them: a burst of new keys is two reads, however long.
         """
-        held = self._held
-        if held is not None and all(held.rows.shards[shard] is not None for shard in shards):
-            return held
+        current = self._current
+        if current is not None and all(current.rows.shards[shard] is not None for shard in shards):
+            return current
         wanted, self._wanted = self._wanted, set()
         shards |= wanted
 
         def read() -> rows.Rows:
             for _attempt in range(3):
-                found = rows.read(conf.DATABASE, held.rows if held is not None else None)
-                wanted = [shard for shard in shards if found.shards[shard] is None]
+                rows_read = rows.read(conf.DATABASE, current.rows if current is not None else None)
+                wanted = [shard for shard in shards if rows_read.shards[shard] is None]
                 read_now = keyed.read(conf.DATABASE, wanted)
-                if ConfigVersion.read(conf.DATABASE)[0] == found.version:
+                if ConfigVersion.read(conf.DATABASE)[0] == rows_read.version:
                     break
             for shard, keys in read_now.items():
-                found.shards[shard] = keys
-            return found
+                rows_read.shards[shard] = keys
+            return rows_read
 
-        return self._hold(self._ask(read))
+        return self._use(self._query(read))
 
-    def _hold(self, found: rows.Rows) -> Snapshot:
+    def _use(self, rows_read: rows.Rows) -> Snapshot:
         """Hold these rows; where Redis asks for newer ones than there are, uncompared for a while."""
         with self._lock:
-            behind = found.version < self._behind
+            behind = rows_read.version < self._behind
             versioned = not behind and not tests.running
             self._refresh_at = self._clock() + (_PAUSE if behind else self._interval())
-            if self._held is None or self._held.rows is not found or self._held.versioned != versioned:
-                self._held = self._at(found, versioned=versioned)
-            return self._held
+            if self._current is None or self._current.rows is not rows_read or self._current.versioned != versioned:
+                self._current = self._at(rows_read, versioned=versioned)
+            return self._current
 
-    def _ask(self, query: Callable[[], R]) -> R:
-        lent = False
+    def _query(self, query: Callable[[], R]) -> R:
+        borrowed = False
         try:
-            with tests.connection(conf.DATABASE) as lent:
+            with tests.connection(conf.DATABASE) as borrowed:
                 connection = connections[conf.DATABASE]
                 self._timed(connection.ensure_connection)
                 with connection.execute_wrapper(self._timed):
@@ -263,7 +267,7 @@ class Loader:
             self._failure = self._clock(), message
             raise RulesUnavailable(message) from error
         finally:
-            if not lent:
+            if not borrowed:
                 connections[conf.DATABASE].close()
         self._failure = None
         return answer

@@ -61,21 +61,21 @@ class RuleRow:
         return algorithm_from_json({**self.parameters, **changes})
 
 
-Scars = Mapping[tuple[int, str], tuple[int, int]]
+DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What the database says at `version`.
 
-    `scars`: for (plan, rule name), the version and moment at which such a rule last went away. `shards` is filled
+    `deleted_at`: for (plan, rule name), the version and moment at which such a rule last went away. `shards` is filled
     by the loader as keys are met: None is not read yet. `logged`: what was complained of, so that it is said once.
     """
 
     version: int
     rules: Mapping[int, RuleRow] = field(default_factory=dict)
     plans: Mapping[int, str] = field(default_factory=dict)
-    scars: Scars = field(default_factory=dict)
+    deleted_at: DeletedAt = field(default_factory=dict)
     shards: list[KeyRows | None] = field(default_factory=lambda: [None] * KEY_SHARDS)
     logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -106,19 +106,19 @@ def _rule(rule: Rule) -> RuleRow:
     )
 
 
-def read(using: str, held: Rows | None) -> Rows:
+def read(using: str, current: Rows | None) -> Rows:
     """The rows at the version in force: those held, those held and what changed since, or all of them.
 
     The version is read before the rows, and once more behind them: what an editor committed in between is read again.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete = ConfigVersion.read(using)
-        if held is not None and held.version == version:
-            return held
-        if held is None or not complete <= held.version < version:
+        if current is not None and current.version == version:
+            return current
+        if current is None or not complete <= current.version < version:
             rows = _read_all(using, version)
         else:
-            rows = _read_changes(using, held, version)
+            rows = _read_changes(using, current, version)
         if ConfigVersion.read(using)[0] == version:
             break
     return rows
@@ -126,29 +126,29 @@ def read(using: str, held: Rows | None) -> Rows:
 
 def _read_all(using: str, version: int) -> Rows:
     rules = [_rule(rule) for rule in Rule.objects.using(using).select_related("plan").order_by("pk")]
-    graves = Tombstone.objects.using(using).filter(kind="rule").values_list("plan", "rule")
+    tombstones = Tombstone.objects.using(using).filter(kind="rule").values_list("plan", "rule")
     return Rows(
         version,
         {row.pk: row for row in rules},
         dict(Plan.objects.using(using).values_list("pk", "slug")),
-        {(p or 0, name): (v, since) for p, name, v, since in graves.annotate(Max("version"), Max("since"))},
+        {(p or 0, name): (v, since) for p, name, v, since in tombstones.annotate(Max("version"), Max("since"))},
     )
 
 
-def _read_changes(using: str, held: Rows, version: int) -> Rows:
-    graves = list(Tombstone.objects.using(using).filter(version__gt=held.version).order_by("version"))
-    rules, plans, scars = dict(held.rules), dict(held.plans), dict(held.scars)
-    for grave in graves:
-        if grave.kind == "rule":
-            rules.pop(grave.row, None)
-            scars[grave.plan or 0, grave.rule] = grave.version, grave.since
-        elif grave.kind == "plan":
-            plans.pop(grave.row, None)
-    for rule in Rule.objects.using(using).select_related("plan").filter(version__gt=held.version):
+def _read_changes(using: str, current: Rows, version: int) -> Rows:
+    tombstones = list(Tombstone.objects.using(using).filter(version__gt=current.version).order_by("version"))
+    rules, plans, deleted_at = dict(current.rules), dict(current.plans), dict(current.deleted_at)
+    for tombstone in tombstones:
+        if tombstone.kind == "rule":
+            rules.pop(tombstone.row, None)
+            deleted_at[tombstone.plan or 0, tombstone.rule] = tombstone.version, tombstone.since
+        elif tombstone.kind == "plan":
+            plans.pop(tombstone.row, None)
+    for rule in Rule.objects.using(using).select_related("plan").filter(version__gt=current.version):
         rules[rule.pk] = _rule(rule)
-    plans.update(Plan.objects.using(using).filter(version__gt=held.version).values_list("pk", "slug"))
-    loaded = [shard for shard, rows in enumerate(held.shards) if rows is not None]
-    shards = list(held.shards)
+    plans.update(Plan.objects.using(using).filter(version__gt=current.version).values_list("pk", "slug"))
+    loaded = [shard for shard, rows in enumerate(current.shards) if rows is not None]
+    shards = list(current.shards)
     if loaded:
-        keyed.merge(shards, keyed.read(using, loaded, above=held.version), graves)
-    return Rows(version, rules, plans, scars, shards)
+        keyed.merge(shards, keyed.read(using, loaded, above=current.version), tombstones)
+    return Rows(version, rules, plans, deleted_at, shards)

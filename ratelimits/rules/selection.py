@@ -65,7 +65,7 @@ class Selection:
     #: Those in whose place their failure policy decides; never one in the shadow.
     unreadable: tuple[UnreadableRule, ...] = ()
     #: What is made of them once, and kept for as long as they are.
-    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def keys(self, identity: Identity) -> tuple[str, ...]:
         """What each rule counts this identity under."""

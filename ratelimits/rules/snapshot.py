@@ -49,7 +49,7 @@ class Billing(NamedTuple):
 
 
 #: Which kinds of key there are, the key's plan, the account's plan, when any of that changed, and the overrides.
-_Asked = tuple[int, int, int, int, tuple[OverrideRow, ...]]
+_Terms = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
@@ -97,7 +97,7 @@ class Snapshot:
         self._load = load
         self._lock = threading.Lock()
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
-        self._selections: dict[tuple[str, str, _Asked], Selection] = {}
+        self._selections: dict[tuple[str, str, _Terms], Selection] = {}
         self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
         self._plans: dict[int, dict[str, RuleRow]] = {}
         for row in rows.rules.values():
@@ -112,25 +112,25 @@ class Snapshot:
 
         Once its keys' shards are read this takes no lock, no query and no settings look-up.
         """
-        asked = self._ask(identity)
-        if asked is None:
+        terms = self._terms_of(identity)
+        if terms is None:
             return self.having(identity).select(scope, method, identity)
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
             # Like GET, whose handler answers it, where no rule says otherwise.
             method = "GET" if method == "HEAD" and "GET" in self._methods else ""
-        about = (scope, method, asked)
-        selection = self._selections.get(about)
+        cache_key = (scope, method, terms)
+        selection = self._selections.get(cache_key)
         if selection is None:
-            selection = self._compile(scope, method, asked)
+            selection = self._compile(scope, method, terms)
             with self._lock:
                 if len(self._selections) >= MAX_SELECTIONS:
                     self._selections.clear()
-                selection = self._selections.setdefault(about, selection)
+                selection = self._selections.setdefault(cache_key, selection)
         return selection
 
-    def _ask(self, identity: Identity) -> _Asked | None:
+    def _terms_of(self, identity: Identity) -> _Terms | None:
         """What is said of an identity's keys, or None if that was not read yet."""
         present = key_plan = account_plan = moved = 0
         overrides: tuple[OverrideRow, ...] = ()
@@ -224,9 +224,9 @@ class Snapshot:
             self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 
-    def _compile(self, scope: str, method: str, asked: _Asked) -> Selection:
+    def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
         """Rule by rule, by name: the key's plan over the account's plan over the default; then the overrides."""
-        present, key_plan, account_plan, moved, overrides = asked
+        present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
         for rank, plan in enumerate(ranks):
@@ -241,7 +241,7 @@ class Snapshot:
             # Of a row whose kind of key is unknown nobody can say that it is not meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
-            gone = [self.rows.scars[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.scars]
+            gone = [self.rows.deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.deleted_at]
             rule = self._apply(row, kind or GLOBAL_KEY, [o for o in overrides if o.rule == name], gone, moved)
             if isinstance(rule, AppliedRule):
                 applied.append((rank, row, rule))

@@ -232,9 +232,14 @@ class TestTombstones:
             KeyOverride.objects.update(key="user:2")
         else:
             KeyOverride.objects.bulk_update([row], ["key"])
-        grave, row = Tombstone.objects.get(), KeyOverride.objects.get()
-        assert (grave.kind, grave.row, grave.key, grave.shard) == ("keyoverride", row.pk, "user:1", key_shard("user:1"))
-        assert (row.key, row.shard, row.version) == ("user:2", key_shard("user:2"), grave.version)
+        tombstone, row = Tombstone.objects.get(), KeyOverride.objects.get()
+        assert (tombstone.kind, tombstone.row, tombstone.key, tombstone.shard) == (
+            "keyoverride",
+            row.pk,
+            "user:1",
+            key_shard("user:1"),
+        )
+        assert (row.key, row.shard, row.version) == ("user:2", key_shard("user:2"), tombstone.version)
 
     def test_an_edit_that_leaves_it_what_it_is_leaves_none(self) -> None:
         row = rule()

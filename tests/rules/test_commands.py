@@ -272,7 +272,7 @@ class TestReload:
             rule(name).delete()
         Tombstone.objects.filter(rule="old").update(since=1)
         run("ratelimits_reload")
-        assert [grave.rule for grave in Tombstone.objects.all()] == ["new"]
+        assert [tombstone.rule for tombstone in Tombstone.objects.all()] == ["new"]
 
     def test_a_database_that_was_restored_gets_ahead_of_redis(self, redis_client: redis.Redis) -> None:
         rule()

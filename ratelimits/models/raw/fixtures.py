@@ -14,10 +14,10 @@ from ratelimits.models.versions import (
     ConfigVersion,
     Edit,
     Versioned,
-    bury_former,
     edited,
     editing,
     publish_on_commit,
+    write_tombstones,
 )
 
 _REASON = "loaddata"
@@ -63,7 +63,7 @@ def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
     with editing(using) as edit:
         _stamp(row, edit)
         before = [] if former is None else [former]
-        bury_former(before, [row], edit)
+        write_tombstones(before, [row], edit)
         edited.send(type(row), before=before, after=[row], edit=edit)
         if _is_recorded(row, using):
             return
