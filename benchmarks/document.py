@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.support import plan
 from benchmarks.support.report import shown
 from benchmarks.tasks import WAYS
+from benchmarks.twice import PAIRS
 
 Run = dict[str, Any]
 
@@ -255,6 +256,14 @@ def _chart(name: str, alternative: str) -> Callable[[dict[str, Run]], str]:
     return lambda _runs: f"![{alternative}](performance/{name}.svg)"
 
 
+def twice(runs: dict[str, Run]) -> str:
+    """Ways of the app's own beside the plain ones."""
+    rows = [
+        (*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in runs["twice"]["results"].items()
+    ]
+    return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
+
+
 #: Table -> the runs that it is made of, and how.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
@@ -275,6 +284,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "ledger": (("ledger",), ledger),
     "closing": (("closing",), closing),
     "exports": (("exports",), exports),
+    "twice": (("twice",), twice),
     "capacity": (("decide", "server"), capacity),
 }
 

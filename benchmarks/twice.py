@@ -1,0 +1,158 @@
+"""What the app does in a way of its own, beside the plain way that it could do without: whether that pays.
+
+    python -m benchmarks.twice [--out DIR]
+
+Both ways of each pair are timed in the same rounds, on one core. A pair whose ratio comes near 1
+is to lose its own way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.support import report, servers
+from benchmarks.support.timing import Case, Timed, interleaved
+
+#: Name -> what the own way is, and the plain one.
+PAIRS = {
+    "fast": ("3 rules, metered: the fast path's script, µs of the server", "the whole script"),
+    "reader": ("one reply, read from the socket", "redis-py's connection and parser"),
+    "batch": ("a simulated decision's command, made of parts that stay", "a whole command each time"),
+    "steps": ("a decision's steps, called one after the other", "a generator of the steps and its driver"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.twice", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40, help="rounds that every way takes part in")
+    parser.add_argument("--calls", type=int, default=300, help="timed calls of each way in each round")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    options = parser.parse_args(argv)
+    core = servers.cores()[0]
+    with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
+        servers.start_django(servers.environment(redis_server, database), migrate=False)
+        servers.pin(core)
+        about = report.machine(redis_server.url)
+        with redis.Redis.from_url(redis_server.url) as client:
+            results = {"fast": _of_the_server(client, options.rounds, options.calls)}
+        timed = interleaved(_cases(redis_server.url), options.rounds, options.calls)
+    for name in ("reader", "batch", "steps"):
+        results[name] = _pair(timed[f"{name} own"], timed[f"{name} plain"])
+    about = {**about, "load_behind": report.load()}
+    run = report.run_json("twice", about, vars(options), [], results=results)
+    print(text_of(run))
+    report.write(run, options.out)
+    return 0
+
+
+def _pair(own: Timed, plain: Timed) -> dict[str, float]:
+    ways = own.to_json()["median_us"], plain.to_json()["median_us"]
+    return {"own_us": ways[0], "plain_us": ways[1], "times": round(plain.ratio(own), 2)}
+
+
+def _of_the_server(client: redis.Redis, rounds: int, calls: int) -> dict[str, float]:
+    """Ask both scripts in turn, and let the server say how long each took it."""
+    from benchmarks.measured import ours
+    from ratelimits.engine.program import Program
+
+    server, now = ours.engine_server(), time.time_ns() // 1000
+    call = ours.call_of(ours.three_limits(), now)
+    whole = Program(call.program.terms)
+    whole.__dict__["_fast"] = False
+    ways = {"own": ours.deciding(server, call), "plain": ours.deciding(server, call._replace(program=whole))}
+    micros: dict[str, list[float]] = {name: [] for name in ways}
+    for _round in range(rounds):
+        for name, decide in ways.items():
+            decide()
+            client.config_resetstat()
+            for _call in range(calls):
+                decide()
+            micros[name].append(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
+    own, plain = (sorted(each)[len(each) // 2] for each in micros.values())
+    ratios = sorted(slow / fast for fast, slow in zip(*micros.values(), strict=True))
+    return {"own_us": own, "plain_us": plain, "times": round(ratios[len(ratios) // 2], 2)}
+
+
+def _cases(url: str) -> list[Case]:
+    from ratelimits.engine.resp import resp
+    from ratelimits.engine.transport.connection import OwnedConnection, exchange
+
+    ping, process = resp(b"PING"), object()
+    pool = redis.ConnectionPool.from_url(url)
+    own = OwnedConnection(pool.connection_class, pool.connection_kwargs, process)
+    own.greet()
+    plain = pool.get_connection()
+    made = _making()
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("reader own", lambda: own.exchange(ping)),
+        ("reader plain", lambda: exchange(plain, ping)),
+        *made.items(),
+        ("steps own", lambda: _ended(_step(_step(_step(0))))),
+        ("steps plain", lambda: _ended(_driven(_steps()))),
+    ]
+    return [Case(name, name, "ours", call) for name, call in calls]
+
+
+def _making() -> dict[str, Callable[[], object]]:
+    """Make the command of one simulated decision, in both ways."""
+    from benchmarks.measured import ours
+    from ratelimits.engine.call import Call, Command
+    from ratelimits.engine.keys import Keyspace
+    from ratelimits.engine.program import Term, program
+    from ratelimits.simulate.batch import Asking, Op
+
+    keyspace = Keyspace("twice", 1)
+    terms = program(tuple(Term(algorithm, name, 0, 0) for name, algorithm in ours.three_limits()))
+    asking, start = Asking(keyspace, terms), time.time_ns() // 1000
+    moments = iter(range(start, start + 10**9))
+    call = Call(terms, ("42",), (1,), virtual=True)
+
+    def whole() -> bytes:
+        return Command(keyspace, call._replace(now=next(moments))).to("virtual", b"0")
+
+    return {"batch own": lambda: asking.question(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
+
+
+# A decision with rules that are known takes three steps that may wait: the rules, the server, and what follows.
+
+
+def _step(number: int) -> int:
+    return number + 1
+
+
+def _steps() -> Generator[int, int, int]:
+    number = 0
+    for _each in range(3):
+        number = yield number
+    return number
+
+
+def _driven(steps: Generator[int, int, int]) -> int:
+    try:
+        number = next(steps)
+        while True:
+            number = steps.send(_step(number))
+    except StopIteration as ended:
+        result: int = ended.value
+        return result
+
+
+def _ended(number: int) -> bool:
+    return number == 3
+
+
+def text_of(run: dict[str, Any]) -> str:
+    """The run as a table."""
+    rows = [(*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in run["results"].items()]
+    return report.table(("own way", "plain way", "own, µs", "plain, µs", "plain / own"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
