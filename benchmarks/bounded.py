@@ -69,17 +69,17 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
-    from ratelimits.simulate.batch import Asking, replay
+    from ratelimits.simulate.batch import CommandMaker, replay
 
     room = sum(map(costs, range(entries)))
     terms = (Term(algorithm_from_json({**rule, "capacity": room + room // 2}), "limit", 0, 0),)
     state = State(server, program(terms), entries, start, costs)
-    asking = Asking(server.keyspace, state.program)
+    asking = CommandMaker(server.keyspace, state.program)
     for first in range(0, entries, 1000):
         numbers = range(first, min(first + 1000, entries))
         replay(
             server,
-            [asking.question(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
+            [asking.command(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
         )
     return state
 

@@ -15,10 +15,10 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
 
-#: A question as the wire takes it, and the script that it asks.
-Question = tuple[bytes, Script]
+#: A command as the wire takes it, and the script that it calls.
+ReadyCommand = tuple[bytes, Script]
 #: 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait; times in µs.
-Answer = tuple[int, ...]
+Reply = tuple[int, ...]
 
 # Nothing that is virtual looks at a nonce or at the run of the server.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
@@ -30,7 +30,7 @@ _ANSWER = struct.Struct("<7q")
 _REFUSED = struct.Struct("<2q")
 
 
-class _Form:
+class _Template:
     """The commands of one op: what is before the times, between them and the cost, and behind it."""
 
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
@@ -43,7 +43,7 @@ class _Form:
         self.start, self.end = 0.0, 0.0
 
 
-class Asking:
+class CommandMaker:
     """Commands that ask a program on a virtual clock, for one key and at one cost each; all but those is made once.
 
     Its terms have one key and one slot, 0.
@@ -52,45 +52,45 @@ class Asking:
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
         self.program = program
         self._keyspace = keyspace
-        self._forms: dict[Op, _Form] = {}
+        self._templates: dict[Op, _Template] = {}
         self._leases = any(term.algorithm.leases for term in program.terms)
 
-    def question(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> Question:
+    def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
         """One command. `now` in µs, and `timeout`, -1: any; the lease "" is a name like others."""
-        form = self._forms.get(op)
-        if form is None or not form.start <= now < form.end:
-            form = self._form(op, key, now)
-        front = form.fronts.get(key)
+        template = self._templates.get(op)
+        if template is None or not template.start <= now < template.end:
+            template = self._template(op, key, now)
+        front = template.fronts.get(key)
         if front is None:
-            front = form.fronts[key] = b"%b%b%b" % (form.name, bulks(*self._keys(key)), form.before)
-        command = front + _TIMES.pack(now, timeout) + form.between + _COST.pack(cost) + form.after
+            front = template.fronts[key] = b"%b%b%b" % (template.name, bulks(*self._keys(key)), template.before)
+        command = front + _TIMES.pack(now, timeout) + template.between + _COST.pack(cost) + template.after
         if self._leases:
             command += bulks(f".{lease}".encode())
         return command, self.program.script
 
-    def _form(self, op: Op, key: str, now: int) -> _Form:
+    def _template(self, op: Op, key: str, now: int) -> _Template:
         """Taken from a whole command, which knows its parts."""
-        form = self._forms.setdefault(op, _Form())
+        template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole = Command(self._keyspace, call).to(_RUN, _NONCE)
-        form.name, keys, rest = whole.partition(bulks(*self._keys(key)))
+        template.name, keys, rest = whole.partition(bulks(*self._keys(key)))
         before, nonce, request = rest.partition(_BEFORE)
         size, line, request = request.partition(b"\r\n")
         assert keys
         assert nonce
         assert not before
-        form.before = nonce + size + line + request[:_TIMES_AT]
+        template.before = nonce + size + line + request[:_TIMES_AT]
         length, times = int(size[1:]), request[_TIMES_AT : _TIMES_AT + _TIMES.size]
         assert times == _TIMES.pack(now, -1)
-        form.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
-        form.after = request[length:]
+        template.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
+        template.after = request[length:]
         if self._leases:
             lease = bulks(_LEASE.encode())
-            assert form.after.endswith(lease)
-            form.after = form.after[: -len(lease)]
+            assert template.after.endswith(lease)
+            template.after = template.after[: -len(lease)]
         packed = self.program.packed(now)
-        form.start, form.end = packed.start, packed.end
-        return form
+        template.start, template.end = packed.start, packed.end
+        return template
 
     def _keys(self, key: str) -> list[bytes]:
         call = Call(self.program, (key,), (0,))
@@ -105,19 +105,19 @@ def _of_any_run(command: bytes, run: str) -> bytes:
     return command
 
 
-def replay(server: Server, questions: Sequence[Question]) -> list[Answer]:
+def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     """Decide in order, in one round trip.
 
     Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
     """
-    packed = [partial(_of_any_run, command) for command, _script in questions]
-    replies = server.wire.stream(packed, {script for _command, script in questions})
-    answer = _ANSWER.unpack_from
-    answers = [answer(raw) if len(raw) >= _ANSWER.size else _REFUSED.unpack_from(raw) for raw in replies]
-    for one in answers:
+    packed = [partial(_of_any_run, command) for command, _script in commands]
+    packed_replies = server.wire.stream(packed, {script for _command, script in commands})
+    unpack = _ANSWER.unpack_from
+    replies = [unpack(raw) if len(raw) >= _ANSWER.size else _REFUSED.unpack_from(raw) for raw in packed_replies]
+    for one in replies:
         if one[0] != 1:
             raise Stale(0, one[1])
-    return answers
+    return replies
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:

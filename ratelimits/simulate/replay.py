@@ -25,10 +25,10 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import Unavailable
 from ratelimits.engine.transport.wire import Wire
-from ratelimits.simulate.batch import Answer, Asking, Question, forget, replay
+from ratelimits.simulate.batch import CommandMaker, ReadyCommand, Reply, forget, replay
 from ratelimits.simulate.lines import Rules, TraceLine
 
-#: Questions that travel in one round trip.
+#: Commands that travel in one round trip.
 TOGETHER = 1000
 _ALIAS = "ratelimits_simulate"
 _PATIENCE = 60.0
@@ -90,53 +90,53 @@ class LineOutcome(NamedTuple):
 
 
 class Replay:
-    """One trace against rules that are decided together, on state of its own: lines in, questions out."""
+    """One trace against rules that are decided together, on state of its own: lines in, commands out."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
         """`prefix` is part of its keys, and of no other replay's of the same simulator."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._rules = rules
-        self._asking: list[Asking] = []
+        self._makers: list[CommandMaker] = []
         #: The numbers that its rules report as `limit`.
         self.shown = tuple(rule.shown for rule in rules)
 
     def _take(self, keyspace: Keyspace, rules: Rules) -> None:
         terms = tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))
-        self._asking.append(Asking(keyspace, program(terms)))
+        self._makers.append(CommandMaker(keyspace, program(terms)))
         self._rules, self.shown = rules, tuple(rule.shown for rule in rules)
 
-    def questions(self, line: TraceLine, keyspace: Keyspace) -> list[Question]:
-        """What one line asks; the answer to the last question is the line's."""
-        if not self._asking:
+    def commands(self, line: TraceLine, keyspace: Keyspace) -> list[ReadyCommand]:
+        """Return the commands for one line; the reply to the last one is the line's."""
+        if not self._makers:
             self._take(keyspace, self._rules)
         key = self._prefix + line.key
         if line.rules is not None:
             changes = [*self._changes(line, line.rules, keyspace)]
-            return [*changes, self._asking[-1].question(Op.PEEK, key, 0, line.now)]
+            return [*changes, self._makers[-1].command(Op.PEEK, key, 0, line.now)]
         self._keys[key] = None
-        return [self._asking[-1].question(line.op, key, line.cost, line.now, line.timeout, line.lease)]
+        return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
-    def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[Question]:
+    def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[ReadyCommand]:
         """What brings every key that was seen under new rules; another algorithm forgets what the old one knew."""
-        terms = zip(self._asking[-1].program.terms, rules, strict=True)
+        terms = zip(self._makers[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
-        gone = Asking(keyspace, program(replaced)) if replaced else None
+        resetting = CommandMaker(keyspace, program(replaced)) if replaced else None
         self._take(keyspace, rules)
         for key in self._keys:
-            if gone is not None:
-                yield gone.question(Op.RESET, key, 0, line.now)
-            yield self._asking[-1].question(Op.CHANGE, key, 0, line.now)
+            if resetting is not None:
+                yield resetting.command(Op.RESET, key, 0, line.now)
+            yield self._makers[-1].command(Op.CHANGE, key, 0, line.now)
 
     def state_keys(self) -> Iterator[str]:
         """The Redis keys of all states that this replay may have left."""
         # Rules of one kind keep their states in one place, however often their numbers change.
-        kinds = {tuple(term.algorithm.id for term in asking.program.terms): asking for asking in self._asking}
-        return (state for asking in kinds.values() for key in self._keys for state in asking.state_keys(key))
+        kinds = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
+        return (state for maker in kinds.values() for key in self._keys for state in maker.state_keys(key))
 
 
-#: Lines, with the number of the question that answers each and the limits shown then.
-Asked = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
+#: Lines, with the number of the command that answers each, and the limits shown then.
+AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
@@ -148,26 +148,26 @@ class Simulator:
         self._replays: dict[Replay, None] = {}
 
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
-        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER questions."""
-        waiting: deque[tuple[Asked, Future[list[Answer]]]] = deque()
-        asked: Asked = []
-        questions: list[Question] = []
+        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER commands."""
+        waiting: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
+        awaited: AwaitedLines = []
+        commands: list[ReadyCommand] = []
         keyspace = self._server.keyspace
         for one, line in lines:
             self._replays[one] = None
-            questions += one.questions(line, keyspace)
-            asked.append((one, line, len(questions) - 1, one.shown))
-            if len(questions) >= TOGETHER:
+            commands += one.commands(line, keyspace)
+            awaited.append((one, line, len(commands) - 1, one.shown))
+            if len(commands) >= TOGETHER:
                 # While the server decides on one lot, the next is read; a single thread keeps them in order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
-                waiting.append((asked, self._thread.submit(replay, self._server, questions)))
-                asked, questions = [], []
+                waiting.append((awaited, self._thread.submit(replay, self._server, commands)))
+                awaited, commands = [], []
                 if len(waiting) > 1:
                     yield from _outcomes(*waiting.popleft())
         while waiting:
             yield from _outcomes(*waiting.popleft())
-        if questions:
-            yield from _outcomes(asked, replay(self._server, questions))
+        if commands:
+            yield from _outcomes(awaited, replay(self._server, commands))
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Leave nothing of finished replays behind."""
@@ -194,12 +194,12 @@ class Simulator:
 
 
 def _outcomes(
-    asked: Asked, answers: list[Answer] | Future[list[Answer]]
+    awaited: AwaitedLines, replies: list[Reply] | Future[list[Reply]]
 ) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
-    found = answers.result() if isinstance(answers, Future) else answers
-    for one, line, number, shown in asked:
-        _, allowed, binding, remaining, retry_after, reset_after, wait = found[number]
-        told = LineOutcome(
+    read = replies.result() if isinstance(replies, Future) else replies
+    for one, line, number, shown in awaited:
+        _, allowed, binding, remaining, retry_after, reset_after, wait = read[number]
+        outcome = LineOutcome(
             line.at,
             allowed == 1,
             wait,
@@ -208,4 +208,4 @@ def _outcomes(
             None if retry_after < 0 else retry_after,
             reset_after,
         )
-        yield one, line, told
+        yield one, line, outcome

@@ -16,10 +16,10 @@ LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800
 BUSIEST = 5
 
 
-def spark(counts: list[int], most: int = 0) -> str:
-    """A bar for each count, in eight heights of `most` (default: the greatest); a space for none."""
-    most = max(most, *counts, 1)
-    return "".join(BARS[(count * 8 - 1) // most] if count else " " for count in counts)
+def spark(counts: list[int], maximum: int = 0) -> str:
+    """A bar for each count, in eight heights of `maximum` (default: the greatest); a space for none."""
+    maximum = max(maximum, *counts, 1)
+    return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)
 
 
 def duration(us: int) -> str:

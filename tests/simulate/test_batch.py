@@ -14,7 +14,7 @@ from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, current_server
-from ratelimits.simulate.batch import Asking, Question, forget, replay
+from ratelimits.simulate.batch import CommandMaker, ReadyCommand, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.asking import NOW, SECOND
 from tests.support.raw import RawRedis
@@ -28,14 +28,14 @@ def server() -> Server:
     return Server(current_server().wire, KEYS)
 
 
-def asking(*algorithms: str, **more: object) -> Asking:
+def asking(*algorithms: str, **more: object) -> CommandMaker:
     numbers = {"capacity": 10, "rate": 1, "period": 1, "lease_ttl": 60, "calendar_unit": "month", **more}
     rules = [algorithm_from_json({"algorithm": algorithm, **numbers}) for algorithm in algorithms or ["token_bucket"]]
-    return Asking(KEYS, program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
+    return CommandMaker(KEYS, program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
 
 
-def question(one: Asking, now: int = NOW, key: str = "user:1") -> Question:
-    return one.question(Op.TRY, key, 1, now)
+def question(one: CommandMaker, now: int = NOW, key: str = "user:1") -> ReadyCommand:
+    return one.command(Op.TRY, key, 1, now)
 
 
 def test_decisions_are_made_in_order_in_one_round_trip(server: Server, redis_url: str) -> None:
@@ -63,7 +63,7 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
     for key, cost, now, timeout in (("user:1", 0, 0, 0), ("ü" * 99, 7, NOW, -1), ("user:1", 2**40, NOW + 1, 2**52)):
         seconds = float("inf") if timeout < 0 else timeout / SECOND
         call = Call(one.program, (key,), (cost,), timeout=seconds, now=now, op=op, lease=".a", virtual=True)
-        command, script = one.question(op, key, cost, now, timeout, "a")
+        command, script = one.command(op, key, cost, now, timeout, "a")
         whole = Command(KEYS, call).to("virtual", b"0")
         if algorithm != "concurrency":
             # Its lease is of no interest to the others, and the same for all requests.
@@ -77,7 +77,7 @@ def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
     server: Server, redis_client: RawRedis, algorithm: str
 ) -> None:
     one = asking(algorithm)
-    replay(server, [question(one, 100 * SECOND), one.question(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
+    replay(server, [question(one, 100 * SECOND), one.command(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
     kept = redis_client.keys("*")
     assert kept
     assert {redis_client.ttl(key) for key in kept} == {-1}

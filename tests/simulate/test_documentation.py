@@ -16,7 +16,7 @@ from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate import sandbox
-from ratelimits.simulate.batch import Asking, forget, replay
+from ratelimits.simulate.batch import CommandMaker, forget, replay
 from tests.simulate.pictures import chart, pictures
 from tests.support.servers import TestServers
 
@@ -47,12 +47,12 @@ def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
     """What the server keeps of a key under these rules after so many requests, about four seconds apart."""
     server = Server(wire, Keyspace("memory", 1))
     terms = [Term(algorithm_from_json(rule), f"rule {place}", 0, 0) for place, rule in enumerate(rules)]
-    asking = Asking(server.keyspace, program(tuple(terms)))
+    maker = CommandMaker(server.keyspace, program(tuple(terms)))
     moments = (NOW + number * 3_600_000 + number * 7919 % 997 for number in range(times))
     # Leases named as receipts name them.
-    replay(server, [asking.question(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
+    replay(server, [maker.command(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
-    forget(server, asking.state_keys("user:42"))
+    forget(server, maker.state_keys("user:42"))
     assert not list(wire.client.scan_iter("rl:1:memory:*"))
     return int(kept)
 

@@ -117,7 +117,7 @@ class Command(BaseCommand):
             yield from waiting
 
         for one in finished():
-            self.stdout.write(one.told())
+            self.stdout.write(one.as_json())
             failed += one.error is not None
             done.append(one)
             if len(done) >= 500:
@@ -164,12 +164,12 @@ class _Replay(Replay):
         """Whether every line was read and answered."""
         return self._read and len(self.results) == self._lines
 
-    def told(self) -> str:
+    def as_json(self) -> str:
         """The results as one object of JSON."""
-        told = f'{{"results": [{", ".join(self.results)}]'
+        text = f'{{"results": [{", ".join(self.results)}]'
         if self.error is not None:
-            told += f', "error": {json.dumps({"line": self.error.number, "message": str(self.error)})}'
-        return told + "}"
+            text += f', "error": {json.dumps({"line": self.error.number, "message": str(self.error)})}'
+        return text + "}"
 
 
 def _of_a_batch(text: bytes, prefix: str) -> _Replay:
