@@ -14,8 +14,8 @@ from django.core.management import get_commands
 
 from tests.support.servers import TestServers
 
-# Here and not in a fixture: Django's settings name the servers, and test modules import models. For the same
-# reason pytest-django is not told of the settings by pyproject.toml: it would read them before this file.
+# This is not a fixture, because Django's settings name the servers and test modules import models. For the same
+# reason pyproject.toml does not name the settings: pytest-django would read them before this file.
 if settings.configured:
     raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests bring settings of their own.")
 _SERVERS = TestServers(
@@ -23,11 +23,11 @@ _SERVERS = TestServers(
     database=os.environ.get("RATELIMITS_TEST_DATABASE", "sqlite"),
 )
 os.environ.update(_SERVERS.environment)
-# A worker of pytest-xdist has servers of its own here, so the app need not tell the keys of one from another's.
+# Each worker of pytest-xdist has its own servers here, so the app need not separate the keys of workers.
 os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
 
-#: Fixtures that several directories take; modules, since they need models.
+#: Fixtures that several directories use. They are modules, because they need models.
 pytest_plugins = ["tests.support.usage.quarantine"]
 
 
@@ -71,7 +71,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skipped test is one that nobody ran: the session fails."""
+    """Fail the session if a test was skipped, because nobody ran it."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and reporter.stats.get("skipped") and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -79,7 +79,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def servers() -> TestServers:
-    """The real servers of this session."""
+    """Return the real servers of this session."""
     return _SERVERS
 
 
@@ -93,33 +93,33 @@ def _quick_flush() -> None:
 
 @pytest.fixture(scope="session")
 def redis_url(servers: TestServers) -> str:
-    """Where the session's server answers, database 0."""
+    """Return the URL of the session's server, database 0."""
     return servers.redis.url
 
 
 @pytest.fixture
 def redis_client(redis_url: str) -> Iterator[redis.Redis]:
-    """A plain client on the database that the limits live in; answers are bytes."""
+    """Return a plain client of the database with the limits; its answers are bytes."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
 def _empty_server(redis_url: str) -> None:
-    """Every test meets an empty server, and a process that has nothing left to send to it."""
+    """Give every test an empty server, and a process that has nothing left to send."""
     from ratelimits.engine.server import isolate
     from ratelimits.quota import checking
 
-    isolate("")  # the keys of a test that was rolled back were its own
+    isolate("")  # a test that was rolled back had its own keys
     checking.denials.clear()
-    checking.sender.flush()  # behind what its thread was just sending
+    checking.sender.flush()  # after what its thread was just sending
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
 
 
 @pytest.fixture
 def fsync_at_once(redis_url: str) -> Iterator[None]:
-    """The session's server fsyncs every write meanwhile, so that no fence has to be waited for."""
+    """Have the session's server fsync every write during the test, so that it does not wait for the fence."""
     with redis.Redis.from_url(redis_url) as client:
         client.config_set("appendfsync", "always")
         yield
@@ -128,27 +128,27 @@ def fsync_at_once(redis_url: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def long_run(pytestconfig: pytest.Config) -> bool:
-    """Whether suites with a size run in full (`--long`) or as their fixed-seed sample."""
+    """Return whether long suites run in full (`--long`) or as a sample with a fixed seed."""
     return bool(pytestconfig.option.long)
 
 
 @pytest.fixture
 def crashes(pytestconfig: pytest.Config, long_run: bool) -> Callable[[int, int], int]:
-    """How many crashes to make of these numbers, as a sample and in full; `--crashes` names another."""
+    """Return a function of two numbers of crashes, for a sample and in full; `--crashes` gives another number."""
     asked: int | None = pytestconfig.option.crashes
     return lambda sample, full: asked or (full if long_run else sample)
 
 
 @pytest.fixture
 def crash_seed(pytestconfig: pytest.Config) -> int:
-    """What random crashes are drawn from."""
+    """Return the seed of the random crashes."""
     asked: int | None = pytestconfig.option.crash_seed
     return 20261 if asked is None else asked
 
 
 @pytest.fixture(params=["check", "acheck"])
 def check(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`quota.check`, and its version that is awaited."""
+    """Return `quota.check`, then its async version."""
     from ratelimits.quota import checking
 
     if request.param == "check":

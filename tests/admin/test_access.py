@@ -1,4 +1,4 @@
-"""Who may do what in the admin: every page and action by its address, for every set of permissions."""
+"""Test who may do what in the admin: every page and action, by its address, for every set of permissions."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from tests.support.rows import NEEDED
 pytestmark = pytest.mark.django_db
 
 ADMINS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "ratelimits"}
-#: What people edit; the other tables are written by workers, adjustments only by adding to them.
+#: Models that people edit. Workers write the other tables; adjustments can only be added.
 EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
 AUDITED = EDITED - {AlertChannel}
 _numbers = itertools.count(1)
 
 
-# What there is to look at and to change
+# Rows to look at and to change
 
 
 def filled(model: type[models.Model], **given: Any) -> Any:
-    """A new row in which every column that needs a value has one of its own."""
+    """Return a new row in which every required column has its own value."""
     number = next(_numbers)
     for field in model._meta.concrete_fields:
         needed = not (field.has_default() or field.null or field.blank or getattr(field, "auto_now_add", False))
@@ -79,7 +79,7 @@ def row_of(model: type[models.Model]) -> Any:
     return filled(model)
 
 
-#: What is typed into the form of a new row, and into that of one that is there.
+#: The values typed into the form of a new row, and into the form of an existing row.
 def typed(model: type[models.Model]) -> dict[str, Any]:
     number = next(_numbers)
     inline = {f"{name}-{count}_FORMS": "0" for name in ("inclusions", "prices") for count in ("TOTAL", "INITIAL")}
@@ -113,7 +113,7 @@ def typed(model: type[models.Model]) -> dict[str, Any]:
     return forms.get(model, {})
 
 
-# Who looks
+# Users and their permissions
 
 Permissions = frozenset[str]
 Test = Callable[[Permissions], bool]
@@ -136,7 +136,7 @@ def both(one: Test, other: Test) -> Test:
 
 
 def held_by_people(model: type[models.Model]) -> Iterator[Permissions]:
-    """Nothing, each permission of a table alone, and together with looking; all."""
+    """Return the sets of permissions: none, each one alone, each one together with "view", all."""
     every = [permission.codename.rpartition("_")[0] for permission in permissions_of(model)]
     assert set(every) >= {"view", "add", "change", "delete"}
     yield frozenset()
@@ -151,24 +151,24 @@ def permissions_of(model: type[models.Model]) -> models.QuerySet[Permission]:
     return Permission.objects.filter(content_type__app_label="ratelimits", content_type__model=model._meta.model_name)
 
 
-#: One for all users: each client reads all static files when it is made.
+#: One client for all users, because making a client reads all static files.
 CLIENT = Client()
 
 
 def client_with(model: type[models.Model], held: Permissions, *, staff: bool = True) -> Client:
-    """Somebody who has these permissions of one table, and all of the others."""
+    """Return a client whose user has these permissions of one table, and all permissions of the other tables."""
     user = User.objects.create(username=f"user{next(_numbers)}", is_staff=staff)
     own = {pk: codename.rpartition("_")[0] for pk, codename in permissions_of(model).values_list("pk", "codename")}
     given = [pk for pk in Permission.objects.values_list("pk", flat=True) if pk not in own or own[pk] in held]
     through: Any = User.user_permissions.through
     through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in given)
-    CLIENT.cookies.clear()  # messages that nobody has seen are kept there
+    CLIENT.cookies.clear()  # unread messages are stored there
     CLIENT.force_login(user)
     return CLIENT
 
 
 def state() -> dict[str, list[Any]]:
-    """All that the app's tables and Django's own log hold."""
+    """Return the contents of the app's tables and of Django's own log."""
     found = {}
     with connection.cursor() as cursor:
         tables: list[Any] = [*apps.get_app_config("ratelimits").get_models(include_auto_created=True), LogEntry]
@@ -178,8 +178,8 @@ def state() -> dict[str, list[Any]]:
     return found
 
 
-# What each page takes: who may get it, who may post to it, and what is posted. A post by those who may must change
-# something, one by others must not.
+# For each page: who may get it, who may post to it, and what is posted. A post by those who may must change
+# something; a post by others must not.
 
 
 class Page:
@@ -210,10 +210,10 @@ def page_of(model: type[models.Model], name: str) -> Page:
 
 
 def pages(model: type[models.Model]) -> Iterator[str]:
-    """The names of all pages that the admin has for a table, without those of the table."""
+    """Return the names of all admin pages of a model, without the model's own prefix."""
     start = f"ratelimits_{model._meta.model_name}_"
     for pattern in ADMINS[model].get_urls():
-        if pattern.name is None:  # Django's redirect from the addresses of old
+        if pattern.name is None:  # Django's redirect from the old addresses
             assert str(pattern.pattern) == "<path:object_id>/"
             continue
         assert pattern.name.startswith(start)
@@ -283,7 +283,7 @@ def test_a_page_is_for_staff(model: type[models.Model], name: str, who: str) -> 
     assert state() == before
 
 
-#: Who may take each action, of those who see the list; whether it changes anything here.
+#: For each action: which of the users who see the list may take it, and whether it changes anything here.
 ACTIONS: dict[tuple[str, str], tuple[Test, bool]] = {
     **{(model.__name__, "delete_selected"): (may("delete"), True) for model in EDITED},
     **{("Rule", name): (may("change"), True) for name in ("enforce", "shadow", "switch_off")},
@@ -395,7 +395,7 @@ class TestTheHistory:
         settings.SIMPLE_HISTORY_ENFORCE_HISTORY_MODEL_PERMISSIONS = True
         row = row_of(Rule)
         values, before = typed(Rule), state()
-        client = client_with(Rule, frozenset({"view"}))  # and all of the history's table
+        client = client_with(Rule, frozenset({"view"}))  # and all permissions of the history's table
         assert client.get(self.url(row)).status_code == 200
         assert client.post(self.url(row), values).status_code == 403
         assert state() == before

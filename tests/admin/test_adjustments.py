@@ -1,4 +1,4 @@
-"""Adjustments in the admin: seen before they are saved, and approved by another person where a setting asks."""
+"""Test adjustments in the admin: shown before they are saved, and approved by another person if a setting says so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADD = "/admin/ratelimits/adjustment/add/"
 
 @pytest.fixture
 def used() -> None:
-    """50 requests in October, of an account whose plan includes 40."""
+    """Add 50 requests in October, by an account whose plan includes 40."""
     spend(account(included=40), "2026-10-15", 50)
     flow()
 
@@ -50,7 +50,7 @@ def typed(**values: str) -> dict[str, str]:
 
 
 def sent_again(page: Any, **more: str) -> dict[str, str]:
-    """What a browser posts from the page that shows the effect."""
+    """Return the form that a browser posts from the page that shows the effect."""
     fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.content.decode())
     return {name: unescape(value) for name, value in fields if name != "csrfmiddlewaretoken"} | more
 
@@ -205,7 +205,7 @@ def test_a_page_that_is_sent_twice_saves_one_adjustment(admin_client: Client) ->
     made = Adjustment.objects.get()
     assert str(made.reference) == sent["_reference"]
     assert "It was saved before, once: -20 requests for acme." in text(admin_client.post(ADD, sent, follow=True))
-    # Asked for anew it is another one.
+    # A form that is opened again makes another adjustment.
     assert admin_client.post(ADD, sent_again(admin_client.post(ADD, typed()))).status_code == 302
     assert Adjustment.objects.count() == 2
 
@@ -216,7 +216,7 @@ def test_a_page_that_is_sent_twice_at_once_saves_one_adjustment(admin_client: Cl
     look = AdjustmentAdmin._effect_page
 
     def overtaken(self: AdjustmentAdmin, request: Any, adjustment: Adjustment) -> Any:
-        """The other request is done between this one's look and its own saving."""
+        """Let another request finish after this one has read and before it saves."""
         found = look(self, request, adjustment)
         monkeypatch.setattr(AdjustmentAdmin, "_effect_page", look)
         assert admin_client.post(ADD, sent).status_code == 302

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class ReportAdmin(ReportDownloads, admin.ModelAdmin):  # type: ignore[type-arg]
-    """The reports' page, with nothing but its downloads."""
+    """The reports' page with only its downloads."""
 
 
 site = admin.AdminSite()
@@ -41,7 +41,7 @@ REPORTS = "/admin/ratelimits/report/"
 
 @pytest.fixture
 def report() -> Report:
-    """November of one account, finalised: 7 of 5 requests."""
+    """Return the finalised November of one account: 7 requests, 5 of them included."""
     spend(account(included=5), "2026-11-10T12:00", cost=7)
     (report,) = close("2026-12-02")
     return report
@@ -140,7 +140,7 @@ def test_the_whole_is_not_made_before_its_beginning_is_sent(
     admin_client: Client, report: Report, django_assert_num_queries: Any
 ) -> None:
     response = admin_client.get(f"{REPORTS}{report.pk}/download/")
-    with django_assert_num_queries(2):  # its versions, and the lines of the one that there is
+    with django_assert_num_queries(2):  # one query for its versions, one for the lines of the only version
         body(response)
 
 

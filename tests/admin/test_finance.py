@@ -1,4 +1,4 @@
-"""A month is closed as finance does it, from the admin and docs/billing.md alone, whatever happened in it."""
+"""Close a month as finance does it, with the admin and docs/billing.md only, whatever happened in the month."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def finance(client: Client) -> Client:
-    """Signed in as somebody who may see reports and the ledger, resolve, adjust, and nothing else."""
+    """Return a client of a user who may see reports and the ledger, resolve and adjust, and do nothing else."""
     user = User.objects.create(username="finance", is_staff=True)
     names = [f"view_{each}" for each in ("report", "reportline", "durabilitygap", "quarantinedbatch", "adjustment")]
     for name in (*names, "change_quarantinedbatch", "add_adjustment", "add_report"):
@@ -37,14 +37,14 @@ def finance(client: Client) -> Client:
 
 
 def worker() -> None:
-    """What Celery does every few minutes, long after the month."""
+    """Do what Celery does every few minutes, at a time long after the month."""
     flow()
     ShardState.objects.filter(frozen=False).update(watermark=at("2025-11-02"))
     finalise()
 
 
 def billed(client: Client, **options: str) -> dict[str, list[int]]:
-    """By account, the consumed and overage quantities of the month's file, added up."""
+    """Return, for each account, the sums of consumed and overage quantities in the month's file."""
     page = client.get(f"{url(Report)}download/", {"period": "2025-10", "format": "csv", **options})
     content = b"".join(page.streaming_content).decode()  # type: ignore[attr-defined]
     sums: dict[str, list[int]] = {}
@@ -72,7 +72,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     fields: Any = redis_client.hgetall(key)
     flow()
     leaver.delete()
-    # The server went back to an older state and counted on: the batch comes again with more in it.
+    # The server went back to an older state and went on counting: the batch comes again with more in it.
     count = next(name for name in fields if name.endswith(b"|u"))
     more = {**fields, count: b"70"}
     redis_client.hset(key, mapping={**more, b"#c": str(int(fields[b"#c"]) + 20).encode()})
@@ -81,14 +81,14 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     tally()
     worker()
 
-    # Open periods: what each waits for.
+    # Open periods: the page says what each waits for.
     page = text(finance.get(url(Report, "open")))
     assert "has a quarantined batch: accept or discard it" in page
     assert listed(finance, month="2025-10") == ["initech 2025-10-01 v1", "leaver 2025-10-01 v1"]
     assert billed(finance, final="1") == {"leaver": [30, 0], "initech": [60, 20]}
     assert set(billed(finance)) == {"acme", "leaver", "initech"}
 
-    # The quarantined batch: what it would add, and accepting it.
+    # The quarantined batch: the page shows what it would add; accept it.
     kept = QuarantinedBatch.objects.get()
     assert "20" in text(finance.get(url(QuarantinedBatch, "change", kept.pk)))
     chosen = {"action": "accept", "_selected_action": [kept.pk]}
@@ -99,13 +99,13 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     assert "None." in text(finance.get(url(Report, "open")))
     assert billed(finance, final="1")["acme"] == [70, 30]
 
-    # A late batch: the report has a further version, which the list can be narrowed to.
+    # A late batch: the report has a further version, and a filter of the list shows it.
     spend(Account.objects.get(identifier="initech"), "2025-10-31T23:59", 5)
     worker()
     assert listed(finance, month="2025-10", corrected="1") == ["initech 2025-10-01 v2"]
     assert billed(finance)["initech"] == [65, 25]
 
-    # An adjustment with a slip of the hand: ten times what was meant. It is on a report already.
+    # An adjustment with a typing error: ten times the intended quantity. It is on a report already.
     start = {"period_start_0": "2025-10-01", "period_start_1": "00:00:00"}
     wrong = {"account": "acme", **start, "meter": "requests", "reason": "goodwill", "quantity": "-200"}
     asked = finance.post(ADD, wrong)
@@ -123,7 +123,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     worker()
     assert billed(finance)["acme"] == [50, 10]
 
-    # What may be missing is declared after all was closed: the list can be narrowed to it.
+    # A gap is declared after everything was closed: a filter of the list shows it.
     assert listed(finance, month="2025-10", gaps__isempty="0") == []
     day = at("2025-10-12")
     gaps.declare("default", GapKind.WIPE, "1", shard=home_shard("acme"), since=day, until=day + 1)

@@ -1,4 +1,4 @@
-"""What is typed into the admin's forms: read right, or refused with what to write; warned about if nothing has it."""
+"""Test values typed into the admin's forms: read correctly, refused with a hint, or warned about as unknown names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES, OVERRIDES, MEMBERSHIPS, PLANS = (
 
 
 def inputs(client: Client, url: str) -> dict[str, str]:
-    """The type of each input of a page's form."""
+    """Return the type of each input of a page's form."""
     page = client.get(url).content.decode()
     found = [
         (re.search(r'name="([^"]*)"', tag), re.search(r'type="([^"]*)"', tag))
@@ -93,7 +93,7 @@ def test_of_people_who_save_at_once_one_is_first(admin_user: User, url: str, mod
     clients = [Client() for _ in range(4)]
     for client in clients:
         client.force_login(admin_user)
-        client.get(url)  # what a first request loads would put them in order
+        client.get(url)  # the modules that a first request loads would sort them
     together = Barrier(len(clients))
 
     def save(client: Client) -> int:
@@ -109,7 +109,7 @@ def test_of_people_who_save_at_once_one_is_first(admin_user: User, url: str, mod
 
 
 def warnings(client: Client, url: str, values: dict[str, Any]) -> list[str]:
-    """What the page after a save warns of."""
+    """Return the warnings on the page after a save."""
     response = client.post(url, values, follow=True)
     return [str(message) for message in response.context["messages"] if message.level_tag == "warning"]
 

@@ -1,4 +1,4 @@
-"""Prices in the admin: typed on a plan's page, refused where they make no sense, and shown with a report."""
+"""Test prices in the admin: typed on a plan's page, refused if they make no sense, and shown with a report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = {"name": "Pro", "slug": "pro", "currency": "EUR", **FORMS}
 
 
 def price(**fields: str) -> dict[str, str]:
-    """What is typed into the first price of a plan."""
+    """Return the form fields of a plan's first price."""
     return {
         f"prices-0-{name}": text
         for name, text in {
@@ -38,7 +38,7 @@ def price(**fields: str) -> dict[str, str]:
 
 
 def wrong(response: Any) -> dict[str, str]:
-    """The sentences at the fields of the plan and of its prices."""
+    """Return the error messages at the fields of the plan and of its prices."""
     assert response.status_code == 200
     context = response.context
     forms = [context["adminform"].form]

@@ -28,7 +28,7 @@ ADD = "/admin/ratelimits/adjustment/add/"
 
 @pytest.fixture
 def report() -> Report:
-    """November of one account, finalised: 7 of 5 requests, 3 of which no process was granted."""
+    """Return the finalised November of one account: 7 requests, 5 included; process totals have 4 of the 7."""
     monthly = rule("monthly", bills=True)
     spend(account(included=5), "2026-11-10T12:00", cost=7, rule=monthly.pk, version=monthly.version)
     place = TotalKey("admitted", "acme", "", "requests", at("2026-11-10T12:00") // 10**6)

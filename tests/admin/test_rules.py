@@ -17,7 +17,7 @@ from tests.support.rows import rule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 RULES = "/admin/ratelimits/rule/"
-#: What a browser sends with the script: the fields that are shown.
+#: The fields that a browser with JavaScript sends: only those that are shown.
 BUCKET = {
     "name": "burst",
     "scope": "*",
@@ -33,7 +33,7 @@ BUCKET = {
 
 
 def text(response: Any) -> str:
-    """What the page says, without its tags."""
+    """Return the text of the page, without its tags."""
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", response.content.decode())))
 
 

@@ -1,4 +1,4 @@
-"""The admin where users, sessions and Django's log are in one database, and the app's rows in another."""
+"""Test the admin with users, sessions and Django's log in one database, and the app's rows in another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.contrib import admin
 
 urlpatterns += [path("admin/", admin.site.urls)]
 """
-#: Where nothing says which database: beside the rules there is no user, and beside the users no rule.
+#: Make both databases. One has the rules and no users, the other the users and no rules, so a wrong database is seen.
 _MIGRATED = """
 from django.core.management import call_command
 

@@ -42,7 +42,7 @@ def url(model: Any, page: str = "changelist", *arguments: Any) -> str:
 
 
 def text(response: Any) -> str:
-    """What the page says, without its tags."""
+    """Return the text of the page, without its tags."""
     assert response.status_code == 200, response
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", response.content.decode())))
 
@@ -102,7 +102,7 @@ def test_the_ledger_is_searched_by_account_through_its_index(admin_client: Clien
 
 @contextmanager
 def indexes_preferred() -> Iterator[None]:
-    """On tables as small as a test's PostgreSQL would read all of them, indexes or not."""
+    """Make PostgreSQL use indexes: without this it reads tables as small as a test's as a whole."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SET enable_seqscan = off")

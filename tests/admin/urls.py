@@ -1,4 +1,4 @@
-"""The admin, and a view whose cost is known: one meter."""
+"""URLs of the admin, and of a view with a fixed cost in one meter."""
 
 from __future__ import annotations
 

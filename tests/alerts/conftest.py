@@ -15,7 +15,7 @@ from ratelimits.signals import threshold_reached
 
 @pytest.fixture(autouse=True)
 def _at_once(fsync_at_once: None) -> None:
-    """No fence has to be waited for."""
+    """Have the server fsync at once, so that no test waits for the fence."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """A real HTTP server that keeps what it is sent; it answers with `answers` first, then with 204."""
+    """A real HTTP server that records what it receives. It answers with `answers` first, then with 204."""
 
     server: ThreadingHTTPServer
     url: str
@@ -65,7 +65,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def signalled() -> Iterator[list[Alert]]:
-    """The alerts that the signal was sent with."""
+    """Return the alerts that the signal was sent with."""
     alerts: list[Alert] = []
 
     def receive(*, alert: Alert, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""Whoever raises and delivers alerts dies between any two steps: no alert is lost, none is raised twice."""
+"""Kill workers that raise and deliver alerts between any two steps: no alert may be lost or raised twice."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ POINTS = (
 
 
 class Killed(BaseException):
-    """The process ends here: nothing of ours catches it, and the database rolls back what was not committed."""
+    """The simulated end of the process: no code of the app catches it, and the database rolls back."""
 
 
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Point to the number of times that it is passed before the process dies there."""
+    """Return a dict to fill: for each point, how often it is passed before the process dies there."""
     left: dict[str, int] = {}
 
     def reached(point: str) -> None:
@@ -75,14 +75,14 @@ def test_no_alert_is_lost_or_raised_twice(
             work(attempt * (deliver.CLAIM + timedelta(seconds=1)))
         except Killed:
             deaths += 1
-    # A look that raises alerts passes "alerts:evaluated" once; later ones have nothing to look at.
+    # An evaluation that raises alerts passes "alerts:evaluated" once; later evaluations find nothing new.
     assert deaths == (0 if (point, passed) == ("alerts:evaluated", 3) else 1)
     assert Alert.objects.count() == 6
     assert set(AlertDelivery.objects.values_list("state", flat=True)) == {"done"}
     assert AlertDelivery.objects.count() == 18
     ids = [received.headers["webhook-id"] for received in receiver.received]
     assert len(set(ids)) == 6
-    # Sent twice only where the process died between sending and writing that down, and then under the same id.
+    # A delivery is sent twice only if the process died after sending and before recording it, and with the same id.
     arrived = len(ids) + len(mail.outbox) + len(signalled)
     assert arrived == 18 + (1 if point == "alerts:sent" else 0)
     assert {message.extra_headers["Message-ID"] for message in mail.outbox} == {

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -> Alert:
-    """An alert with its deliveries, by one channel."""
+    """Raise an alert with its deliveries, for one channel."""
     owner, _created = Account.objects.get_or_create(identifier=account, name="Acme & Sons", timezone="Europe/Paris")
     if channel:
         AlertChannel.objects.create(account=owner, **channel)
@@ -56,7 +56,7 @@ def raise_alert(*, threshold: int = 80, account: str = "acme", **channel: Any) -
 
 
 def deliver_all(later: timedelta = timedelta()) -> list[bool]:
-    """Everything that is due at that time from now."""
+    """Make every delivery that is due this much later than now; return whether each succeeded."""
     now = timezone.now() + later
     return [deliver.deliver(name, now) for name in deliver.due(now)]
 
@@ -66,7 +66,7 @@ def only(kind: str) -> AlertDelivery:
 
 
 def is_signed(received: Received, secret: str) -> bool:
-    """As Standard Webhooks says, written out."""
+    """Return whether the signature is right, computed here as Standard Webhooks describes it."""
     head = received.headers
     signed = f"{head['webhook-id']}.{head['webhook-timestamp']}.".encode() + received.body
     digest = hmac.new(b64decode(secret.removeprefix("whsec_")), signed, "sha256").digest()
@@ -123,7 +123,7 @@ def test_a_mail_server_that_says_nothing_is_left_alone_after_a_while() -> None:
     def say_nothing(server: socket.socket) -> None:
         peer, _address = server.accept()
         with peer:
-            peer.settimeout(20)  # whoever waits for ever is hung up on, and has another error
+            peer.settimeout(20)  # a client that waited for ever would be disconnected, with another error
             with contextlib.suppress(OSError):
                 peer.recv(1)
 

@@ -39,7 +39,7 @@ def monthly(capacity: int = 100, **fields: Any) -> Rule:
 
 
 def spend(cost: int, rule: Rule | int = 0, **about: Any) -> None:
-    """Usage that is in the ledger and in its totals."""
+    """Add usage to the ledger and its totals."""
     pk = rule.pk if isinstance(rule, Rule) else rule
     use(cost=cost, rule=pk, configuration=ConfigVersion.read("default")[0], **about)
     flow()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def _logging_left_alone() -> Iterator[None]:
-    """A worker in this process would set the root logger's level, for every test after this one too."""
+    """Restore the root logger's level, which a worker in this process changes for all later tests."""
 
     def leave(**kwargs: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Where calendar periods start and end, in zones with and without daylight saving time."""
+"""Test where calendar periods start and end, in zones with and without daylight saving time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600 * SECOND
 
 
 def at(text: str) -> int:
-    """µs since 1970 of an ISO moment with its offset."""
+    """Return the µs since 1970 of an ISO time with an offset."""
     return instant(datetime.fromisoformat(text))
 
 
@@ -28,7 +28,7 @@ def current(unit: str, zone_name: str, anchor: str | None, moment: str) -> tuple
 @pytest.mark.parametrize(
     ("unit", "moment", "start", "end"),
     [
-        # A usual day.
+        # An ordinary day.
         ("hour", "2026-07-15T15:20:00+02:00", "2026-07-15T15:00:00+02:00", "2026-07-15T16:00:00+02:00"),
         ("day", "2026-07-15T15:20:00+02:00", "2026-07-15T00:00:00+02:00", "2026-07-16T00:00:00+02:00"),
         ("week", "2026-07-15T15:20:00+02:00", "2026-07-13T00:00:00+02:00", "2026-07-20T00:00:00+02:00"),
@@ -39,10 +39,10 @@ def current(unit: str, zone_name: str, anchor: str | None, moment: str) -> tuple
         ("day", "2026-10-25T12:00:00+01:00", "2026-10-25T00:00:00+02:00", "2026-10-26T00:00:00+01:00"),
         ("week", "2026-03-29T12:00:00+02:00", "2026-03-23T00:00:00+01:00", "2026-03-30T00:00:00+02:00"),
         ("month", "2026-10-31T12:00:00+01:00", "2026-10-01T00:00:00+02:00", "2026-11-01T00:00:00+01:00"),
-        # The hour that comes twice is two hours.
+        # The hour that comes twice lasts two hours.
         ("hour", "2026-10-25T02:30:00+02:00", "2026-10-25T02:00:00+02:00", "2026-10-25T02:00:00+01:00"),
         ("hour", "2026-10-25T02:30:00+01:00", "2026-10-25T02:00:00+01:00", "2026-10-25T03:00:00+01:00"),
-        # Both ends of a period.
+        # The start and the end of a period.
         ("month", "2026-07-01T00:00:00+02:00", "2026-07-01T00:00:00+02:00", "2026-08-01T00:00:00+02:00"),
         ("month", "2026-06-30T23:59:59.999999+02:00", "2026-06-01T00:00:00+02:00", "2026-07-01T00:00:00+02:00"),
     ],
@@ -60,10 +60,10 @@ def test_a_period_without_an_anchor(unit: str, moment: str, start: str, end: str
         ("Asia/Kathmandu", "hour", "2026-07-15T15:20+05:45", "2026-07-15T15:00+05:45 2026-07-15T16:00+05:45"),
         ("Asia/Kathmandu", "day", "2026-07-15T00:10+05:45", "2026-07-15T00:00+05:45 2026-07-16T00:00+05:45"),
         ("Australia/Lord_Howe", "day", "2026-04-05T12:00+10:30", "2026-04-05T00:00+11:00 2026-04-06T00:00+10:30"),
-        # There the clocks go back by half an hour at two, so that half past one comes twice ...
+        # On Lord Howe Island the clocks go back by half an hour at two, so half past one comes twice ...
         ("Australia/Lord_Howe", "hour", "2026-04-05T01:40+11:00", "2026-04-05T01:00+11:00 2026-04-05T02:00+11:00"),
         ("Australia/Lord_Howe", "hour", "2026-04-05T01:40+10:30", "2026-04-05T01:30+10:30 2026-04-05T02:00+10:30"),
-        # ... and forward by as much, so that two o'clock is skipped.
+        # ... and forward by half an hour, so two o'clock is skipped.
         ("Australia/Lord_Howe", "hour", "2026-10-04T01:40+10:30", "2026-10-04T01:00+10:30 2026-10-04T02:30+11:00"),
         ("Australia/Lord_Howe", "hour", "2026-10-04T02:40+11:00", "2026-10-04T02:30+11:00 2026-10-04T03:00+11:00"),
         ("UTC", "year", "2026-12-31T23:59+00:00", "2026-01-01T00:00+00:00 2027-01-01T00:00+00:00"),
@@ -171,7 +171,7 @@ def test_a_zone_and_an_anchor_are_read_as_they_are_written() -> None:
 
 
 class TestWindows:
-    """The script picks the window by the time that it is, whichever periods it was handed."""
+    """The script chooses the window by the current time, whichever periods it receives."""
 
     def test_a_month_starts_anew_at_its_local_midnight(self) -> None:
         month = limit("calendar_window", timezone="America/New_York", capacity=2)

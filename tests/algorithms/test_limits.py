@@ -1,4 +1,4 @@
-"""What the algorithms take, and what they refuse with a sentence that says what to write instead."""
+"""Test which parameters the algorithms accept, and which they refuse with a hint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ratelimits.algorithms.limits import (
     fields_of,
 )
 
-#: The least that each algorithm needs.
+#: The required parameters of each algorithm.
 LEAST: dict[str, dict[str, Any]] = {
     "fixed_window": {"capacity": 10, "period": 60},
     "calendar_window": {"capacity": 10, "calendar_unit": "month"},
@@ -229,7 +229,7 @@ def test_an_algorithms_own_fields_are_checked(algorithm: str, changes: dict[str,
     assert complaint(algorithm, **changes) == message
 
 
-# Beyond these, a script that counts what is stored would count in steps that a double does not take, and never end.
+# With larger numbers, a script that counts in steps would need steps that a double cannot represent, and never end.
 @pytest.mark.parametrize(
     ("algorithm", "changes", "message"),
     [

@@ -12,12 +12,12 @@ from ratelimits.models import Account
 
 @pytest.fixture(autouse=True)
 def _at_once(fsync_at_once: None) -> None:
-    """No fence has to be waited for."""
+    """Have the server fsync at once, so that no test waits for the fence."""
 
 
 @pytest.fixture
 def customer() -> Callable[..., Client]:
-    """A client with an API key of an account."""
+    """Return a client with an API key of an account."""
 
     def make(account: str | None = "acme", **fields: object) -> Client:
         if account is not None and not Account.objects.filter(identifier=account).exists():

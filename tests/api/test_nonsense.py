@@ -1,4 +1,4 @@
-"""Whatever is asked for, the answer is a page, a file, or a sentence about what is wrong: never an error of ours."""
+"""Test that any query gets a page, a file, or a sentence about what is wrong, never an error of the server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ brief = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 
 
 def query(parameters: dict[str, str]) -> bytes:
-    """A query string; half characters as a client would send them that does not know better."""
+    """Return a query string. Halves of characters are encoded as a careless client would send them."""
     return urlencode({name: value.encode("utf-8", "surrogatepass") for name, value in parameters.items()}).encode()
 
 

@@ -144,7 +144,7 @@ def test_its_own_rules_hold_from_the_next_look_on_whatever_held_before(customer:
     rows.rule("looking", "calendar_window", capacity=1, scope="usage")
     assert [client.get("/usage/").status_code for _ in range(2)] == [200, 429]
     Rule.objects.bulk_create(rows.unsaved(f"r{n}", scope="usage") for n in range(MAX_LIMITS))
-    assert client.get("/usage/").status_code == 200  # too many: the failure policy decides
+    assert client.get("/usage/").status_code == 200  # too many rules for one request: the failure policy decides
     Rule.objects.filter(name="r0").delete()
     assert client.get("/usage/").status_code == 429
     Rule.objects.filter(name="looking").update(timezone="Mars/Olympus", on_failure="deny")

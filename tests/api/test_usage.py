@@ -141,7 +141,7 @@ def test_periods_are_those_that_the_usage_was_counted_in(customer: Callable[...,
 
 def test_usage_counted_under_earlier_terms_is_found(customer: Callable[..., Client]) -> None:
     client = customer(billing_anchor="2026-01-17T00:00")
-    spend("2026-11-05T12:00")  # while it had calendar months
+    spend("2026-11-05T12:00")  # while the account had calendar months
     flow()
     assert short(ask(client)) == [("2026-11-05T00:00:00Z", "api_key:1", 1)]
 

@@ -1,4 +1,4 @@
-"""Rules as code from files that no editor of ours wrote: a sentence with the place, and nothing changed."""
+"""Test rules as code from malformed files: the error names the place, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BURST = {"name": "burst", "algorithm": "token_bucket", "capacity": 10, "rate": 5
 
 
 def load(tmp_path: Path, raw: bytes) -> str:
-    """What is said when these bytes are loaded, which they must not be."""
+    """Return the error when these bytes are loaded; they must be refused."""
     (path := tmp_path / "rules.json").write_bytes(raw)
     with pytest.raises(CommandError) as caught:
         call_command("ratelimits_rules", "load", str(path))
@@ -152,7 +152,7 @@ brief = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def parsed(raw: bytes) -> Any:
-    """The document, or what is said against it."""
+    """Return the document, or the error."""
     try:
         return as_code.parse(raw)
     except as_code.RefusedError as error:

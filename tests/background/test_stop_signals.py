@@ -1,4 +1,4 @@
-"""A process that is asked to stop in the middle of anything stops."""
+"""Test that a process stops when it is asked to, whatever it is doing."""
 
 from __future__ import annotations
 

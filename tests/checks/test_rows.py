@@ -1,4 +1,4 @@
-"""Rows that make no sense: an error of `manage.py check`, and shown in the admin; and how many rules are too many."""
+"""Test rows that make no sense: `manage.py check` and the admin show them; also, how many rules are too many."""
 
 from __future__ import annotations
 

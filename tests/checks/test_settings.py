@@ -111,7 +111,7 @@ def test_so_many_proxies_as_no_number_says_are_an_error_in_either_setting(wrong:
     (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": None}, REST_FRAMEWORK=drfs)
     assert (error.id, error.msg) == ("ratelimits.E007", f"REST_FRAMEWORK['NUM_PROXIES'] is {wrong!r}.")
     assert "Write a whole number from 0 to 100" in str(error.hint)
-    # Ours takes its place.
+    # The app's own setting replaces it.
     assert messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": 1}, REST_FRAMEWORK=drfs) == []
     (error,) = messages(RATELIMITS={**settings.RATELIMITS, "NUM_PROXIES": wrong}, REST_FRAMEWORK=drfs)
     assert error.id == "ratelimits.E002"
@@ -198,7 +198,7 @@ def test_where_nothing_is_decided_nothing_needs_the_middleware() -> None:
 
 
 class Elsewhere:
-    """A router that writes everything to a database that the rules are not read from."""
+    """A router that writes everything to a database from which no rules are read."""
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "elsewhere"
@@ -216,7 +216,7 @@ def test_rows_that_routers_write_to_another_database_than_the_rules_are_read_fro
 
 
 class UsersElsewhere:
-    """A router that keeps users in another database, and knows of no relation to them."""
+    """A router that stores users in another database, and says nothing about relations to them."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         return "users" if model._meta.app_label == "auth" else None
@@ -225,14 +225,14 @@ class UsersElsewhere:
 
 
 class Related(UsersElsewhere):
-    """The same, which allows relations."""
+    """The same router, but it allows relations."""
 
     def allow_relation(self, one: Any, other: Any, **hints: Any) -> bool:
         return True
 
 
 class Beside(Related):
-    """A router that looks for users beside the row that names them."""
+    """A router that looks for users in the database of the row that names them."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         return hints["instance"]._state.db if "instance" in hints else super().db_for_read(model)

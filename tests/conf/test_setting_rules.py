@@ -1,4 +1,4 @@
-"""Every setting has a rule, which `manage.py check` and the first use hold it to."""
+"""Test that every setting has a rule, which `manage.py check` and the first use apply."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ WRONG: dict[str, list[Any]] = {
     "ALERT_INTERVAL": [0, *NUMBERS],
     "ALERT_TIMEOUT": [0, 101, *NUMBERS],
 }
-#: Values that are as far as a rule goes.
+#: The most extreme values that each rule allows.
 RIGHT: dict[str, list[Any]] = {
     "NAMESPACE": ["a", "A-b_c.9", "x" * 40],
     "SHARDS": [1, 16_384],

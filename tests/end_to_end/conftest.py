@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def environment(servers: TestServers, transactional_db: None) -> dict[str, str]:
-    """What another process needs to run the demo project on this test's server and database."""
+    """Return the environment for another process to run the demo project on this test's server and database."""
     name = connection.settings_dict["NAME"]
     return {
         **os.environ,
@@ -37,7 +37,7 @@ def environment(servers: TestServers, transactional_db: None) -> dict[str, str]:
 
 @dataclass
 class Asker:
-    """Another process that makes requests with the key it is given."""
+    """Another process, which makes requests with a given key."""
 
     process: subprocess.Popen[str]
 
@@ -53,7 +53,7 @@ class Asker:
 
 @pytest.fixture
 def askers(environment: dict[str, str]) -> Iterator[Callable[[int], list[Asker]]]:
-    """Start so many other processes."""
+    """Return a function that starts this number of other processes."""
     with ExitStack() as stack:
 
         def start(count: int) -> list[Asker]:
@@ -82,7 +82,7 @@ def askers(environment: dict[str, str]) -> Iterator[Callable[[int], list[Asker]]
 
 @pytest.fixture
 def issue_key(transactional_db: None) -> Callable[[str], tuple[ApiKey, str]]:
-    """A new API key of the account with this identifier, and its secret."""
+    """Make a new API key of the account with this identifier; return it with its secret."""
 
     def issue(account: str) -> tuple[ApiKey, str]:
         Account.objects.get_or_create(identifier=account)
@@ -94,7 +94,7 @@ def issue_key(transactional_db: None) -> Callable[[str], tuple[ApiKey, str]]:
 
 @pytest.fixture
 def web_server(environment: dict[str, str], tmp_path: Path) -> Iterator[int]:
-    """gunicorn with two workers; its port."""
+    """Start gunicorn with two workers; return its port."""
     log = tmp_path / "gunicorn.log"
     with (
         processes.listening_socket(0) as listener,
@@ -109,7 +109,7 @@ def web_server(environment: dict[str, str], tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def worker(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Celery worker with beat."""
+    """Start a Celery worker with beat."""
     arguments = processes.celery_arguments(tmp_path / "schedule")
     with processes.running(arguments, tmp_path / "celery.log", environment) as process:
         yield process

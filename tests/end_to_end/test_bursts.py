@@ -1,4 +1,4 @@
-"""Many requests at the same moment on a limit that is used up, while the server is up: not one of them passes."""
+"""Test many requests at the same moment under a limit that is used up, while the server is up: none may pass."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ urlpatterns = [path("sync/", View.as_view()), path("async/", awaited)]
 
 @pytest.fixture(autouse=True)
 def _used_up(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """A limit that all share, of which nothing is left; nobody repeats a refusal from memory."""
+    """Use up a limit that all requests share; no process repeats a refusal from memory."""
     begin_afresh(monkeypatch)
-    # A server that gets no processor time for a while, on a busy machine, is not to be taken for one that is away.
+    # On a busy machine the server may get no processor time for a while; it must not count as away.
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0, "TIMEOUT": 10}
     rule("all", "token_bucket", capacity=10, rate=1, period=86_400, key_kind="global")
     assert [checking.check(someone(0)).allowed for _ in range(11)] == [True] * 10 + [False]
@@ -68,7 +68,7 @@ def someone(number: int) -> Identity:
 
 
 def answers(found: list[Answer]) -> Counter[str]:
-    """How many of them passed, were refused by the limit, and were answered by the failure policy."""
+    """Return how many requests passed, were refused by the limit, and were answered by the failure policy."""
     kinds = ("passed" if one.allowed else "unavailable" if one.decision is None else "refused" for one in found)
     return Counter(kinds)
 
@@ -141,7 +141,7 @@ def test_four_hundred_threads_at_once(redis_client: redis.Redis) -> None:
 
 @pytest.mark.parametrize(("view", "most"), [("sync", IDLE_CONNECTIONS + 1), ("async", 1)])
 def test_a_thousand_views_at_once_behind_asgi(redis_client: redis.Redis, settings: Any, view: str, most: int) -> None:
-    """Django gives each request of a sync view a thread of its own there."""
+    """Behind ASGI, Django runs each request of a sync view in its own thread."""
     settings.MIDDLEWARE = []
     before = connections(redis_client)
     handler = ASGIHandler()
@@ -165,7 +165,7 @@ def test_a_thousand_views_at_once_behind_asgi(redis_client: redis.Redis, setting
         async def receive() -> dict[str, Any]:
             nonlocal asked
             if asked:
-                await asyncio.Event().wait()  # a client that stays
+                await asyncio.Event().wait()  # a client that does not go away
             asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
 

@@ -1,4 +1,4 @@
-"""Deciding, counting and draining on a cluster of three nodes, as if it were one server."""
+"""Test deciding, counting and draining on a cluster of three nodes, as if it were one server."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def nodes(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def cluster(nodes: Cluster) -> Iterator[Cluster]:
-    """The engine on three nodes meanwhile, all of them empty."""
+    """Run the engine on three empty nodes during the test."""
     nodes.empty()
     with nodes.settings():
         yield nodes
 
 
 def elsewhere(cluster: Cluster) -> list[str]:
-    """Two keys on two nodes, neither of them the account's."""
+    """Return two keys on two nodes, neither of them the account's node."""
     found = {cluster.node_of(home(ACCOUNT)): ""}
     for number in count():
         key = f"ip:{number}"
@@ -92,12 +92,12 @@ def elsewhere(cluster: Cluster) -> list[str]:
 
 
 def spread(cluster: Cluster, algorithm: str = "fixed_window", /, **more: Any) -> list[Limit]:
-    """Limits of two other nodes and of the account's, in that order."""
+    """Return limits of two other nodes and of the account's node, in that order."""
     return [limit(algorithm, key, **TEN | more) for key in (*elsewhere(cluster), "user:1")]
 
 
 def counted(cluster: Cluster) -> dict[str, int]:
-    """The counters of all open batches."""
+    """Return the counters of all open batches."""
     found: dict[str, int] = {}
     for number in range(KEYS.shards):
         client: RawRedis = cluster.client_of(number)
@@ -107,7 +107,7 @@ def counted(cluster: Cluster) -> dict[str, int]:
 
 
 def kinds(cluster: Cluster) -> dict[str, int]:
-    """Requests that were counted, by kind."""
+    """Return the counted requests by kind."""
     out: dict[str, int] = {}
     for name, value in counted(cluster).items():
         if not name.endswith("|u"):
@@ -116,7 +116,7 @@ def kinds(cluster: Cluster) -> dict[str, int]:
 
 
 def told(decision: Decision) -> dict[str, Any]:
-    """All that a decision says."""
+    """Return all fields of a decision."""
     names = ("allowed", "limit", "remaining", "retry_after", "reset_after", "wait", "binding", "standings")
     return {name: getattr(decision, name) for name in names}
 
@@ -129,7 +129,7 @@ def ask(limits: list[Limit], **more: Any) -> Decision:
 def test_a_decision_over_three_nodes_says_what_one_server_would(
     nodes: Cluster, algorithm: str, redis_client: RawRedis
 ) -> None:
-    """Admitted, refused by the first, by the middle and by the last shard; peeked, refunded, settled and reset."""
+    """Try requests admitted, and refused by the first, the middle and the last shard; peek, refund, settle, reset."""
     more = ALGORITHMS[algorithm]
     limits = spread(nodes, algorithm, **more)
 
@@ -308,7 +308,7 @@ def test_a_task_that_is_cancelled_before_it_asks_a_shard_leaves_nothing_taken(
 
     async def work() -> list[int]:
         nonlocal asked
-        # All scripts are known to all nodes, so each shard is asked once.
+        # All nodes know all scripts, so each shard is asked once.
         decision = await engine.adecide(limits, account=ACCOUNT)
         assert decision.receipt is not None
         await engine.arefund(decision.receipt)
@@ -409,7 +409,7 @@ def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_
     try:
         for _ in range(FAILURES + 2):
             assert [decided(node) for node in (1, 0, 2)] == [False, True, True]
-        # Nobody waits for it any longer.
+        # No request waits for it any longer.
         with pytest.raises(NotSent, match="did not answer just now"):
             engine.decide([limit()], account=accounts[1])
     finally:
@@ -464,7 +464,7 @@ def test_a_slot_that_nobody_had_for_a_while_is_decided_again_once_somebody_has_i
                 engine.decide([limit(key="user:1", **TEN)], account=ACCOUNT)
         ip = elsewhere(cluster)[0]
         assert engine.decide([limit(key=ip)]).allowed
-        # Nor does it keep an edit from the other shards.
+        # It does not keep an edit from the other shards either.
         with pytest.raises(NotSent, match=f"no node of the cluster has slot {slot}"):
             publish_version(2)
         with pytest.raises(Stale):
@@ -478,7 +478,7 @@ def test_a_slot_that_nobody_had_for_a_while_is_decided_again_once_somebody_has_i
 def test_a_node_that_has_left_the_cluster_is_not_believed(
     cluster: Cluster, servers: TestServers, tmp_path: Path
 ) -> None:
-    """It still answers, and knows of no slots."""
+    """The node still answers, but knows no slots."""
     first = next(key for key in map("ip:{}".format, count()) if cluster.node_of(shard(KEYS, key, "")) == 0)
     with cluster.guest(home(ACCOUNT), tmp_path, server_binary(servers.redis_kind)) as guest:
         assert engine.decide([limit(key="user:1")], account=ACCOUNT).allowed
@@ -486,7 +486,7 @@ def test_a_node_that_has_left_the_cluster_is_not_believed(
         assert engine.decide([limit(key=first)]).allowed
         guest.flushall()
     for _ in range(2):
-        # A reply that is lost: who has which slots is asked anew, of others first.
+        # A lost reply: the slots are asked for again, from other nodes first.
         cluster.clients[0].execute_command("CLIENT KILL TYPE normal SKIPME yes")
         with pytest.raises(Unanswered):
             engine.decide([limit(key=first)])
@@ -541,7 +541,7 @@ def test_what_was_charged_in_a_slot_on_the_move_is_answered_though_its_full_batc
 def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_of_its_own(
     cluster: Cluster, servers: TestServers, tmp_path: Path
 ) -> None:
-    """A failover by hand, which loses nothing."""
+    """Fail over by hand, which loses nothing."""
     number = cluster.node_of(home(ACCOUNT))
     limits = spread(cluster)
     for _ in range(3):
@@ -554,7 +554,7 @@ def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_o
             try:
                 acknowledged += engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
             except Unanswered:
-                # The old primary closed its connections, this one among them.
+                # The old primary closed its connections, including this one.
                 unanswered += 1
         assert unanswered <= 1
         assert asyncio.run(engine.apeek(limits, account=ACCOUNT)).remaining in (4, 4 - unanswered)
@@ -588,7 +588,7 @@ def test_what_several_processes_were_served_is_charged_on_every_node_and_in_the_
     limits = [limit("fixed_window", key, capacity=CAPACITY, period=1_000_000) for key in keys]
     charged = [CAPACITY - one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]
     assert charged == [admitted] * NODES
-    # A permit that another request held for a moment may have been refused, and was not taken.
+    # A request may have been refused because another one had a permit for a moment; then the permit was not used.
     assert CAPACITY / 2 < admitted <= CAPACITY
     assert sum(kinds(cluster).values()) == 300
     flow()
@@ -692,7 +692,7 @@ def test_a_node_that_is_away_keeps_none_of_the_others_from_the_ledger(cluster: C
 def test_rules_edits_and_reports_of_requests_by_several_kinds_of_keys(
     cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
-    """From rows to the ledger, by the one door: an edit is in force at the next decision, on every node."""
+    """Test the path from rows to the ledger: an edit takes effect at the next decision, on every node."""
     settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     begin_afresh(monkeypatch)
     who = Identity("user:1", "api_key:9", f"account:{ACCOUNT}", "ip:203.0.113.9")
@@ -776,7 +776,7 @@ def test_a_cluster_that_was_away_is_asked_again_after_a_pause_and_by_no_request_
             engine.decide([limit()])
         assert proxy.connections == asked
         proxy.cut.clear()
-        # Undone within the settings, whose end forgets the pause: undone later, it would hold for the next test.
+        # Undo this inside the settings block, whose end clears the pause; otherwise the next test would have it.
         with monkeypatch.context() as patch:
             patch.setattr(server_module, "_not_before", 0.0)
             assert engine.peek([limit(key="ip:never")]).allowed

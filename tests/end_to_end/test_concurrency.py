@@ -9,14 +9,14 @@ from project.models import ApiKey
 from ratelimits.models import Rule
 from tests.end_to_end.conftest import Asker
 
-# A permit a day comes back, and the window opens at the first request: none of a hundred is replaced meanwhile.
+# One permit a day comes back, and the window opens at the first request: no permit comes back during the test.
 LIMITS: dict[str, dict[str, Any]] = {
     "token_bucket": {"capacity": 100, "rate": 1, "period": 86_400},
     "fixed_window": {"capacity": 100, "period": 86_400, "window_start": "first_hit"},
 }
 
 
-# Where processes repeat refusals by themselves they meet less often at the server: both must be exact.
+# Processes that repeat refusals from memory meet less often at the server. Both ways must be exact.
 @pytest.mark.parametrize(
     ("algorithm", "deny_cache_seconds"),
     [

@@ -20,7 +20,7 @@ DEMO = [sys.executable, "manage.py", "demo", "--requests", "300"]
 
 
 def environment_of(directory: Path) -> dict[str, str]:
-    """As somebody has who just cloned the repository: no server is named."""
+    """Return the environment of a person who just cloned the repository: it names no server."""
     own = {"REDIS_URL", "DATABASE_URL", "DJANGO_SETTINGS_MODULE"}
     rest = {name: value for name, value in os.environ.items() if name not in own}
     return {**rest, "DEMO_DATA_DIR": str(directory)}
@@ -32,7 +32,7 @@ def demo_environment(tmp_path: Path) -> dict[str, str]:
 
 
 def left_behind(environment: dict[str, str]) -> list[str]:
-    """Processes that still run of the demo with this data directory."""
+    """Return the processes of the demo with this data directory that still run."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -66,14 +66,17 @@ def test_the_demo_fails_when_the_ledger_lost_a_line(demo_environment: dict[str, 
 
 
 def _as_from_a_terminal() -> None:
-    """A shell's background job ignores Ctrl-C, and so would all that it starts: this one shall hear it."""
+    """Make this process receive Ctrl-C.
+
+    A shell's background job ignores it, and so would all processes that it starts.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
 
 
 @pytest.fixture(scope="module")
 def demos_that_stay_up(tmp_path_factory: pytest.TempPathFactory, long_run: bool) -> Iterator[dict[str, Demo]]:
-    """A demo to be ended in each way; they come up side by side."""
+    """Start one demo for each way to end it; they start in parallel."""
     started = {name: start(tmp_path_factory.mktemp(name)) for name in ENDS if long_run or name != "terminate"}
     yield started
     for demo in started.values():
@@ -84,14 +87,14 @@ def demos_that_stay_up(tmp_path_factory: pytest.TempPathFactory, long_run: bool)
 
 @dataclass(frozen=True)
 class Demo:
-    """A running demo, what it has printed, and its environment."""
+    """A running demo, its output so far, and its environment."""
 
     process: subprocess.Popen[bytes]
     output: Path
     environment: dict[str, str]
 
     def wait_until_up(self) -> None:
-        """Wait until it has printed its addresses."""
+        """Wait until the demo has printed its addresses."""
         deadline = time.monotonic() + 120
         while b"Press Ctrl-C" not in self.output.read_bytes():
             assert self.process.poll() is None, self.output.read_text()
@@ -100,7 +103,7 @@ class Demo:
 
 
 def start(directory: Path) -> Demo:
-    """The demo in a process group of its own, as a terminal would start it."""
+    """Start the demo in its own process group, as a terminal would."""
     output, environment = directory / "output", environment_of(directory / "demo")
     with output.open("wb") as written:
         process = subprocess.Popen(

@@ -15,7 +15,7 @@ from tests.end_to_end.conftest import Asker
 
 
 def form_of(page: Any) -> dict[str, Any]:
-    """What a browser would send back of an admin page's form, unchanged."""
+    """Return what a browser would send if nobody changed the form of an admin page."""
     forms = [page.context["adminform"].form]
     for inline in page.context["inline_admin_formsets"]:
         forms += [inline.formset.management_form, *inline.formset.forms]
@@ -28,7 +28,7 @@ Edit = Callable[[int], None]
 
 @pytest.fixture
 def edit_capacity(transactional_db: None) -> Edit:
-    """Save another capacity of the one rule, as staff do in the admin; it returns when the admin has answered."""
+    """Save another capacity of the only rule, as staff do in the admin; return when the admin has answered."""
     rule = Rule.objects.create(
         name="burst", key_kind="api_key", algorithm="token_bucket", capacity=10_000, rate=1, period=86_400
     )
@@ -44,7 +44,7 @@ def edit_capacity(transactional_db: None) -> Edit:
 
 
 def capacities(answer: dict[str, Any]) -> list[tuple[float, int]]:
-    """Of each request: when it was begun, and the capacity that it was decided by."""
+    """Return for each request when it began, and the capacity by which it was decided."""
     return [(begun, int(policy.split(";")[1].removeprefix("q="))) for begun, policy in answer["policies"]]
 
 

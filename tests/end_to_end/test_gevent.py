@@ -1,4 +1,4 @@
-"""A process whose threads are greenlets of gevent: each has the reply to its own request, and connections stay few."""
+"""Test a process whose threads are greenlets of gevent: each gets its own reply, and connections stay few."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_greenlets_at_once_get_their_own_replies_over_few_connections(environmen
     rule("own", "fixed_window", capacity=1_000, period=700_000_000, key_kind="user")
     ran = subprocess.run([sys.executable, "-c", AT_ONCE], env=environment, capture_output=True, text=True, check=True)
     first, used_up, connections, received = json.loads(ran.stdout)
-    # Each of the places from 99 down to 0 was told to one of those that passed, once.
+    # Each `remaining` from 99 down to 0 was in exactly one answer of those that passed.
     passed = {f"True, {left} left": 1 for left in range(100)}
     assert first == passed | {"False, 0 left": 300}, ran.stderr
     assert used_up == {"False, 0 left": 400}, ran.stderr

@@ -1,4 +1,4 @@
-"""Streams and clients that hang up, at real servers: gunicorn and uvicorn."""
+"""Test streams and clients that hang up, with real servers: gunicorn and uvicorn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Serve = Callable[[str], int]
 
 @pytest.fixture
 def serve(environment: dict[str, str], tmp_path: Path) -> Iterator[Serve]:
-    """Start a server of tests.support.end_to_end.flights; its port."""
+    """Start a server of tests.support.end_to_end.flights; return its port."""
     environment["DJANGO_SETTINGS_MODULE"] = "tests.support.end_to_end.flights_settings"
     log = tmp_path / "server.log"
     with processes.listening_socket(0) as listener:
@@ -56,7 +56,7 @@ def ask(port: int, path: str) -> socket.socket:
 
 
 def status(connection: socket.socket) -> int:
-    """Read the status alone."""
+    """Read only the status."""
     line = b""
     while not line.endswith(b"\r\n"):
         line += connection.recv(1)
@@ -64,7 +64,7 @@ def status(connection: socket.socket) -> int:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Ask until it is so; the server hears of a client's going when it hears of it."""
+    """Ask until the condition holds: nobody knows when the server notices that a client has gone."""
     until = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""The whole path over real HTTP: gunicorn, Redis, a Celery worker with beat, the ledger."""
+"""Test the whole path over real HTTP: gunicorn, Redis, a Celery worker with beat, the ledger."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
     environment: dict[str, str], capsys: pytest.CaptureFixture[str], long_run: bool
 ) -> None:
     trials = 20 if long_run else 5
-    # The epoch's window of so many seconds began in 2014 and ends in 2036.
+    # An epoch window of this many seconds began in 2014 and ends in 2036.
     rule("ahead", "fixed_window", key_kind="user", capacity=CAPACITY, period=700_000_000, prefetch=PREFETCH)
     processes = [
         subprocess.Popen(
@@ -39,7 +39,7 @@ def test_eight_processes_never_spend_one_permit_more_than_the_limit(
     admitted = [sum(trial) for trial in zip(*answers, strict=True)]
     with capsys.disabled():
         print(f"\n{PROCESSES} processes on {CAPACITY:,} permits, {trials} trials: admitted {sorted(set(admitted))}")
-    # A process that is refused holds nothing; one that was slow to spend lost what it had taken last.
+    # A process that was refused has no permits left; one that spent slowly lost the permits of its last prefetch.
     least = CAPACITY - PROCESSES * (PREFETCH - 1)
     assert [least <= one <= CAPACITY for one in admitted] == [True] * trials
     assert any(sum(one > 0 for one in trial) > 1 for trial in zip(*answers, strict=True))

@@ -15,7 +15,7 @@ from ratelimits.models import Rule
 
 @contextmanager
 def commands_of_clients(url: str) -> Iterator[list[str]]:
-    """What clients, not scripts, send to the server inside the block, as the server itself sees it."""
+    """Collect the commands that clients (not scripts) send inside the block, as the server itself sees them."""
     seen: list[str] = []
     with redis.Redis.from_url(url) as client, redis.Redis.from_url(url) as other:
         other.ping()
@@ -48,7 +48,7 @@ def test_a_known_key_under_three_rules_costs_one_round_trip_and_no_query(
         queries.append(sql)
         return execute(self, sql, params)
 
-    # On every connection of every thread; nothing is replaced, the query still runs.
+    # On every connection of every thread. Nothing is replaced: the query still runs.
     monkeypatch.setattr(CursorWrapper, "execute", noted)
     assert client.get("/api/time/").status_code == 200
     queries.clear()

@@ -1,4 +1,4 @@
-"""What docs/scaling.md tells people to configure is configured here, with the addresses of the test's own servers."""
+"""Use the configurations of docs/scaling.md, with the addresses of the test's own servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blocks(language: str) -> list[str]:
 
 @contextmanager
 def configured(text: str, addresses: dict[str, str]) -> Iterator[None]:
-    """The page's CACHES, its addresses being those of the test."""
+    """Use the page's CACHES with the addresses of the test."""
     for old, new in addresses.items():
         assert old in text
         text = text.replace(old, new)
@@ -46,7 +46,7 @@ def configured(text: str, addresses: dict[str, str]) -> Iterator[None]:
 
 
 def serve() -> None:
-    """Requests of several accounts, under limits of one shard and of several, from Redis to the ledger."""
+    """Make requests of several accounts, under limits of one shard and of several; bring their usage to the ledger."""
     accounts = [f"account-{number}" for number in range(6)]
     for account in accounts:
         limits = [limit(key="user:1"), limit(key="ip:192.0.2.1")]

@@ -1,4 +1,4 @@
-"""Deciding, sealing and draining by way of Sentinel, before and after the servers change places."""
+"""Test deciding, sealing and draining through Sentinel, before and after a failover."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def watched(servers: TestServers, tmp_path: Path) -> Iterator[Watched]:
-    """A primary and its replica; the engine asks a sentinel for the way meanwhile."""
+    """Start a primary and its replica; the engine asks a sentinel for their addresses during the test."""
     running = Watched(tmp_path, server_binary(servers.redis_kind))
     try:
         with running.settings():
             yield running
             current_server().wire.client.close()
     finally:
-        # django-redis keeps pools by their URL, whatever sentinels they asked.
+        # django-redis stores pools by URL, whichever sentinels they asked.
         for url in [url for url in ConnectionFactory._pools if url.startswith("redis://quota/")]:
             ConnectionFactory._pools.pop(url).disconnect()
         running.stop()
@@ -85,7 +85,7 @@ def test_a_failover_loses_nothing_that_was_replicated_and_is_declared(watched: W
     assert len(failures) <= 1
     assert asyncio.run(engine.apeek([first], account="acme")).remaining == 998
     assert incarnation(new.port) not in (None, before)
-    # What the old primary decided, it decided once: 3 windows, a refund, and 40 requests.
+    # The old primary decided each of these once: 3 windows, a refund, and 40 requests.
     assert evalsha_calls(old.port) <= 44 + 2 * 5 + len(failures)
 
     flow()
@@ -147,7 +147,7 @@ def test_without_a_sentinel_nothing_is_sent_and_nobody_waits_long(watched: Watch
     assert engine.decide([limit()], account="acme").allowed
     for each in watched.servers:
         each.kill()
-    # The connection is found closed before it is used.
+    # The process sees that the connection is closed before it uses it.
     with pytest.raises(NotSent):
         engine.decide([limit()], account="acme")
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Processes that are asked to stop write what they counted, under every server and pool that the docs name."""
+"""Test that processes that are asked to stop write their counts, under every server and pool that the docs name."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Key = tuple[ApiKey, str]
 
 @pytest.fixture
 def settings_of_others(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of processes that write nothing at an interval."""
+    """Return the environment of processes that write nothing at intervals."""
     return {**environment, "DJANGO_SETTINGS_MODULE": "tests.support.end_to_end.stopping_settings"}
 
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """The URL of a server that refuses every connection."""
+    """Return the URL of a server that refuses every connection."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         yield f"redis://127.0.0.1:{unused.getsockname()[1]}/0"
@@ -56,7 +56,7 @@ def nowhere() -> Iterator[str]:
 
 @contextmanager
 def served(arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> Iterator[int]:
-    """A server on a port; it is asked to stop with SIGTERM after the block, and waited for."""
+    """Run a web server on a port; after the block send it SIGTERM and wait until it has ended."""
     with processes.listening_socket(0) as listener:
         listener.set_inheritable(True)
         named = [argument.format(fd=listener.fileno()) for argument in arguments]
@@ -85,13 +85,13 @@ def ask(port: int, secret: str, times: int) -> Counter[int]:
 
 
 def denied(client: redis.Redis) -> int:
-    """Requests that are counted as denied in the open batches."""
+    """Return how many requests the open batches count as denied."""
     fields = (item for key in client.keys("rl:*:open") for item in client.hgetall(key).items())
     return sum(int(value) for name, value in fields if name[:2] == b"d|" and name[-2:] in (b"|1", b"|n"))
 
 
 def said(kind: str) -> int:
-    """Requests of a kind in the totals of all processes."""
+    """Return how many requests of a kind the totals of all processes have."""
     found: int | None = ProcessTotal.objects.filter(kind=kind).aggregate(sum=Sum("requests"))["sum"]
     return found or 0
 
@@ -155,7 +155,7 @@ def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subpro
 
 
 def have_asked(environment: dict[str, str], times: int) -> None:
-    """Have one task ask so many times, and wait for it."""
+    """Have one task make this many requests, and wait for it."""
     order = f"from tests.support.end_to_end.stopping_tasks import ask; ask.delay('user:7', {times})"
     subprocess.run([sys.executable, "-c", order], env=environment, check=True)
 
@@ -210,7 +210,7 @@ def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_tota
             [sys.executable, "-c", HOLDS_PERMITS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Held for longer than the test takes, so that nothing is given back before.
+            # Prefetched permits last longer than the test, so that none is given back before the process stops.
             env={**settings_of_others, "LIMITS_URL": proxy.url, "HELD_SECONDS": "3600"},
         )
         assert holding.stdout is not None
@@ -218,6 +218,6 @@ def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_tota
         before = proxy.count(b"EVALSHA") + proxy.connections
         proxy.lose.set()
         holding.communicate(b"\n")
-        # On a connection that is there, or on a new one.
+        # On an existing connection, or on a new one.
         assert 1 <= proxy.count(b"EVALSHA") + proxy.connections - before <= 2
     assert (holding.returncode, said("admitted")) == (0, 1)

@@ -1,4 +1,4 @@
-"""The real scripts behind the interface of the model, whole and without a line."""
+"""Provide the real scripts with the interface of the model, complete or with lines replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_replay(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
 
 @pytest.fixture
 def take_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """The scripts with these lines replaced, each in a file where it stands once, until the test ends."""
+    """Replace lines of the scripts until the test ends; each must occur exactly once in its file."""
 
     def forget() -> None:
         for known in (scripts.read, scripts.deciding, program):

@@ -1,4 +1,4 @@
-"""The real scripts answer as the exact model does, line by line."""
+"""Test that the real scripts answer like the exact model, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs and leases of any length: exact in trees of many levels, and no more work for many than for few."""
+"""Test logs and leases of any length: trees of many levels are exact, and many entries cost no more work than few."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ratelimits.engine.transport.wire import Wire
 from tests.traces.agreement import disagreement, shortest, trace
 from tests.traces.traffic import us
 
-#: Blocks of so few times that a short trace makes a tree of all its levels.
+#: Blocks so small that a short trace makes a tree with all levels.
 SMALL = ("sliding_log", "local SPREAD, TOP = 64, 3", "local SPREAD, TOP = 4, 3")
-#: What a charge drops of ended leases.
+#: How many ended leases a charge drops.
 FEW = ("concurrency", "local DROPPED = 4", "local DROPPED = 2")
 
 
 def busy(seed: int, capacity: int, rule: dict[str, Any], length: int = 600) -> list[dict[str, Any]]:
-    """Lines that mostly charge, some in the same moment, and now and then give back, look, wait or change the rule."""
+    """Return lines that mostly charge, some at the same moment; a few refund, peek, wait or change the rule."""
     draw, at, lines = Random(seed), 1_000_000_000, []
     for number in range(length):
         at += draw.choice((0, 0, 1, 1000, 700_000, draw.choice((1, 1, 1, 4_000_000))))
@@ -73,12 +73,12 @@ def test_random_traffic_agrees_too(algorithm: str, seed: int, open_replay: Any, 
 
 
 def commands(wire: Wire) -> int:
-    """How many commands the server has run, those of scripts among them."""
+    """Return how many commands the server has run, including those of scripts."""
     stats = wire.client.info("commandstats")
     return sum(of["calls"] for name, of in stats.items() if name not in ("cmdstat_info", "cmdstat_config|resetstat"))
 
 
-#: Commands that one call may run in a script, whatever lies in the state.
+#: The most commands that one call may run in a script, whatever the state contains.
 MOST = 180
 
 

@@ -1,4 +1,4 @@
-"""What a call asks and leaves behind beside the states: counters, receipts, versions and batches."""
+"""Test what a call writes apart from the states: counters, receipts, versions and batches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ratelimits.engine.transport.connection import run_named
 from tests.support.engine.asking import KEYS, MONTHS, NOW, SECOND, ask, counted, everything, home, limit, usage
 from tests.support.raw import RawRedis
 
-#: Bin and billing period of NOW, in seconds.
+#: The bin and the start of the billing period of NOW, in seconds.
 WHERE = f"{NOW // SECOND // 900 * 900}|{MONTHS[1] // SECOND}"
 
 
 def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more: Any) -> Decision:
-    """A request counted by these meters at these costs, under limits of the first meter."""
+    """Decide a request that is counted in these meters at these costs, under limits of the first meter."""
     terms = tuple(
         Term(
             one.algorithm, one.name, 0, list(costs).index(more.pop(one.name, next(iter(costs)))), one.mode, one.rule, 3
@@ -40,7 +40,7 @@ def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more
 
 
 class TestCounters:
-    """Once per request and meter: "1" requests that cost 1, "n" requests of any other cost, "u" their units."""
+    """Counters have, per request and meter: "1" for requests of cost 1, "n" for those of another cost, "u" for units."""
 
     def test_a_request_of_one_unit_is_one_counter(self, redis_client: RawRedis) -> None:
         for _ in range(3):
@@ -292,7 +292,7 @@ class TestVersions:
         near, far = "user:1", "ip:192.0.2.1"
         limits = [limit(name, key=key, name=name, version=9) for name in ALGORITHMS for key in (near, far)]
         ask(*limits, account="acme", usage=usage(), timeout=ANY)
-        # One of the shards has heard of an edit, another not yet.
+        # One of the shards knows of an edit, another does not yet.
         redis_client.set(KEYS.head(shard_of(far, 64)), f"12 {run_of(redis_client)}")
         before = everything(redis_client)
         for question in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
@@ -356,7 +356,7 @@ class TestVersions:
 
 
 class TestRuns:
-    """Another run of the server may have forgotten what it counted: its batch ends, and a new incarnation begins."""
+    """After a restart the server may have forgotten counts: the batch of the old run ends, a new incarnation begins."""
 
     def test_the_open_batch_of_another_run_is_sealed_and_a_new_incarnation_begins(self, redis_client: RawRedis) -> None:
         shard = home("acme")
@@ -420,7 +420,7 @@ def _pretend_another_run(client: RawRedis, key: str) -> None:
 
 
 class TestCorruption:
-    """What cannot be read is an error that says where and what to do, and loses nothing."""
+    """Data that cannot be read is an error that says where it is and what to do, and nothing is lost."""
 
     GARBAGE = (b"garbage of no kind at all", b"\x00" * 40, b"\xff" * 7, b"\x00\x00\x00\x00\x01\x02\x03")
 
@@ -439,7 +439,7 @@ class TestCorruption:
         ask(one, timeout=ANY)
         (key,) = (key for key in redis_client.keys("*") if redis_client.type(key) == b"string" and b"head" not in key)
         raw = redis_client.get(key)
-        # The record of the same algorithm, of three bytes.
+        # A record of the same algorithm, but of only three bytes.
         redis_client.set(key, raw[:9] + b"\x03\x00" + raw[11:15] + b"\xc1\xc1\xc1")
         with pytest.raises(ResponseError, match=r"^CORRUPT the state at "):
             ask(one, timeout=ANY)

@@ -1,4 +1,4 @@
-"""Limits to decision, on the real scripts."""
+"""Test decisions under limits, on the real scripts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.raw import RawRedis
 
 
 class TestChangedRates:
-    """What is spent stays spent, in permits, whatever the old and the new rate are."""
+    """Spent permits stay spent, whatever the old and the new rate are."""
 
     @pytest.mark.parametrize(
         ("before", "after"),
@@ -83,7 +83,7 @@ def micros(seconds: float) -> int:
 
 
 def _most(algorithm: Any) -> Fraction:
-    """Guava's maxPermits."""
+    """Return Guava's maxPermits."""
     cold, interval = Fraction(algorithm.cold_factor), algorithm.interval / SECOND
     threshold = Fraction(algorithm.warm_up) / 2 / interval
     warming: Fraction = threshold + 2 * Fraction(algorithm.warm_up) / (interval * (1 + cold))
@@ -91,7 +91,7 @@ def _most(algorithm: Any) -> Fraction:
 
 
 class TestVanishedStates:
-    """A log and leases have keys beside the packed string, which may go before it: by their time, or evicted."""
+    """A log and leases have keys beside the packed string. These may vanish first: by expiry or by eviction."""
 
     @pytest.mark.parametrize("algorithm", ["sliding_log", "concurrency"])
     @pytest.mark.parametrize("later", [2 * SECOND, 300 * SECOND])
@@ -119,7 +119,7 @@ class TestVanishedStates:
 
 
 def own_keys(client: RawRedis) -> list[bytes]:
-    """The keys of states that are not packed."""
+    """Return the keys of states that are not packed."""
     kinds = (b"head", b"open", b"meta", b"sealed")
     return [key for key in client.keys("*") if key.split(b"}:")[1] not in kinds and b"}:s:" not in key]
 
@@ -184,7 +184,7 @@ class TestHugeCosts:
 
 
 class TestLife:
-    """A state must live as long as it matters, and a minute more."""
+    """A state must live for as long as it matters, and one minute more."""
 
     @pytest.mark.parametrize(
         ("one", "seconds"),
@@ -247,7 +247,7 @@ class TestTimeouts:
 
 
 class TestReceiptsOfOlderParameters:
-    """A receipt that was made under other numbers moves a limit by what it settles, and by nothing else."""
+    """A receipt made under other parameters changes a limit only by what it settles."""
 
     BEFORE: dict[str, dict[str, Any]] = {
         "fixed_window": {"period": 1},
@@ -273,7 +273,7 @@ class TestReceiptsOfOlderParameters:
     @pytest.mark.parametrize("algorithm", BEFORE)
     @pytest.mark.parametrize(("true", "moves"), [(0, range(3)), (3, range(-1, 1)), (2, range(1))])
     def test_settling_an_older_receipt(self, algorithm: str, true: int, moves: range) -> None:
-        # Two hours ago: all of it has ended by the old numbers, and none of it by the new ones.
+        # Two hours ago: under the old parameters all of it has ended, under the new ones none.
         past = now_of_this_machine() - 7200 * SECOND
         old = limit(algorithm, capacity=20, cost=2, since=past - DAY, **self.BEFORE[algorithm])
         new = limit(algorithm, capacity=20, since=past, **self.AFTER[algorithm])
@@ -300,7 +300,7 @@ class TestReceiptsOfOlderParameters:
         assert 0 <= moved + 1 < 1 + 1001
 
 
-#: One of each algorithm that admits ten at once, and then nothing for a long while.
+#: For each algorithm a limit that admits ten at once, and then nothing for a long time.
 TENS: dict[str, dict[str, Any]] = {
     name: {"rate": 1, "period": 1000, "warm_up": 1000, "lease_ttl": 1000, "delay_after": 9, "calendar_unit": "month"}
     | ({"capacity": 9} if name == "leaky_bucket_queue" else {})
@@ -444,7 +444,7 @@ class TestSeveral:
         mine = limit("token_bucket" if usual else "smooth_bursty", name="mine")
         for _ in range(3):
             ask(mine)
-        # Behind the second at which all of it may go, in front of mine.
+        # After the second at which all of it may be dropped, before this request's own.
         assert redis_client.get(key)[4:].startswith(before[4:])
         assert [ask(other).standings[0].remaining for other in others] == [8] * len(others)
 
@@ -454,7 +454,7 @@ def cost_of_none() -> Limit:
 
 
 class TestWaiting:
-    """Each limit of a rule has a longest wait of its own; at_once none waits."""
+    """Each rule's limit has its own longest wait; with at_once no request waits."""
 
     def decided(self, waits: dict[str, int], at_once: bool = False) -> Decision:
         algorithm = limit("leaky_bucket_queue").algorithm
@@ -485,7 +485,7 @@ class TestWaiting:
 
 
 class TestOddRates:
-    """Rates with six places do not drift: after thousands of decisions the bucket is where the definition has it."""
+    """Rates with six places do not drift: after thousands of decisions the bucket is exactly as defined."""
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "gcra", "leaky_bucket"])
     @pytest.mark.parametrize(
@@ -547,14 +547,14 @@ class TestOddRates:
             )
             assert usual.reply == general.reply
         stats: Any = redis_client.info("commandstats")
-        # The general one reads the head and the state by GET.
+        # The general path reads the head and the state by GET.
         assert (stats["cmdstat_mget"]["calls"], stats["cmdstat_get"]["calls"]) == (115, 2 * 115)
         shard = shard_of("account:acme", 64)
         assert redis_client.get(KEYS.state(shard, "user:1")) == redis_client.get(KEYS.state(shard, "user:2"))
 
 
 class TestClocks:
-    """A clock that steps back mints nothing, and one that had jumped ahead locks nobody out."""
+    """A clock that steps back gives no extra permits; one that was ahead and is corrected locks nobody out."""
 
     @pytest.mark.parametrize("algorithm", TENS)
     def test_a_step_back_of_a_minute_mints_nothing(self, algorithm: str) -> None:
@@ -585,7 +585,7 @@ class TestClocks:
         assert before[0] * SECOND + before[1] <= at <= after[0] * SECOND + after[1]
 
     def test_this_machines_clock_may_be_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The periods handed over are those of this machine's clock; the script asks for others if they are wrong."""
+        """The command carries the periods of this machine's clock; if they are wrong, the script asks for others."""
         real = time.time_ns
         for wrong in (-40 * DAY, 400 * DAY, 0):
             monkeypatch.setattr(time, "time_ns", lambda wrong=wrong: real() + wrong * 1000)
@@ -617,7 +617,7 @@ class TestAsync:
         assert (await areset([one])).remaining == 10
 
     async def test_many_at_once_on_one_loop_are_admitted_exactly(self, settings: Any) -> None:
-        # They all connect in one moment: a busy machine may take longer than a request should wait.
+        # All connect at the same moment: a busy machine may take longer than a request should wait.
         settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 5}
         one = limit("fixed_window", capacity=40, period=10**6, window_start="first_hit")
         answers = await asyncio.gather(*(adecide([one]) for _ in range(100)))

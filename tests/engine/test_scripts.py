@@ -1,4 +1,4 @@
-"""The scripts as they are put together and as the server takes them."""
+"""Test how the scripts are assembled, and that the server accepts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratelimits.algorithms.limits import ALGORITHMS, Gcra, TokenBucket
 from ratelimits.engine import scripts
 from ratelimits.engine.scripts import deciding, read
 
-#: One algorithm of each file.
+#: One algorithm for each file.
 KINDS = {kind.script: kind for kind in ALGORITHMS.values()}
 FILES = sorted(KINDS)
 LUA = Path(scripts.__file__).parents[1] / "lua"
@@ -50,6 +50,6 @@ def test_a_script_is_read_once() -> None:
 def test_a_file_says_what_it_is_and_makes_no_text_of_numbers_by_itself(name: str) -> None:
     text = (LUA / name).read_text()
     assert text.startswith("-- ")
-    # tostring and cjson keep fourteen digits, fewer than a moment in microseconds has.
+    # tostring and cjson write fourteen digits, fewer than a time in microseconds has.
     assert "tostring" not in text
     assert "cjson" not in text

@@ -1,4 +1,4 @@
-"""Five limits of five algorithms in one decision: one round trip, and all or nothing among processes that meet."""
+"""Test five limits of five algorithms in one decision: one round trip, all or nothing, also with many processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.decider import CAPACITIES
 
 PROCESSES, DECISIONS = 8, 10_000
-#: So much of the deciders' capacities that some of each process' requests are admitted.
+#: The factor for the deciders' capacities: large enough that each process gets some requests admitted.
 FACTOR = 6
 
 
 def five(cost: int) -> list[Limit]:
-    """The deciders' limits: nothing comes back in a test's time."""
+    """Return the deciders' limits; no permit comes back during a test."""
     numbers = {"rate": 1, "period": 1_000_000, "lease_ttl": 1_000_000, "window_start": "first_hit"}
     return [
         Limit(

@@ -1,4 +1,4 @@
-"""Event loops of many threads: each has a connection of its own, and begins and ends beside the others."""
+"""Test event loops in many threads: each has its own connection, and they begin and end at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREADS, TIMES = 8, 1500
 
 @pytest.fixture
 def hectic() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

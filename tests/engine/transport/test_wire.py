@@ -1,4 +1,4 @@
-"""The connections that decisions travel on."""
+"""Test the connections that carry decisions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMEOUT = 0.25
 
 @dataclass
 class Said:
-    """A command as it is, and the runs of the server that it was made for."""
+    """A plain command, and the runs of the server for which it was made."""
 
     words: tuple[bytes, ...]
     script: Script = field(default_factory=lambda: Script(b"", b""))
@@ -63,7 +63,7 @@ WHO = say(b"CLIENT", b"ID")
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Wire]]:
-    """Wires to a URL, with options of django-redis."""
+    """Open wires to a URL, with options of django-redis."""
     made: list[Wire] = []
 
     def open_wire(url: str, timeout: float = TIMEOUT, **options: Any) -> Wire:
@@ -94,7 +94,7 @@ def proxy(servers: TestServers) -> Iterator[Proxy]:
 
 @pytest.fixture
 def own_server(servers: TestServers, tmp_path: Path) -> Iterator[RunningServer]:
-    """A server that a test may stop and start."""
+    """Start a server that a test may stop and start."""
     running = RunningServer(tmp_path / "server", binary=server_binary(servers.redis_kind))
     yield running
     running.stop()
@@ -149,7 +149,7 @@ class TestSending:
 
 
 class TestLoss:
-    """A lost reply is neither asked for again nor taken for another's."""
+    """A lost reply is neither asked for again nor confused with another one."""
 
     def test_a_lost_reply_is_unanswered_in_time_and_the_command_was_sent_once(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
@@ -268,7 +268,7 @@ class TestLoss:
     def test_a_server_that_became_a_replica_did_nothing_and_is_connected_to_anew(
         self, opened: Callable[..., Wire], own_server: RunningServer
     ) -> None:
-        """Behind a name or an address that moves, the way back in leads to the new primary."""
+        """If the server's name or address moves, connecting again reaches the new primary."""
         wire, command = opened(own_server.url), script_call(COUNT, b"1", b"counter")
         before = wire.call(WHO, b"")
         with redis.Redis.from_url(own_server.url) as client:
@@ -421,7 +421,7 @@ class TestThreadsAndProcesses:
 
 
 class TestRuns:
-    """A connection knows the run of the server that it is connected to, also after the server was another."""
+    """A connection knows the run of its server, also after the server was replaced."""
 
     def test_a_thread_learns_the_new_run_of_a_restarted_server(
         self, opened: Callable[..., Wire], own_server: RunningServer
@@ -449,7 +449,8 @@ class TestRuns:
             await wire.acall(command, b"")
             await asyncio.to_thread(restart)
             await wire.acall(command, b"")
-            # While the loop runs: the server ends with the thread that started it, which ends with the loop.
+            # While the loop runs, because the server ends with the thread that started it, and this thread ends with
+            # the loop.
             with redis.Redis.from_url(own_server.url) as client:
                 return run_of(client)
 
@@ -470,18 +471,18 @@ class TestRuns:
 
 
 class Pool(redis.ConnectionPool):
-    """A pool of a kind that nobody knows."""
+    """A pool of an unknown class."""
 
 
 class Client(redis.Redis):
-    """A client of a kind that nobody knows, which must not be asked: its commands may be anything."""
+    """A client of an unknown class, which must not be asked: its commands may do anything."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         raise AssertionError(args)
 
 
 class Connection(redis.Connection):
-    """A connection of a kind that nobody knows."""
+    """A connection of an unknown class."""
 
 
 class TestConfiguration:
@@ -662,13 +663,13 @@ class TestAsync:
 
 
 async def ended(tasks: list[asyncio.Task[Any]]) -> list[Any]:
-    """What became of them: their results, or the kinds of their errors."""
+    """Return the results of the tasks, or the types of their errors."""
     found = await asyncio.gather(*tasks, return_exceptions=True)
     return [type(one) if isinstance(one, BaseException) else one for one in found]
 
 
 class TestMultiplexing:
-    """The tasks of a loop share one connection, and none of them another one's fate, but for a lost connection."""
+    """The tasks of a loop share one connection. A failed task does not affect others, unless the connection is lost."""
 
     async def test_what_is_asked_in_one_turn_is_written_in_one_go_behind_the_first(
         self, wire: Wire, monkeypatch: pytest.MonkeyPatch
@@ -699,13 +700,13 @@ class TestMultiplexing:
         for task in tasks[::3]:
             task.cancel()
         proxy.let_go()
-        # Those that were written by then have their replies, and see that they were cancelled.
+        # Tasks whose command was already written get their reply, and then see that they were cancelled.
         gone = [n % 3 == 0 and n >= multiplexed.IN_FLIGHT for n in range(1000)]
         expected = [asyncio.CancelledError if gone[n] else b"%d" % n for n in range(1000)]
         assert await ended(tasks) == expected
         assert await wire.acall(say(b"ECHO", b"next"), b"") == b"next"
         assert proxy.connections == 1
-        # Those that were cancelled while they waited were not sent.
+        # The commands of tasks that were cancelled while they waited were not sent.
         assert proxy.count(b"ECHO") < 1001
 
     async def test_what_was_written_on_a_connection_that_is_cut_is_unanswered_and_the_rest_not_sent(
@@ -721,7 +722,7 @@ class TestMultiplexing:
         assert kinds == [Unanswered] * written + [NotSent] * (1000 - written)
         assert len({task.exception().event for task in tasks}) == 1  # type: ignore[union-attr]
         proxy.cut.clear()
-        # What was written may have taken place or not, and never twice.
+        # A command that was written may have been run once or not at all, never twice.
         assert 1 <= int(await wire.acall(say(b"GET", b"counter"), b"")) <= written
 
     async def test_a_server_that_stops_answers_nobody_and_is_connected_to_anew(
@@ -766,7 +767,7 @@ class TestMultiplexing:
     async def test_waiting_for_ones_own_turn_takes_as_long_as_it_takes(
         self, opened: Callable[..., Wire], redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nine calls one after the other take longer, in all, than TIMEOUT."""
+        """Nine calls one after the other take longer together than TIMEOUT."""
         monkeypatch.setattr(multiplexed, "IN_FLIGHT", 1)
         wire = opened(redis_url, timeout=2)
         waits = [wire.acall(say(b"BLPOP", b"nobody pushes", b"0.4"), b"") for _ in range(9)]
@@ -825,5 +826,5 @@ class TestMultiplexing:
 
 
 def link_of(wire: Wire) -> Any:
-    """The open connection of the running loop."""
+    """Return the open connection of the running loop."""
     return wire._loops[asyncio.get_running_loop()][0]._link
