@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
@@ -214,11 +214,16 @@ def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance
 
 
 def usage_line(
-    report: Report, number: int, group: Group, rules: RuleBook, allowances: Mapping[int, Allowance]
+    report: Report,
+    number: int,
+    group: Group,
+    rules: RuleBook,
+    allowances: Mapping[int, Allowance],
+    named: Callable[..., str] = line_id,
 ) -> ReportLine:
     """The line of a group with its limit and home; a correction, if the group is late for the period it belongs to.
 
-    `allowances` are those of the billing periods that groups belong to, by their starts in µs.
+    `allowances` are those of the billing periods that groups belong to, by their starts in µs; `named` makes its name.
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
@@ -232,13 +237,13 @@ def usage_line(
     return ReportLine(
         report=report,
         number=number,
-        line_id=line_id(name, report.version, CORRECTION, start, *about) if late else line_id(name, USAGE, *own),
+        line_id=named(name, report.version, CORRECTION, start, *about) if late else named(name, USAGE, *own),
         key=group["key"],
         meter=group["meter"],
         unit=unit_of(group["meter"]),
         charge_category=USAGE,
         charge_class=CORRECTION if late else "",
-        corrects_line_id=line_id(report_id(report.account, home), USAGE, *own) if late else "",
+        corrects_line_id=named(report_id(report.account, home), USAGE, *own) if late else "",
         charge_period_start=max(group["first_bin"] * SECOND, start),
         charge_period_end=min(end, report.period_end),
         consumed_quantity=group["admitted_units"],

@@ -107,5 +107,17 @@ def report_id(account: str, start: int) -> str:
 
 def line_id(report: str, *about: str | int) -> str:
     """A line's name, from what it is about; the same in every database, so a second delivery is recognised."""
-    text = "\n".join([report, *map(str, about)])
+    parts = [report, *map(str, about)]
+    if not any("\n" in part for part in parts):
+        return joined_line_id(report, *about)
+    # With their lengths, so that no other parts make the same text; no report's name is empty.
+    return _name("\n" + "".join(f"{len(part)}:{part}" for part in parts))
+
+
+def joined_line_id(report: str, *about: str | int) -> str:
+    """A line's name as it was once made of parts with line feeds, too: another line could have the same one."""
+    return _name("\n".join([report, *map(str, about)]))
+
+
+def _name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]

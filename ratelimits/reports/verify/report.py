@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain as chained
 from itertools import zip_longest
@@ -16,7 +16,7 @@ from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
 from ratelimits.reports import signing
 from ratelimits.reports.build import CHUNK, Group, at_home, between, grouped, usage_line
 from ratelimits.reports.limits import Limits
-from ratelimits.reports.rows import ADJUSTMENT
+from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.amounts import verify_amounts
@@ -133,14 +133,17 @@ class ReportVerifier:
         """Say what differs of the first line that does; those that come after it share its allowance."""
         finding = next(self._compared(report, Rated(self._using, report)), "")
         # Late usage that an earlier version of this app carried to a later period was rated by that one's allowance.
-        if finding and next(self._compared(report, Rated(self._using, report, by_own=False)), ""):
+        if not finding or not next(self._compared(report, Rated(self._using, report, by_own=False)), ""):
+            return
+        # It also gave two lines one name, where line feeds in keys and meters made that possible.
+        if next(self._compared(report, Rated(self._using, report), joined_line_id), ""):
             yield finding
 
-    def _compared(self, report: Report, rated: Rated) -> Iterator[str]:
+    def _compared(self, report: Report, rated: Rated, named: Callable[..., str] = line_id) -> Iterator[str]:
         periods = sorted(report.since, key=int)
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         at_homes = at_home(self._limits.of(groups), rated.homes)
-        again = (usage_line(report, 0, group, self._rules, rated.allowances) for group in at_homes)
+        again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in at_homes)
         # Not only those of the category that closing writes: whatever else a line is called, it is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
