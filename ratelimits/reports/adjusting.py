@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.models import Adjustment, Report
 from ratelimits.models.ledger import moment
 from ratelimits.reports.periods import SECOND
@@ -22,6 +24,16 @@ def unreported(using: str, **about: Any) -> QuerySet[Adjustment]:
     """Return the adjustments that count and that a closing puts on reports, in the order in which it does."""
     rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **about)
     return rows.order_by("created_at", "reference")
+
+
+def check(adjustments: Iterable[Adjustment]) -> None:
+    """Raise ValueError for an adjustment that the form would have refused for its size: sums of such are no numbers."""
+    for each in adjustments:
+        if abs(each.quantity) > MAX_PERMITS:
+            raise ValueError(
+                f"adjustment {each.reference} is of {each.quantity:,} units, and at most {MAX_PERMITS:,} can be"
+                " adjusted"
+            )
 
 
 def of_open_periods(using: str, start: int, end: int, **about: Any) -> dict[tuple[str, int], list[Adjustment]]:

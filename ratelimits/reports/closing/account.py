@@ -14,6 +14,7 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
 from ratelimits.reports import amounts, signing
+from ratelimits.reports.adjusting import check
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
@@ -67,7 +68,8 @@ class Closing:
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
-        """Write the reports that can be written."""
+        """Write the reports that can be written. Raises ValueError for an adjustment or a price that makes no sense."""
+        check(self._books.adjustments(self.account))
         late = {tile.start: tile for tile in self.periods.tiles if tile.closed and self._is_late(tile)}
         written = []
         for tile in self.periods.tiles:
@@ -123,10 +125,15 @@ class Closing:
         except signing.BrokenChainError as error:
             return f"{error}: restore it from a backup, or close by force"
         try:
-            self.charged(period.start, period.end)
+            self.check(period)
         except ValueError as error:
             return f"{error}: correct it"
         return "nothing: the next ratelimits_finalise closes it"
+
+    def check(self, period: Period) -> None:
+        """Raise ValueError for a price of a period, or an adjustment of the account, that makes no sense."""
+        self.charged(period.start, period.end)
+        check(self._books.adjustments(self.account))
 
     def _head(self) -> str:
         try:

@@ -105,9 +105,9 @@ def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: 
     """
     try:
         return close_together(using, names, now, gapped)
-    except (OperationalError, InterfaceError):
-        raise  # the database, not an account
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OperationalError | InterfaceError) and not _is_overflow(error):
+            raise  # the database, not an account
         if len(names) > 1:
             half = len(names) // 2
             halves = (names[:half], names[half:])
@@ -115,6 +115,11 @@ def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: 
         failed.add(names[0])
         logger.exception("Account %r cannot be closed; the other accounts are", names[0])
         return []
+
+
+def _is_overflow(error: Exception) -> bool:
+    """Return whether SQLite could not hold the sum of some rows. To PostgreSQL that is no OperationalError."""
+    return "integer overflow" in str(error)
 
 
 def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:

@@ -134,7 +134,7 @@ def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
         tile = next((tile for tile in closing.periods.open() if tile.start == start), None)
         period = None if tile is None else closing.periods.period(tile)
         if period is not None:
-            closing.charged(period.start, period.end)
+            closing.check(period)
     except ValueError as error:
         raise NotForcedError(f"{error}: correct it first") from error
     if tile is None or period is None:

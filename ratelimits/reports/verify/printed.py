@@ -7,8 +7,9 @@ from collections.abc import Generator, Iterator
 
 from django.db.models import Exists, OuterRef, Q
 
+from ratelimits.algorithms.parsing import MAX_PERMITS
 from ratelimits.models import Adjustment, DurabilityGap, GapKind, Report, ReportLine
-from ratelimits.reports.adjusting import start_of
+from ratelimits.reports.adjusting import check, start_of, unreported
 from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.periods import SECOND
@@ -30,6 +31,7 @@ def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Genera
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)
     yield from _verify_decisions(using)
+    yield from _verify_sizes(using)
     yield from _verify_gaps(using, checked)
     yield from verify_lacking(using)
 
@@ -62,6 +64,15 @@ def _verify_decisions(using: str) -> Iterator[str]:
             f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, and who decided it when does"
             " not say so"
         )
+
+
+def _verify_sizes(using: str) -> Iterator[str]:
+    """Name the adjustments that wait and that no closing can put on a report, since they were written past the form."""
+    for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
+        try:
+            check([adjustment])
+        except ValueError as error:
+            yield f"{error}: {adjustment.account or 'anonymous'} cannot be closed"
 
 
 def _is_of_period(report: Report, start: int) -> bool:

@@ -7,11 +7,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.models import QuerySet
 
-from ratelimits.models import Account, Batch, DurabilityGap, Report, ShardState
+from ratelimits.models import Account, Adjustment, Batch, DurabilityGap, Line, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import NotForcedError, force, open_periods
 from ratelimits.reports.verify.report import verify_report
-from tests.support.reports.invoices import account, lines, spend
+from ratelimits.verification import Verification
+from tests.reports.closing.test_close import adjust
+from tests.support.reports.invoices import account, close, lines, spend
 from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,6 +57,39 @@ def test_each_open_period_says_what_it_waits_for() -> None:
     assert why() == f"{name} has no batch at position 1: restore it from a backup, or close by force"
     QuerySet(Account).update(timezone="Mars/Olympus")
     assert "Mars/Olympus" in why()
+
+
+def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and_no_other_and_is_named() -> None:
+    """On SQLite the sum of two such ended every closing."""
+    for name in ("acme", "initech"):
+        spend(account(name, included=3), "2026-10-15", 5)
+        spend(name, "2026-09-15", 5)
+    adjust(9 * 10**18, "2026-09-01")
+    adjust(9 * 10**18, "2026-09-01")
+    assert {report.account for report in close("2026-11-02")} == {"initech"}
+    assert all(
+        "units, and at most 1,000,000,000,000 can be adjusted: correct it" in each.why for each in open_periods()
+    )
+    assert {each.account for each in open_periods()} == {"acme"}
+    with pytest.raises(NotForcedError, match="at most 1,000,000,000,000 can be adjusted"):
+        force("acme", OCTOBER, "ada", "in a hurry")
+    assert sum("acme cannot be closed" in finding for finding in Verification().findings()) == 2
+    QuerySet(Adjustment).update(quantity=9)
+    assert {report.account for report in close("2026-11-02")} == {"acme"}
+    assert list(Verification().findings()) == []
+
+
+def test_usage_whose_sum_no_database_holds_keeps_its_account_open_and_no_other() -> None:
+    for name in ("acme", "initech"):
+        for key in ("api_key:1", "api_key:2"):
+            spend(account(name) if key == "api_key:1" else name, "2026-10-15", 5, key=key)
+    flow()
+    QuerySet(Line).filter(account="acme").update(admitted_units=6 * 10**18)
+    spend("acme", "2026-10-15", 5, key="api_key:1")
+    flow()
+    QuerySet(Line).filter(account="acme").update(admitted_units=6 * 10**18)
+    assert {report.account for report in close("2026-11-02")} == {"initech"}
+    assert any("was changed after it was written" in finding for finding in Verification().findings())
 
 
 @pytest.mark.usefixtures("used")
