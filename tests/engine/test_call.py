@@ -40,7 +40,7 @@ def metered(costs: dict[str, int], *limits: Limit, account: str = "acme", **more
 
 
 class TestCounters:
-    """Counters have, per request and meter: "1" for requests of cost 1, "n" for those of another cost, "u" for units."""
+    """Counters per request and meter: "1" for requests of cost 1, "n" for those of another cost, "u" for units."""
 
     def test_a_request_of_one_unit_is_one_counter(self, redis_client: RawRedis) -> None:
         for _ in range(3):

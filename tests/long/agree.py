@@ -1,8 +1,8 @@
-"""Replays random traces on the real scripts and on the exact model, and counts where they differ.
+"""Replay random traces on the real scripts and on the exact model, and count the differences.
 
     python -m tests.long.agree [--decisions 1100000] [--seed 7] [--only ALGORITHM] [--show 3]
 
-Runs on REDIS_URL, else on an embedded Valkey; RATELIMITS_TEST_SERVER=redis6 takes Redis 6.2. Prints for each algorithm
+Run on REDIS_URL, else on an embedded Valkey; RATELIMITS_TEST_SERVER=redis6 means Redis 6.2. Print for each algorithm
 how many lines were answered, how many were refused or waited, and how many differ; exit status 1 if any does.
 """
 

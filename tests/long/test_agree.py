@@ -1,4 +1,4 @@
-"""More than a million decisions, on this session's server: the scripts and the model agree on every one."""
+"""Test that scripts and model agree on every one of more than a million decisions, on this session's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever writes what the database refuses is told what to write instead, in the admin, as code and by full_clean."""
+"""Test that for each value that the database refuses, the admin, rules as code and full_clean say what to write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 MODELS = list(apps.get_app_config("ratelimits").get_models())
 CONSTRAINTS = [(model, each) for model in MODELS for each in model._meta.constraints]
-#: Rows of the other tables are written by workers alone.
+#: Models that people edit; only workers write the other tables.
 TYPED = {
     model
     for model, page in admin.site._registry.items()

@@ -1,4 +1,4 @@
-"""A database that an earlier migration made ends at the tables that a new one gets."""
+"""Test that a database made by earlier migrations gets the same tables as a new one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def same_as_new():
     return made == new and len(made) > 300
 """
 _UPGRADED = """
-# As an earlier version of the app had the migrations: those that the squashed one replaces, and not that one.
+# The migrations of an earlier version of the app: those that the squashed one replaces, without the squashed one.
 executor = MigrationExecutor(connection)
 executor.loader = MigrationLoader(connection, replace_migrations=False)
 state = executor.migrate([("ratelimits", "0009_allotments")])
@@ -73,7 +73,7 @@ plan = apps.get_model("ratelimits", "Plan").objects.create(name="Pro", slug="pro
 numbers = {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}
 apps.get_model("ratelimits", "Rule").objects.create(name="burst", plan=plan, **numbers)
 
-# On the way back, too, the tables are not those of this code, and what is in them is left alone.
+# On the way back too, the tables are not those of this code, and their rows are left alone.
 call_command("migrate", "ratelimits", "0008", verbosity=0)
 with connection.cursor() as cursor:
     cursor.execute("SELECT version FROM ratelimits_rule UNION ALL SELECT version FROM ratelimits_historicalrule")
@@ -90,7 +90,7 @@ from ratelimits.models import Rule
 rule = Rule.objects.get()
 assert (rule.name, rule.plan.slug, rule.capacity, rule.version) == ("burst", "pro", 10, 1)
 
-# All that it replaces was applied, one by one, and it is not known yet.
+# All migrations that it replaces were applied one by one, and it is not recorded yet.
 recorded = MigrationRecorder(connection).migration_qs.filter(app="ratelimits")
 assert recorded.filter(**SQUASHED).delete()[0] == 1 and recorded.count() >= 20
 call_command("migrate", verbosity=0)

@@ -19,7 +19,7 @@ class Replica:
     def allow_relation(self, one, other, **hints):
         return True
 """
-#: Makes the tables in the process that edits.
+#: A script that makes the tables in the process that edits.
 _TABLES = """
 from django.core.management import call_command
 
@@ -64,7 +64,7 @@ assert Tombstone.objects.count() == 5, list(Tombstone.objects.values())
 
 @pytest.fixture
 def project(tmp_path: Path, servers: TestServers) -> Project:
-    """Whose router reads from a replica that refuses every write: the same database, read-only."""
+    """Make a project whose router reads from a replica that refuses every write: the same database, read-only."""
     made = Project(tmp_path, servers)
     made.create_database("default")
     default: dict[str, Any] = made.settings["DATABASES"]["default"]

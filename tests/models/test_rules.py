@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def errors(row: Any) -> dict[str, str]:
-    """What validation says, by field."""
+    """Return the errors of validation, by field."""
     with pytest.raises(ValidationError) as caught:
         row.full_clean()
     return {field: " ".join(messages) for field, messages in caught.value.message_dict.items()}

@@ -97,7 +97,7 @@ class Abandoned(Exception):
 
 
 def abandon(name: str) -> None:
-    """Add a rule, and think better of it."""
+    """Add a rule, then roll back."""
     with transaction.atomic():
         rule(name)
         raise Abandoned
@@ -137,7 +137,7 @@ def test_an_edit_is_saved_although_redis_is_away(settings: Any, caplog: pytest.L
 
 
 def side_by_side(*jobs: Callable[[], None]) -> None:
-    """Run jobs in threads with connections of their own; the first error is raised."""
+    """Run jobs in threads with their own connections; raise the first error."""
     failures: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:

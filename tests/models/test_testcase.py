@@ -1,4 +1,4 @@
-"""Rules in the tests of a project that uses the app: under Django's own runner and under pytest-django."""
+"""Test rules in the tests of a project that uses the app, under Django's own runner and under pytest-django."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class WithTestData(TestCase):
 
 
 class InTransactionTestCase(Common, TransactionTestCase):
-    # What is committed counts in the namespace of the settings, from one test to the next.
+    # Committed rows count in the namespace of the settings, from one test to the next.
     def setUp(self):
         self.client.defaults["REMOTE_ADDR"] = f"192.0.2.{sum(map(ord, self.id())) % 250}"
 
@@ -169,7 +169,7 @@ def rule(db):
 """
 
 
-#: In-memory SQLite and a file of it, where the tests run on SQLite.
+#: SQLite in memory and in a file, if the tests run on SQLite.
 DATABASES = ["postgres"] if os.environ.get("RATELIMITS_TEST_DATABASE") == "postgres" else ["memory", "file"]
 
 
@@ -177,7 +177,7 @@ DATABASES = ["postgres"] if os.environ.get("RATELIMITS_TEST_DATABASE") == "postg
 def project(request: pytest.FixtureRequest, tmp_path: Path, servers: TestServers) -> Project:
     made = Project(tmp_path, servers)
     default: dict[str, Any] = made.settings["DATABASES"]["default"]
-    # From the models: what migrations make is the same, and takes longer.
+    # Tables made from the models: migrations make the same ones, but take longer.
     default["TEST"] = {"MIGRATE": False}
     if request.param == "file":
         default["TEST"]["NAME"] = str(tmp_path / "test.sqlite3")
@@ -193,7 +193,7 @@ def ran(said: str) -> int:
 def test_under_djangos_runner(project: Project, redis_client: redis.Redis) -> None:
     said = project.manage("test", "--noinput")
     assert ran(said) == 19, said
-    # What a test leaves behind ends by itself.
+    # Keys that a test leaves behind expire.
     assert [key for key in redis_client.keys("rl:1:fresh.*") if redis_client.ttl(key) < 0] == []
 
 

@@ -1,4 +1,4 @@
-"""Rows that name a user who is deleted, in one database."""
+"""Test rows that name a user who is deleted, in one database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices against an independent model that asks of every unit alone what it costs, in fractions."""
+"""Test prices against an independent model, which works out the price of each unit by itself, in fractions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEES = st.decimals(0, 30, places=4)
 
 @st.composite
 def prices(draw: st.DrawFn) -> Price:
-    """Any price whose tiers end within 30 units."""
+    """Return a strategy for any price whose tiers end within 30 units."""
     pricing = draw(st.sampled_from([PER_UNIT, GRADUATED, VOLUME]))
     ends = [] if pricing == PER_UNIT else sorted(draw(st.sets(st.integers(1, 30), max_size=4)))
     fees = st.just(Decimal(0)) if pricing == PER_UNIT else FEES
@@ -29,7 +29,7 @@ def prices(draw: st.DrawFn) -> Price:
 
 
 def modelled(price: Price, total: int) -> Fraction:
-    """The price of a total: unit by unit, each looked up in the list of tiers."""
+    """Return the price of a total: unit by unit, each looked up in the list of tiers."""
     total = max(total, 0)
 
     def number_of(unit: int) -> int:
@@ -50,7 +50,7 @@ def test_a_total_costs_exactly_what_its_units_fees_and_minimum_do(price: Price, 
 def test_what_lines_cost_and_what_is_charged_beside_them_adds_up_to_the_difference(
     price: Price, quantities: list[int]
 ) -> None:
-    """However a total came about, in whatever versions, it costs what it costs."""
+    """The price of a total is the same, whatever versions led to it."""
     totals = [0]
     for quantity in quantities:
         totals.append(totals[-1] + quantity)

@@ -10,18 +10,18 @@ from django.test import override_settings
 
 from tests.push.fakes import FAKES, Fake, options
 
-#: When these tests push, a day after the period whose report they push: a clock that is given, and never waited for.
+#: The time of these tests, one day after the period whose report they push. It is passed in; no test waits for a clock.
 NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(fsync_at_once: None) -> None:
-    """No fence has to be waited for."""
+    """Have the server fsync at once, so that no test waits for the fence."""
 
 
 @pytest.fixture
 def fakes() -> Iterator[dict[str, Fake]]:
-    """Each kind of billing system, and settings that push to them."""
+    """Start a fake of each billing system, with settings that push to them."""
     with ExitStack() as stack:
         found = {name: stack.enter_context(kind()) for name, kind in FAKES.items()}
         for fake in found.values():
@@ -45,5 +45,5 @@ def lago(fakes: dict[str, Fake]) -> Fake:
 
 @pytest.fixture(params=FAKES)
 def each(request: pytest.FixtureRequest, fakes: dict[str, Fake]) -> tuple[str, Fake]:
-    """The name and the fake of each kind in turn."""
+    """Return the name and the fake of each billing system in turn."""
     return request.param, fakes[request.param]

@@ -1,6 +1,6 @@
-"""Stripe, Lago and OpenMeter as far as they are published: real HTTP servers that validate and deduplicate.
+"""Fakes of Stripe, Lago and OpenMeter, as far as these are documented: HTTP servers that validate and deduplicate.
 
-None of them is the real service. What each takes is checked against the published schema, and an event that it knows is
+None of them is the real service. Each checks requests against the published schema. An event that it knows is
 answered as its documentation says.
 """
 
@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from tests.reports.exports.published import LAGO, OPENMETER, STRIPE
 
-#: What a fake may do with a request instead of answering it as usual.
+#: What a fake can do with a request instead of answering normally.
 Trouble = tuple[int, dict[str, str]] | str
 KEY = "sk_test_1"
 HOUR, DAY = 3600, 86_400
@@ -32,22 +32,22 @@ class Fake(ABC):
     path: str
     content_type: str
     schema: Draft202012Validator
-    #: For how long it knows an event, in seconds; None: for ever.
+    #: How long it remembers an event, in seconds; None: for ever.
     remembers: float | None = None
 
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
         self.requests: list[list[str]] = []
-        #: What was sent under each identity, taken or not.
+        #: The events sent under each identity, taken or not.
         self.arrived: dict[str, set[str]] = {}
         self.invalid: list[str] = []
         self.now: Callable[[], float] = time.time
-        #: Consumed one by one: a status with headers; "lose": take it and hang up; "fail": take it and answer 500;
+        #: Used one after the other: a status with headers; "lose": take it and hang up; "fail": take it and answer 500;
         #: "cut": take it and hang up in the middle of the answer; "drop": hang up.
         self.troubles: list[Trouble] = []
-        #: Asked for each request, when `troubles` are used up.
+        #: Called for each request after `troubles` is used up.
         self.trouble: Callable[[], Trouble | None] = lambda: None
-        #: Meters that it does not have.
+        #: The meters that it does not have.
         self.unknown: set[str] = set()
         self._known: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -79,15 +79,15 @@ class Fake(ABC):
 
     @abstractmethod
     def events(self, body: bytes) -> list[dict[str, Any]]:
-        """The events of a request; what does not fit the published schema is an error of the test."""
+        """Return the events of a request; an event that does not fit the published schema fails the test."""
 
     @abstractmethod
     def name(self, event: dict[str, Any]) -> str:
-        """What it knows an event by."""
+        """Return the identity of an event."""
 
     @abstractmethod
     def answer(self, events: list[dict[str, Any]], known: list[bool]) -> tuple[int, Any]:
-        """The status and the body for events of which these are known; it takes what it appends to `taken`."""
+        """Return status and body; `known` says which events it already has. Append the events it takes to `taken`."""
 
     def authorized(self, headers: Any) -> bool:
         return bool(headers["Authorization"] == f"Bearer {KEY}")
@@ -184,7 +184,7 @@ class StripeFake(Fake):
 
 
 class LagoFake(Fake):
-    """POST /api/v1/events/batch: atomic."""
+    """POST /api/v1/events/batch: all events of a batch are taken or none."""
 
     path, content_type = "/api/v1/events/batch", "application/json"
     schema = LAGO
@@ -216,7 +216,7 @@ class LagoFake(Fake):
 
 
 class OpenMeterFake(Fake):
-    """POST /api/v1/events: what is known is dropped without a word, what is wrong is not named."""
+    """POST /api/v1/events: known events are dropped silently, and a refusal does not name the wrong event."""
 
     path, content_type = "/api/v1/events", "application/cloudevents-batch+json"
     schema = OPENMETER
@@ -244,5 +244,5 @@ FAKES: dict[str, type[Fake]] = {"stripe": StripeFake, "lago": LagoFake, "openmet
 
 
 def options(name: str, fake: Fake, since: str = "2025-01") -> dict[str, Any]:
-    """What RATELIMITS["PUSH"] says of a fake."""
+    """Return the options in RATELIMITS["PUSH"] for a fake."""
     return {"FORMAT": name, "KEY": KEY, "URL": fake.url, "SINCE": since}

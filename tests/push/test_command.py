@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 
 def run(**about: Any) -> tuple[str, str]:
-    """What the command says, on standard output and error."""
+    """Run the command; return its standard output and error."""
     out, err = io.StringIO(), io.StringIO()
     call_command("ratelimits_push", stdout=out, stderr=err, **about)
     return out.getvalue(), err.getvalue()
@@ -128,7 +128,7 @@ def test_without_billing_systems_there_is_nothing_to_push() -> None:
 
 @pytest.fixture
 def _eager() -> Iterator[None]:
-    """A task is done where it is sent."""
+    """Run tasks at once in this process."""
     app.conf.task_always_eager = True
     yield
     app.conf.task_always_eager = False

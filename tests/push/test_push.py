@@ -1,4 +1,4 @@
-"""What is pushed, and that it is pushed once: with fakes of the billing systems (tests/push/fakes.py)."""
+"""Test what is pushed, and that it is pushed once, with fakes of the billing systems (tests/push/fakes.py)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.django_db
 
 
 def push(name: str, hours: float = 0) -> Counter[str]:
-    """Plan and send, as if it were so many hours after NOW."""
+    """Plan and send, as if it were this number of hours after NOW."""
     now = NOW + timedelta(hours=hours)
     plan(receiver(name), now)
     return send(receiver(name), now)
 
 
 def october(*names: str, lines: int = 1, meter: str = "requests") -> None:
-    """A finalised October in which each account used 7 requests with each of its keys; 5 of the first are included."""
+    """Finalise an October in which each account used 7 requests with each of its keys; the first 5 are included."""
     for name in names or ("acme",):
         payer = account(name, included=5)
         for number in range(lines):
@@ -49,7 +49,7 @@ def october(*names: str, lines: int = 1, meter: str = "requests") -> None:
 
 
 def adjust(quantity: int = 3, name: str = "acme") -> Report:
-    """A person adds units to October: a further version of its report."""
+    """Add units to October by an adjustment, which makes a further version of the report."""
     author, _ = get_user_model().objects.get_or_create(username="finance")
     Adjustment.objects.create(
         account=name, period_start=moment(at("2026-10-01")), quantity=quantity, reason="x", author=author
@@ -175,7 +175,7 @@ def test_an_answer_that_ends_in_its_middle_says_nothing(name: str, fakes: dict[s
 
 
 def test_lago_may_fail_on_a_batch_that_it_has_and_names_no_event(lago: Fake) -> None:
-    """Where it writes events one by one in a transaction, the second one that it knows is an error 500."""
+    """If Lago writes events one by one in a transaction, the second known event is an error 500."""
     october(lines=8)
     lago.troubles = ["lose"]
     answer = lago.answer

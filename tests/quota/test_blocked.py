@@ -1,4 +1,4 @@
-"""What lets nothing pass: capacity 0, rules that cannot be read, and more rules than a decision takes."""
+"""Test what lets nothing pass: capacity 0, rules that cannot be read, and too many rules for one decision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestCapacityZero:
         with commands_of_clients(redis_url) as commands:
             answers = [check(WHO) for _ in range(6)]
         assert [(one.allowed, one.retry_after, one.unavailable) for one in answers] == [(False, None, False)] * 6
-        # The thread that counts them may have come in between; nothing asks for a decision.
+        # The thread that sends the counts may have run meanwhile; but nothing asks for a decision.
         counting = f"EVALSHA {Count.script.sha.decode()}"
         assert [one for one in commands if "EVALSHA" in one and not one.startswith(counting)] == []
         assert answers[0].binding is not None
@@ -75,7 +75,7 @@ class TestCapacityZero:
         rule(capacity=0)
         assert not check(WHO).allowed
         known = rules.current()
-        # As another process does: this one is told of nothing.
+        # As another process would edit: this process gets no notice.
         published = publications()
         Rule.objects.update(capacity=3)
         prepared.commands_by(known).publications = published + 1
@@ -179,7 +179,7 @@ class TestUnreadable:
         rule(on_failure="deny", scope="search")
         Rule.objects.update(scope=written)
         assert [check(WHO, "search", method).unavailable for method in ("POST", "PUT", "GET")] == [True] * 3
-        # Where it says nothing of the scope, nobody can say that it is not meant for this request.
+        # If the scope cannot be read, the rule may be meant for this request.
         assert check(WHO, "other").allowed == elsewhere
         assert "not in force: scope" in Rule.objects.get().sentence()
 
@@ -216,7 +216,7 @@ class TestUnreadable:
         settings.RATELIMITS = {**settings.RATELIMITS, "FAILURE_POLICY": "deny"}
         rule()
         with connection.cursor() as cursor:
-            # PostgreSQL keeps NaN, SQLite the text; no constraint minds either.
+            # PostgreSQL stores NaN, SQLite stores the text; no constraint refuses them.
             cursor.execute(f"UPDATE ratelimits_rule SET {column} = 'NaN'")
         answer = check(WHO)
         assert (answer.allowed, answer.unavailable) == (False, True)

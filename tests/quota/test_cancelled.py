@@ -1,6 +1,6 @@
-"""Callers that are cancelled or stopped while their decision is on its way.
+"""Test callers that are cancelled or stopped while their decision is under way.
 
-What was granted to a cancelled task is given back; what a thread was stopped in the middle of is declared.
+The permits of a cancelled task are given back. The lost reply of a stopped thread is declared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
-    """The server of the limits, behind a proxy."""
+    """Put a proxy in front of the server of the limits."""
     settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 10, "DENY_CACHE_SECONDS": 0}
     with Proxy(servers.redis.port) as running:
         away(settings, running.port)
@@ -48,7 +48,7 @@ def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
 
 
 async def cancelled(proxy: Proxy, entry: Entry, *, times: int = 1) -> None:
-    """Cancel a task whose command is written and whose reply is not there; then let the reply come."""
+    """Cancel a task whose command is written and whose reply has not come yet; then let the reply come."""
     proxy.hold()
     before = proxy.count(b"EVALSHA")
     task = asyncio.ensure_future(entry())
@@ -137,7 +137,7 @@ async def test_a_task_that_was_cancelled_before_may_still_ask(redis_client: redi
 
 
 class Stopped(BaseException):
-    """As GreenletExit and the timeouts of gevent are: no Exception."""
+    """Not a subclass of Exception, like GreenletExit and gevent's timeouts."""
 
 
 @pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, Stopped])
@@ -172,7 +172,7 @@ def test_a_thread_that_is_stopped_while_it_waits_for_the_reply_declares_it(
         "admitted": (1, 1),
         "unanswered": (1, 1),
     }
-    # The next one reads its own reply, and is asked at once: the server did not fail.
+    # The next decision is sent at once, because the server did not fail, and reads its own reply.
     assert checking.check(WHO).decision is not None
     assert proxy.connections == connections + 1
     assert counted(redis_client) == {"a requests 0 acme user:1 1": 3}

@@ -1,4 +1,4 @@
-"""The one door: identity in, answer out."""
+"""Test the function that every entry point calls: identity in, answer out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
-    """The server of the limits, behind a proxy."""
+    """Put a proxy in front of the server of the limits."""
     with Proxy(servers.redis.port) as running:
         away(settings, running.port)
         yield running
@@ -51,7 +51,7 @@ def no_repeats(settings: Any, **more: Any) -> None:
 
 
 def slow(name: str = "slow", capacity: int = 2, **more: Any) -> Rule:
-    """A rule whose permits do not come back in a test."""
+    """Add a rule whose permits do not come back during a test."""
     return rule(name, capacity=capacity, rate="0.000001", **more)
 
 
@@ -192,7 +192,7 @@ class TestHotPath:
         for _ in range(3):
             check(WHO)
         if check is not checking.check:
-            # A loop of its own has connections of its own.
+            # Another event loop has its own connections.
             monkeypatch.setattr(checking, "acheck", _twice(checking.acheck, redis_url, monkeypatch))
             assert check(WHO).allowed is not refused
             return
@@ -282,7 +282,7 @@ class TestEdits:
 
 
 class TestFailures:
-    """Redis away, slow or wrong must not take the API down."""
+    """The API must stay up while Redis is away, slow or answers wrongly."""
 
     @pytest.mark.parametrize(
         ("on_failure", "allowed"),
@@ -433,7 +433,7 @@ async def _connected_then_lost(proxy: Proxy) -> None:
 
 @pytest.fixture
 def no_rules() -> Iterator[None]:
-    """A database that was never migrated: its first table is not there."""
+    """Use a database that was never migrated: its first table is missing."""
     table = ConfigVersion._meta.db_table
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table} RENAME TO somewhere_else")

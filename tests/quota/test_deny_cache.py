@@ -1,4 +1,4 @@
-"""Refusals answered in process: until when, and that every one is counted."""
+"""Test refusals that a process repeats from memory: how long, and that each one is counted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_repetition_is_counted_as_denied_by_the_rule_that_refused(redis_cl
         for field, value in redis_client.hgetall(open_batch).items()
         if field.startswith(b"d|")
     }
-    # One refusal by the server itself, five by this process.
+    # One refusal by the server, five from memory.
     assert counted == {
         b"requests|3|9|7|api_key:1|1": 6,
         b"tokens|3|9|7|api_key:1|1": 6,
@@ -131,7 +131,7 @@ def test_what_was_looked_up_in_time_is_counted_even_if_it_is_repeated_late() -> 
     assert found is not None
     clock.now += 1.5
     assert [one.requests for one in cache.take()] == [1]
-    found.repeated.append(None)  # as a thread does that was held up between the look and this
+    found.repeated.append(None)  # as a thread does that was delayed between reading and this
     assert [one.requests for one in cache.take()] == [1]
     clock.now += 1.0
     assert cache.take() == []

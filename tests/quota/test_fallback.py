@@ -1,4 +1,4 @@
-"""What decides while the server is away."""
+"""Test what decides while the server is away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.engine.asking import limit
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that moves only when the test says so, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -90,7 +90,7 @@ class TestLocalLimiter:
             ("sliding_log", {"capacity": 5, "period": 10}, 5, 10),
             ("token_bucket", {"capacity": 5, "rate": 2}, 5, 2.5),
             ("calendar_window", {"capacity": 5, "calendar_unit": "hour"}, 5, 3600),
-            # Of no fixed length: a minute.
+            # A calendar window has no fixed length: a minute is used.
             ("calendar_window", {"capacity": 5}, 5, 60),
             ("concurrency", {"capacity": 5}, 5, 60),
             ("smooth_bursty", {"rate": 5, "capacity": None}, 5, 1),

@@ -1,4 +1,4 @@
-"""The end of requests: of streams, of clients that hang up and of views that fail, through Django's own handlers."""
+"""Test how requests end, through Django's own handlers: streams, clients that hang up, and views that fail."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.support.servers import TestServers
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.quota.test_finishing"),
-    # Where a stream fails, Django's ASGI handler closes neither the response nor the request's body.
+    # If a stream fails, Django's ASGI handler closes neither the response nor the request's body.
     pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.SpooledTemporaryFile:ResourceWarning"),
 ]
 
 OURS = "ratelimits.middleware.QuotaMiddleware"
-#: What the views of a test have done; and what they wait for.
+#: What the views of a test have done, and what they wait for.
 seen: list[str] = []
 gate = threading.Event()
 
@@ -171,21 +171,21 @@ urlpatterns = [
 
 
 def sync_only(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Make a middleware that Django runs in a thread, with all those above it that can be."""
+    """Make a middleware that Django runs in a thread, together with all sync-capable middleware before it."""
     return get_response
 
 
 SYNC_ONLY = "tests.quota.test_finishing.sync_only"
-#: The middleware with others around it, the outermost first; without it nothing governs by path.
+#: Lists of middleware, the outermost first. Without the app's middleware nothing limits by path.
 STACKS = {"alone": [OURS], "below sync": [SYNC_ONLY, OURS], "above sync": [OURS, SYNC_ONLY], "none": []}
-#: Each entry point of a sync view, and the middleware.
+#: Each entry point of a sync view, and the list of middleware.
 SYNC_WAYS = [
     (way, stack) for way in ("path", "decorated", "drf") for stack in STACKS if (way, stack) != ("path", "none")
 ]
-#: One an hour: whoever is second waits for that long, and at most two do.
+#: One request an hour proceeds: the second one waits that long, and at most two wait.
 QUEUE = {"capacity": 2, "rate": 1, "period": 3600, "max_wait": 100_000}
 
-#: Each entry point, and whether the middleware is installed beside it.
+#: Each entry point, and whether the middleware is installed too.
 WAYS = [("path", True), ("decorated", True), ("decorated", False), ("drf", True), ("drf", False)]
 
 
@@ -203,7 +203,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
 
 @pytest.fixture
 def wsgi(_afresh: None) -> Iterator[Callable[..., Wsgi]]:
-    """Make requests of one application; they are closed at last, and leave the test's own connections open."""
+    """Make requests to one application; close them at the end, but not the test's own connections."""
     application: list[WSGIHandler] = []
     made: list[Wsgi] = []
 
@@ -254,7 +254,7 @@ class TestStreamsOfWsgi:
     def test_one_that_was_read_to_its_end_is_over_before_it_is_closed(
         self, wsgi: Callable[..., Wsgi], settings: Any, way: str, there: bool
     ) -> None:
-        # Who has read it all may ask again at once.
+        # A client that has read everything may ask again at once.
         installed(settings, there)
         in_flight()
         for _ in range(3):
@@ -437,7 +437,7 @@ class TestHangUps:
         fourth = Asgi(application, f"/{way}/awhole/")
         await fourth.task
         assert fourth.status == 200
-        # What had begun was worked for.
+        # The view had begun, so its work is billed.
         assert counted(redis_client) == {"a requests 0 - anonymous 1": 4}
 
     @pytest.mark.parametrize("way", ["path", "decorated", "drf"])
@@ -482,7 +482,7 @@ class TestHangUps:
         for number in range(1, 4):
             held = Asgi(application, f"/{way}/noted/")
             await until(lambda: counted(redis_client)["a requests 0 - anonymous 1"] == 1 + number)  # noqa: B023
-            if stack in ("none", "above sync"):  # there nobody notices a client that leaves before the wait has begun
+            if stack in ("none", "above sync"):  # there nothing notices a client that leaves before the wait has begun
                 await until(lambda: awaited("_ahold_back"))
             await held.hang_up()
             assert counted(redis_client)["r requests 0 - anonymous 1"] == number
@@ -494,7 +494,7 @@ class TestHangUps:
         self, servers: TestServers, settings: Any, redis_client: redis.Redis, way: str, stack: str, waits: bool
     ) -> None:
         if way == "path" and stack == "alone":
-            way = "decorated"  # there the middleware itself decides, and is cancelled
+            way = "decorated"  # there the middleware itself makes the decision, and is cancelled
         settings.MIDDLEWARE = STACKS[stack]
         settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 30}
         if waits:

@@ -1,4 +1,4 @@
-"""Decision to HTTP fields and bodies."""
+"""Test the HTTP headers and bodies that are made from decisions."""
 
 from __future__ import annotations
 

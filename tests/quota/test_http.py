@@ -1,4 +1,4 @@
-"""What a view may give for its cost and scope, at each entry point."""
+"""Test which costs and scopes a view may have, at each entry point."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: Ask a view of this cost and scope once; its status.
+#: A function that makes one request to a view with this cost and scope, and returns the status.
 Ask = Callable[..., int]
 
 

@@ -31,14 +31,14 @@ from tests.support.servers import TestServers
 
 @pytest.fixture(autouse=True)
 def _nothing_lent() -> Iterator[None]:
-    """What earlier tests took is no longer theirs: the server was emptied."""
+    """Forget the permits that earlier tests prefetched, because the server was emptied."""
     give_back(everything=True)
     yield
     give_back(everything=True)
 
 
 def _server_at(settings: Any, port: int) -> Server:
-    """The server of the limits, at another port."""
+    """Use another port for the server of the limits."""
     away(settings, port)
     return current_server()
 
@@ -62,7 +62,7 @@ class Process:
         return NOW + round((self.clock.now - self._began) * SECOND)
 
     def request(self) -> bool:
-        """Whether one request is admitted."""
+        """Return whether one request is admitted."""
         while True:
             held = self.permits.spend()
             if held is not None:
@@ -75,7 +75,7 @@ class Process:
                 return decision.allowed
 
     def left(self) -> int:
-        """How many permits the server says are left."""
+        """Return how many permits are left on the server."""
         asked = self.asked._replace(op=Op.PEEK, now=self.now())
         return decide_call(current_server(), asked).remaining
 
@@ -96,7 +96,7 @@ def test_no_more_is_asked_for_than_was_spent_the_last_time() -> None:
     assert process.sizes == [1, 2, 4, 8, 16, 32]
     process.clock.now += 1.1
     assert process.request()
-    assert process.sizes[-1] == 4  # of 32 five were spent
+    assert process.sizes[-1] == 4  # five of 32 were spent
 
 
 def test_most_need_not_be_a_power_of_two() -> None:
@@ -210,7 +210,7 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
         proxy.lose.clear()
         give_back(everything=True)
     away(settings, servers.redis.port)
-    # The reply of one may have been lost; it is not tried again.
+    # The reply of one may have been lost; it is not sent again.
     assert sum(process.left() < 1000 - 2 for process in processes) <= 1
 
 

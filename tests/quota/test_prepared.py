@@ -1,4 +1,4 @@
-"""Requests that are alike, and the permits that a process takes ahead for them."""
+"""Test prepared commands for requests that are alike, and the permits that a process prefetches for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.rows import rule
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WHO = Identity("user:1", "api_key:9", "account:acme", "ip:203.0.113.9")
-#: The epoch's window of it began in 2014 and ends in 2036.
+#: A window of this length began in 2014 and ends in 2036.
 LONG = 700_000_000
 Check = Callable[..., Answer]
 
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def ahead(name: str = "ahead", **more: Any) -> Rule:
-    """A rule whose permits are taken ahead, and do not come back in a test."""
+    """Add a rule whose permits are prefetched, and do not come back during a test."""
     return rule(name, "fixed_window", **{"capacity": 1000, "period": LONG, "prefetch": 50, **more})
 
 
@@ -42,7 +42,7 @@ class TestPrefetch:
     def test_requests_are_admitted_to_the_limit_and_few_are_asked_for(
         self, check: Check, redis_url: str, settings: Any
     ) -> None:
-        # However long the requests take.
+        # So that they last however long the requests take.
         settings.RATELIMITS = {**settings.RATELIMITS, "PREFETCH_SECONDS": 600}
         ahead()
         check(WHO)
@@ -107,7 +107,7 @@ class TestPrefetch:
 
         def beside_others(self: PrefetchedPermits, fetch: Fetch, decision: Decision, payload: object) -> bool:
             done = recorded(self, fetch, decision, payload)
-            self._size = self._room = 8  # another thread's take was admitted just now
+            self._size = self._room = 8  # another thread's prefetch was admitted just now
             return done
 
         monkeypatch.setattr(PrefetchedPermits, "record", beside_others)

@@ -1,4 +1,4 @@
-"""What a process says of requests that Redis did not count, or may not have."""
+"""Test how a process records requests that Redis did not count, or may not have counted."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_threads_lose_nothing() -> None:
 
 
 def in_a_child(work: Any) -> str:
-    """What a forked child answers."""
+    """Return the result of a forked child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is what this test is about
         child = os.fork()
     if child == 0:
         try:
@@ -151,7 +151,7 @@ def test_a_process_that_met_many_accounts_goes_on_under_another_name_and_no_tota
 
     def write(process: str, found: process_totals.Totals) -> None:
         totals.write(process, found)
-        # What is counted while it is written is not written yet.
+        # Requests counted during the write are not written yet.
         process_totals.unmetered("acme", "user:1", {"requests": 2})
         process_totals.unmetered("late", "user:1", {"requests": 3})
 

@@ -1,4 +1,4 @@
-"""Holding requests back: the wait itself, and how many may wait at once."""
+"""Test how requests are held back: the wait itself, and how many may wait at the same time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(params=["check_and_wait", "acheck_and_wait"])
 def check(request: pytest.FixtureRequest) -> Callable[[], tuple[Answer, float]]:
-    """One request, and how long it was held back."""
+    """Make one request; return the answer and how long it was held back."""
 
     def timed() -> tuple[Answer, float]:
         started = time.monotonic()

@@ -13,12 +13,12 @@ from tests.support.servers import TestServers
 
 @pytest.fixture(autouse=True)
 def _at_once(fsync_at_once: None) -> None:
-    """No fence has to be waited for."""
+    """Have the server fsync at once, so that no test waits for the fence."""
 
 
 @pytest.fixture
 def manage(servers: TestServers, transactional_db: None) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A management command in a process of its own, on the test's database."""
+    """Run a management command in its own process, on the test's database."""
     environment = {
         **os.environ,
         "DATABASE_URL": servers.url_of_database(str(connection.settings_dict["NAME"])),

@@ -1,4 +1,4 @@
-"""Finalised reports with prices: what is recorded, what lines and accounts are charged, and how that is verified."""
+"""Test finalised reports with prices: what is recorded, what lines and accounts cost, and how verify checks it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: What systems and people have read so far.
+#: Files in the first schema, which must not change.
 FIRST_SCHEMA = [name for name, form in FORMATS.items() if not form.priced]
 
 
 def adjust(quantity: int, start: str = "2026-10-01T00:00:00+00:00", payer: str = "acme") -> None:
-    """Units that finance adds to an account's period."""
+    """Add units to an account's period by an adjustment."""
     author, _created = get_user_model().objects.get_or_create(username="finance")
     about = {"account": payer, "period_start": datetime.fromisoformat(start), "author": author}
     Adjustment.objects.create(quantity=quantity, reason="double charge", **about)
@@ -97,15 +97,15 @@ def test_volume_reprices_what_was_billed_before_when_late_usage_moves_the_total_
 def test_usage_under_overlapping_periods_is_priced_as_that_of_one_period() -> None:
     priced(included=5, pricing="graduated", unit_price=None, tiers=TIERS, flat_fee="4", minimum="20")
     edits.spend("acme", "2026-10-10", 12)
-    edits.change("2026-10-12", billing_anchor="2026-01-05T00:00")  # before any of it reached the ledger
+    edits.change("2026-10-12", billing_anchor="2026-01-05T00:00")  # before any of its usage reached the ledger
     edits.spend("acme", "2026-10-13", 10, key="api_key:2")
     (first,) = close("2026-11-07")
     assert (iso(first.period_start), iso(first.period_end)) == ("2026-10-01T00:00:00Z", "2026-11-05T00:00:00Z")
-    assert len(first.since) == 2  # it was counted under two periods
+    assert len(first.since) == 2  # the usage was counted under two periods
     assert amounts(first) == [
         ("1", "usage", "requests", "7", "1", "7"),
         ("1", "usage", "requests", "10", "", "6.5"),  # 3 at 1, 7 at 0.5
-        ("1", "fee", "requests", "0", "", "6"),  # 4, and 2 of the second tier
+        ("1", "fee", "requests", "0", "", "6"),  # the flat fee of 4, and the second tier's fee of 2
         ("1", "minimum", "requests", "0", "", "0.5"),
     ]
     late = (("2026-10-11", "2026-01-01T00:00"), ("2026-10-14", "2026-01-05T00:00"))
@@ -160,7 +160,7 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
     provisional = [charge.amount for charge in charges(statements("2026-10")) if charge.amount]
     reports = close("2026-11-02")
     assert sorted(report.account for report in reports) == ["acme", "initech"]
-    assert sum(map(owed, reports)) == Fraction(round(price.of(16), 2))  # 12 and 9, less 5 that are included
+    assert sum(map(owed, reports)) == Fraction(round(price.of(16), 2))  # 12 and 9, minus the 5 that are included
     charged = [Decimal(row[5]) for report in reports for row in amounts(report) if row[1] == "fee"]
     assert sum(charged) == Decimal("12.001")
     assert sum(provisional) == Fraction(round(price.of(16), 2))
@@ -203,7 +203,7 @@ def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -
 def test_a_price_that_makes_no_sense_keeps_its_period_open_until_it_is_corrected(
     fields: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was written without full_clean(), as by a data migration."""
+    """Such a price was written without full_clean(), as by a data migration."""
     acme, globex = priced(), priced("globex")
     wrong = {"unit_price": Decimal("0.10"), "meter": "tokens", **fields}
     with edit_at("2026-10-05"):
@@ -240,7 +240,7 @@ def test_a_price_that_makes_no_sense_may_be_deleted() -> None:
 
 
 def payers_of(dice: random.Random) -> list[Account]:
-    """Twelve accounts, with a price of each kind in three currencies, some with one of tokens too."""
+    """Make twelve accounts with prices of each kind in three currencies; some have a price of tokens too."""
     found = []
     for number in range(12):
         fields: dict[str, Any] = {"unit_price": "0.1234567891"}
@@ -256,7 +256,7 @@ def payers_of(dice: random.Random) -> list[Account]:
 
 
 def due(payer: Account) -> Fraction:
-    """What an account owes by all its reports: each period's price, of what was billed of it, rounded once."""
+    """Return what an account owes: the price of each period's billed quantities, rounded once per period."""
     assert payer.plan is not None
     plan = Plan.objects.get(slug=payer.plan.slug)
     billed: dict[int, Counter[str]] = {}
@@ -272,7 +272,7 @@ def due(payer: Account) -> Fraction:
 def test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_quantities(
     late: str, settings: Any
 ) -> None:
-    """Three rounds of usage, of adjustments and of closings."""
+    """Try three rounds of usage, adjustments and closings."""
     settings.RATELIMITS = {**settings.RATELIMITS, "LATE_USAGE": late}
     dice = random.Random(7)
     payers = payers_of(dice)
@@ -416,7 +416,7 @@ def test_a_line_leads_to_the_edit_that_made_its_price() -> None:
 
 
 def tampered(report: Report, field: str, change: Any) -> str:
-    """What verify says once a report's field was changed past the models."""
+    """Change a report's field without the models; return the findings of verify."""
     value = getattr(report, field)
     change(value)
     QuerySet(Report).filter(pk=report.pk).update(**{field: value})

@@ -1,4 +1,4 @@
-"""docs/billing.md is done here from its top to its bottom, word for word."""
+"""Run every command and snippet of docs/billing.md, from top to bottom, word for word."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "billing.md").read_text()
-#: Heading, language and text of each snippet, in their order.
+#: Heading, language and text of each snippet, in order.
 SNIPPETS = [
     (heading, language, text)
     for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
@@ -47,7 +47,7 @@ SNIPPETS = [
 
 @pytest.fixture
 def _october() -> None:
-    """What the page takes for granted: 7 requests of an account whose plan includes 5, another one's that are stuck."""
+    """Make what the page assumes: 7 requests of an account whose plan includes 5; another one whose usage is stuck."""
     monthly = rule("monthly", bills=True, key_kind="key")
     spend(account(included=5), "2025-10-10T12:00", 7, rule=monthly.pk, version=monthly.version)
     place = TotalKey("admitted", "acme", "", "requests", at("2025-10-10T12:00") // 10**6)
@@ -60,7 +60,7 @@ def _october() -> None:
 
 @pytest.fixture
 def fork(redis_client: redis.Redis) -> Callable[[], None]:
-    """A batch comes again with two more requests in it than the ledger has."""
+    """Let a batch come again with two more requests in it than the ledger has."""
 
     def come_again() -> None:
         for _ in range(3):
@@ -77,7 +77,7 @@ def fork(redis_client: redis.Redis) -> Callable[[], None]:
 
 @pytest.fixture
 def lago() -> Iterator[LagoFake]:
-    """The billing system that the page pushes to."""
+    """Run a fake of the billing system to which the page pushes."""
     with LagoFake() as fake:
         yield fake
         assert fake.invalid == []
@@ -111,7 +111,8 @@ def test_the_page_is_true_from_top_to_bottom(
             for command in text.splitlines():
                 python, script, *arguments = shlex.split(command)
                 assert (python, script) == ("python", "manage.py")
-                # The first in a process of its own; the others as manage.py runs them, without importing all anew.
+                # The first runs in its own process; the others as manage.py runs them, without importing everything
+                # again.
                 if alone:
                     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
                     subprocess.run([sys.executable, str(ROOT / script), *arguments], env=environment, check=True)
@@ -119,7 +120,7 @@ def test_the_page_is_true_from_top_to_bottom(
                 else:
                     with (
                         override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": pushed}),
-                        django_db_blocker.unblock(),  # an archive is a database of its own
+                        django_db_blocker.unblock(),  # an archive opens its own database
                     ):
                         execute_from_command_line([script, *arguments])
                 capsys.readouterr()

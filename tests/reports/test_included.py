@@ -1,4 +1,4 @@
-"""What a billing period includes, and how late usage of it is rated, when terms change within it."""
+"""Test what a billing period includes, and how its late usage is rated, when terms change within it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ BY_TIME = override_settings(RATELIMITS={**BASE, "PRORATION": "time"})
 
 
 def split(report: Report) -> tuple[int, int]:
-    """The included and the overage units that a version brought in."""
+    """Return the included and the overage units that a version added."""
     sums = report.lines.values_list("included_quantity", "overage_quantity")
     return sum(one for one, _other in sums), sum(other for _one, other in sums)
 
 
 def corrected(report: Report) -> list[tuple[int, int, int, int]]:
-    """Consumed, refunded, included and overage units of the lines of late usage."""
+    """Return consumed, refunded, included and overage units of the lines of late usage."""
     columns = "consumed_quantity", "refunded_quantity", "included_quantity", "overage_quantity"
     return list(report.lines.filter(charge_class="correction").values_list(*columns))
 
@@ -132,7 +132,7 @@ class TestByTime:
         spend("acme", "2026-11-10", 60)
         october, short = close("2026-11-20")
         assert (iso(short.period_start), iso(short.period_end)) == ("2026-11-01T00:00:00Z", "2026-11-15T00:00:00Z")
-        # The month that ends then has 31 days: 100 · 14 / 31.
+        # The month that ends with the period has 31 days: 100 · 14 / 31.
         assert (split(october), split(short)) == ((100, 20), (45, 15))
 
     @BY_TIME
@@ -212,7 +212,7 @@ class TestLateUsageOnTheNextReport:
         spend("acme", "2026-10-11", 50)
         spend("acme", "2026-11-11", 70)
         (november,) = close("2026-12-02")
-        # As versions before this one rated: all of November's lines by November's allowance.
+        # Earlier versions rated all of November's lines by November's allowance.
         late, own = ReportLine.objects.filter(report=november).order_by("number")
         QuerySet(ReportLine).filter(pk=late.pk).update(included_quantity=50, overage_quantity=0)
         QuerySet(ReportLine).filter(pk=own.pk).update(included_quantity=50, overage_quantity=20)
@@ -222,7 +222,7 @@ class TestLateUsageOnTheNextReport:
 
 
 class TestOverlapping:
-    """Usage under periods that overlap, since raw SQL or an edit before the first drain changed the terms."""
+    """Usage under periods that overlap, because raw SQL or an edit before the first drain changed the terms."""
 
     def used_twice(self) -> None:
         account(included=100)
@@ -269,6 +269,6 @@ def test_provisional_lines_of_a_leaver_say_what_will_be_billed() -> None:
         acme.delete()
     (line,) = rows(statements("2026-10"))
     assert (line.included_quantity, line.overage_quantity, line.plan) == (100, 20, "plan-acme")
-    PlanInclusion.objects.update(quantity=7)  # today, after the period
+    PlanInclusion.objects.update(quantity=7)  # made today, after the period
     (report,) = close("2026-11-02")
     assert split(report) == (100, 20)

@@ -30,7 +30,7 @@ def at(text: str) -> datetime:
 
 
 def limits() -> list[str]:
-    """The limits of the lines of October, which are the same provisionally and finalised."""
+    """Return the limits of October's lines, which must be the same when provisional and when finalised."""
     flow()
     provisional = [row.limit for row in rows(statements("2026-10"))]
     reports = close("2026-11-02")
@@ -142,6 +142,6 @@ def test_limits_are_read_for_many_lines_at_once() -> None:
     flow()
     with CaptureQueriesContext(connection) as queries:
         found = [row.limit for row in rows(statements("2026-10"))]
-    # One of them asks whether there ever was an override: where there was none, no other is made.
+    # One query asks whether there ever was an override; if there was none, no other query follows.
     assert sum("keyoverride" in query["sql"] for query in queries) <= 4
     assert sorted(found) == [str(1000 + number) for number in range(30)]

@@ -1,4 +1,4 @@
-"""Whoever closes and pushes dies between any two steps: no report is doubled, no event lost, billed twice, renamed."""
+"""Kill closers and pushers between any two steps: no report is doubled, no event lost, billed twice or renamed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ACCOUNTS = tuple(f"payer{number}" for number in range(8))
 OCTOBER = at("2026-10-01")
 POINTS = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
-#: How often a receiver fails, in each of these ways.
+#: How often a receiver fails in each of these ways.
 TROUBLES: tuple[Trouble, ...] = ("lose", "lose", "fail", "drop", (500, {}), (503, {}), (429, {}))
 
 
 def spread(name: str, rng: random.Random) -> None:
-    """Some usage in October, in the ledger, and complete."""
+    """Put some usage of October into the ledger, complete."""
     for _ in range(3):
         key = f"api_key:{rng.randrange(5)}"
         spend(name, f"2026-10-{rng.randrange(2, 30):02d}T12:00", rng.randrange(1, 9), key=key, version=rng.randrange(3))
@@ -99,7 +99,7 @@ def run(servers: TestServers, seed: int, crashes: int) -> None:
         stack.enter_context(override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": pushed}))
         for fake in fakes.values():
             fake.trouble = lambda: None
-        tally()  # it leaves a shard alone that a closer was holding
+        tally()  # it skips a shard that a closer had locked
         minutes = 0
         while minutes < 2 or (PushDelivery.objects.filter(state="waiting").exists() and minutes < 100):
             minutes += 1

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def _finalised() -> None:
-    """November of one account, finalised: 7 of 5 requests."""
+    """Finalise November of one account: 7 requests, 5 of them included."""
     spend(account(included=5), "2026-11-10T12:00", cost=7)
     close("2026-12-02")
 
@@ -118,14 +118,17 @@ def test_standard_output_gets_the_bytes_of_the_file_whatever_its_encoding() -> N
 
 
 class Terminal:
-    """A terminal, and what was written to it."""
+    """A terminal, and the text written to it."""
 
     def __init__(self) -> None:
         self._ours, theirs = pty.openpty()
         self.file = os.fdopen(theirs, "w")
 
     def read(self) -> str:
-        """All of it: the terminal hands on what it has when asked, and fails once nobody can write to it any more."""
+        """Return all text.
+
+        A read returns what is there, and fails when no process can write to the terminal any more.
+        """
         self.file.close()
         shown = b""
         with contextlib.suppress(OSError):

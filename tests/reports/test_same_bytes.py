@@ -1,4 +1,4 @@
-"""A finalised report is the same file whenever, and from whichever database, it is exported."""
+"""Test that a finalised report is the same file, whenever and from whichever database it is exported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def exported(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Files]:
-    """By database and by when it was exported, each file's bytes; each database with a server of its own."""
+    """Return each file's bytes by database and time of export; each database has its own server."""
     found = {}
     for database in DATABASES:
         directory = tmp_path_factory.mktemp(database)

@@ -1,4 +1,4 @@
-"""Which billing period usage belongs to that was counted under a period which overlaps closed ones."""
+"""Test to which billing period usage belongs if it was counted under a period that overlaps closed periods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = DAY // 24
 
 
 def report(start: int, end: int, *carried: int, version: int = 1) -> Any:
-    """A report of one shard's usage: that of its own period, and that of others which it carries."""
+    """Return a report of one shard's usage: of its own period, and of other periods that it includes."""
     since = {str(each // SECOND): {"0": 1} for each in (start, *carried)}
     return SimpleNamespace(period_start=start, period_end=end, version=version, since=since)
 
@@ -25,7 +25,7 @@ def never(members: Any) -> dict[int, int]:
     return {}
 
 
-#: Two periods that are closed: from day 10 to 40, and from there to 70.
+#: Two closed periods: from day 10 to 40, and from day 40 to 70.
 CLOSED = [report(10 * DAY, 40 * DAY), report(40 * DAY, 70 * DAY)]
 
 

@@ -1,4 +1,4 @@
-"""Rows that a data migration writes."""
+"""Test rows that a data migration writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that come from fixtures."""
+"""Test rows that come from fixtures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_loaded_row_is_in_the_history(tmp_path: Path) -> None:
     assert (loaded.version, version()) == (1, 1)
     assert loaded.since > 0
     load(tmp_path, text)
-    assert version() == 1  # the same again is no edit
+    assert version() == 1  # the same row again is not an edit
     row.capacity = 77
     load(tmp_path, serializers.serialize("json", [row]))
     records = HISTORY.order_by("version").values_list("version", "history_type", "capacity", "history_change_reason")
@@ -79,7 +79,7 @@ def loader() -> Loader:
 
 
 def test_a_version_is_published_when_its_row_is_there(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deserialised object that is saved outside of any transaction."""
+    """Save a deserialised object outside of any transaction."""
     rule()
     [found] = serializers.deserialize("json", serializers.serialize("json", [unsaved("other")]))
     seen: list[tuple[int, int]] = []

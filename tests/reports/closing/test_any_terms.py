@@ -1,4 +1,4 @@
-"""Accounts whose terms change in any way, at any time, checked by a model of its own: months, rows and fractions.
+"""Test accounts whose terms change in any way at any time, against a separate model of months, rows and fractions.
 
 Each account is a family of names: it is made, renamed, deleted and made again, put on other plans, anchors and time
 zones, while requests come under its names, some of which reach the ledger only after their period was closed.
@@ -45,7 +45,7 @@ def micros(moment: datetime) -> int:
 
 @dataclass
 class State:
-    """What an account row was from a moment on; `name` is empty once it is deleted."""
+    """The values of an account row from a moment on; `name` is empty after the row is deleted."""
 
     since: int
     name: str
@@ -61,16 +61,16 @@ class Family:
     number: int
     names: list[str]
     rows: dict[int, list[State]] = field(default_factory=dict)
-    #: Name, moment (µs), units, and whether it reached the ledger in time.
+    #: Name, time (µs), units, and whether the request reached the ledger in time.
     uses: list[tuple[str, int, int, bool]] = field(default_factory=list)
 
     def row(self) -> int | None:
-        """The row that there is now."""
+        """Return the current row."""
         return next((pk for pk, states in self.rows.items() if states[-1].name), None)
 
 
 class LoaderHere(Loader):
-    """Reads the rules in the thread and over the connection of whoever asks: nothing else happens meanwhile."""
+    """Read the rules in the caller's thread and over its connection: nothing else happens meanwhile."""
 
     def _submit(self, job: Callable[[Any], Any], argument: Any) -> Future[Any]:
         done = Future[Any]()
@@ -82,7 +82,7 @@ class LoaderHere(Loader):
 
 
 class World:
-    """Draws what happens, does it for real, and keeps for the model what was done."""
+    """Draw events at random, carry them out for real, and record them for the model."""
 
     def __init__(self, draw: Random, families: int, months: int, server: redis.Redis) -> None:
         self.draw, self.months, self.server = draw, months, server
@@ -114,7 +114,7 @@ class World:
                     )
                 if draw.random() < 0.3:
                     at = start + draw.randrange(29 * DAY)
-                    # Several edits follow on each other at once, before anything of it reaches the ledger.
+                    # Several edits follow each other at once, before any usage reaches the ledger.
                     for number in range(draw.choice((1, 1, 1, 2, 3))):
                         yield at + number * 60 * SECOND, self.edit, family
                         yield at + number * 60 * SECOND + SECOND, self.use, family
@@ -144,7 +144,7 @@ class World:
             use(**about)
 
     def flow(self) -> None:
-        """Bring all usage into the ledger; only now does the server have to make sure of what it was told."""
+        """Bring all usage into the ledger; only now does the server have to fsync."""
         self.server.config_set("appendfsync", "always")
         flow()
         self.server.config_set("appendfsync", "everysec")
@@ -197,7 +197,7 @@ class World:
         return {"plan": chosen, "timezone": state.timezone, "billing_anchor": state.anchor}
 
 
-# The model: what a period includes, from the states alone.
+# The model: what a period includes, worked out only from the states.
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Stay:
 
 
 def stays(family: Family, start: int, end: int) -> list[Stay]:
-    """Which row had which name, and was on which plan, between two moments."""
+    """Return which row had which name, and was on which plan, between two moments."""
     found = []
     for row, states in family.rows.items():
         edges = [*(state.since for state in states), 2**62]
@@ -222,7 +222,7 @@ def stays(family: Family, start: int, end: int) -> list[Stay]:
 
 
 def giver(family: Family, name: str, start: int, end: int) -> tuple[int, str]:
-    """The row, and the plan, that a name's allowance of a period comes from; (0, "") for none."""
+    """Return the row and the plan from which a name's allowance in a period comes; (0, "") for none."""
     every = stays(family, start, end)
     for stay in every:
         if stay.name == name and stay.until == end and stay.state[0]:
@@ -236,7 +236,7 @@ def giver(family: Family, name: str, start: int, end: int) -> tuple[int, str]:
 
 
 def month_around(zone: str, anchor: str, at: int) -> tuple[int, int]:
-    """The month, in µs, around a moment."""
+    """Return the month (µs) around a moment."""
     fixed = datetime.fromisoformat(anchor) if anchor else datetime(2024, 1, 1)
     local = datetime.fromtimestamp(at // SECOND, ZoneInfo(zone))
 
@@ -268,7 +268,7 @@ def _since(stay: Stay) -> int:
 
 
 class Findings:
-    """Compares the reports with the model."""
+    """Compare the reports with the model."""
 
     def __init__(self, world: World, *, by_time: bool) -> None:
         self.world, self.by_time = world, by_time
@@ -292,7 +292,7 @@ class Findings:
         return self.found
 
     def usage(self) -> None:
-        """Every unit of the ledger is on exactly one report, and the ledger has what was sent."""
+        """Check that every unit of the ledger is on exactly one report, and that the ledger has what was sent."""
         about = ("account", "period", "key", "meter", "rule", "version")
         ledger = {tuple(row[:-1]): row[-1] for row in Line.objects.values_list(*about).annotate(Sum("admitted_units"))}
         columns = ("report__account", "usage_period", "key", "meter", "rule_id", "rule_version")
@@ -307,7 +307,7 @@ class Findings:
             self.found.append(f"{sent} units were sent, the ledger has {self.units}")
 
     def tiles(self, name: str, reports: list[Report]) -> None:
-        """No two periods overlap, none is empty, and each request that came in time lies within its period."""
+        """Check that no periods overlap, none is empty, and each request that came in time lies within its period."""
         spans = [(report.period_start, report.period_end) for report in reports]
         for start, end in spans:
             if not 2 * DAY <= end - start <= 64 * DAY:
@@ -321,14 +321,14 @@ class Findings:
                 if early and span == (0, 0):
                     self.found.append(f"{name}: {count} units at {at} lie in no period")
         if any(not early for user, _at, _count, early in self.family[name].uses if user == name):
-            return  # what comes late may have been counted under terms that nobody knew of when the period was closed
+            return  # late usage may have been counted under terms that were unknown when the period was closed
         for start, end in spans:
             total = self.consumed.get((name, start), 0)
             if total != units[start, end]:
                 self.found.append(f"{name}: {total} units from {start} to {end}, and {units[start, end]} were used")
 
     def allowances(self, family: Family) -> None:
-        """Every period has its one allowance, and not a unit more is included."""
+        """Check that every period has one allowance, and not one unit more is included."""
         net: Counter[tuple[str, int]] = Counter()
         taken = self.taken = Counter[tuple[str, int]]()
         columns = ("report__account", "report__version", "report__period_start", "charge_class", "usage_period")
@@ -382,7 +382,7 @@ class Findings:
 def test_whatever_becomes_of_the_terms(
     late_usage: str, proration: str, long_run: bool, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Have 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; a few of them as a sample."""
+    """Try 2,000 accounts over 24 months with `--long`, 500 for each pair of settings; otherwise a few of them."""
     chosen = {"LATE_USAGE": late_usage, "PRORATION": proration, "SHARDS": 4, "RELOAD_INTERVAL": 300_000_000}
     with override_settings(RATELIMITS={"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", **chosen}):
         size = (500, 24) if long_run else (3, 4)

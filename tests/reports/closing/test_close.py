@@ -36,7 +36,7 @@ def adjust(quantity: int, period: str = "2026-10-01") -> Adjustment:
 
 
 def spans() -> list[tuple[str, str, int]]:
-    """Start, end and consumed units of every report."""
+    """Return start, end and consumed units of every report."""
     reports = Report.objects.order_by("period_start", "version")
     return [
         (iso(r.period_start), iso(r.period_end), sum(r.lines.values_list("consumed_quantity", flat=True)))
@@ -79,7 +79,7 @@ def test_the_included_quantity_is_that_of_the_plan_at_the_periods_end() -> None:
     acme = account(included=100)
     spend(acme, "2026-10-03", 150)
     flow()
-    # These changes, made by the clock of today, come after the period.
+    # These changes are made now, so they come after the period.
     PlanInclusion.objects.update(quantity=1000)
     Account.objects.filter(pk=acme.pk).update(plan=Plan.objects.create(name="New", slug="new"))
     (report,) = close("2026-11-02")
@@ -244,7 +244,7 @@ def test_usage_without_an_account_is_reported_as_anonymous() -> None:
 
 
 def break_zone(name: str) -> None:
-    """The account's time zone is no more, as after an update of tzdata."""
+    """Give the account a time zone that does not exist, as after an update of tzdata."""
     QuerySet(Account).filter(identifier=name).update(timezone="Mars/Olympus")
     Account.history.filter(identifier=name).update(timezone="Mars/Olympus")
 
@@ -289,14 +289,14 @@ def test_finalising_says_how_far_it_is() -> None:
 
 
 def queries_of_closing(names: list[str], now: str) -> int:
-    """How many queries close these accounts together, each of which has one report to be written."""
+    """Return how many queries it takes to close these accounts together, with one report each."""
     with CaptureQueriesContext(connection) as taken:
         assert len(close_together("default", names, at(now))) == len(names)
     return len(taken)
 
 
 def of_one_shard(count: int) -> list[str]:
-    """So many names of accounts whose usage is in one shard, in the order in which they are closed."""
+    """Return this number of account names whose usage is in one shard, in the order in which they are closed."""
     return sorted([f"shop-{number}" for number in range(3000) if home_shard(f"shop-{number}") == 7][:count])
 
 
@@ -314,10 +314,10 @@ def test_an_account_whose_months_are_its_own_takes_one_query_more() -> None:
     for number, name in enumerate(names):
         spend(account(name, billing_anchor=f"2026-01-{number + 1:02d}T{number:02d}:30"), "2026-10-15")
     flow()
-    QuerySet(Account).update(since=at("2026-10-30"))  # what held before is in its history
+    QuerySet(Account).update(since=at("2026-10-30"))  # one query for the former terms in its history
     ShardState.objects.update(watermark=at("2026-12-02"))
     few, more = queries_of_closing(names[:4], "2026-12-02"), queries_of_closing(names[4:], "2026-12-02")
-    assert more - few == 8  # what its processes say of its period
+    assert more - few == 8  # one query for the totals of processes in its period
 
 
 def test_accounts_with_more_lines_than_are_read_at_once_are_closed_alike(monkeypatch: pytest.MonkeyPatch) -> None:

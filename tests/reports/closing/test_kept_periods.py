@@ -1,4 +1,4 @@
-"""A billing period that has usage keeps its bounds, whatever becomes of its account's terms."""
+"""Test that a billing period with usage keeps its start and end, however its account's terms change."""
 
 from __future__ import annotations
 

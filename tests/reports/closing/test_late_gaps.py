@@ -1,4 +1,4 @@
-"""What becomes known after a period was closed: gaps, and replies that were lost."""
+"""Test what becomes known after a period was closed: gaps, and lost replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def lost(
     count: int, *, process: str = "p1", name: str = "acme", key: str = "api_key:1", day: str = "2026-10-15"
 ) -> None:
-    """A process says how many of its requests in a quarter of an hour got no answer."""
+    """Write how many requests of a process got no answer in a quarter of an hour."""
     place = TotalKey("unanswered", name, key, "requests", at(day) // 10**6)
     process_totals.write(process, {place: (count, count)})
 
@@ -39,7 +39,7 @@ def shown(report: Report) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def first() -> Report:
-    """October's report of one account."""
+    """Return October's first report of one account."""
     spend(account(), "2026-10-15", 5)
     (report,) = close("2026-11-02")
     return report

@@ -23,7 +23,7 @@ OCTOBER = at("2026-10-01")
 
 @pytest.fixture
 def used() -> None:
-    """October's usage of one account, of which nobody knows yet whether it is complete."""
+    """Add October's usage of one account; it is not known yet whether it is complete."""
     spend(account(included=3), "2026-10-15", 5)
     flow()
     ShardState.objects.update(watermark=at("2026-10-20"))

@@ -1,4 +1,4 @@
-"""What billing systems publish of the events that they take, as JSON Schemas."""
+"""The schemas that billing systems publish for their events, as JSON Schemas."""
 
 from __future__ import annotations
 

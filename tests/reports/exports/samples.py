@@ -1,4 +1,4 @@
-"""Rows to export; as a script, a measurement: `python -m tests.reports.exports.samples csv 200000`."""
+"""Rows to export. As a script it measures an export: `python -m tests.reports.exports.samples csv 200000`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ROW = Row(
     durability_gap="",
 )
 
-#: Texts that a spreadsheet might run, or an export might break.
+#: Texts that a spreadsheet might run as a formula, or that might break an export.
 AWKWARD = (
     "=1+1",
     '=HYPERLINK("http://example.com","pay")',
@@ -82,12 +82,12 @@ AWKWARD = (
 
 
 def awkward() -> list[Row]:
-    """A row for each awkward text, as what people may type: the account, the key, the rule, the plan."""
+    """Return rows with each awkward text in every field that people type: account, key, rule and plan."""
     return [ROW._replace(account=text, key=text, rule=text, plan=text, durability_gap=text) for text in AWKWARD]
 
 
 def rows(count: int) -> Iterator[Row]:
-    """Rows as of a large report, all different, made as they are asked for."""
+    """Yield rows like those of a large report, all different."""
     for number in range(count):
         start = NOVEMBER + number % 2_876 * BIN
         yield ROW._replace(
@@ -105,18 +105,18 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def fed(form: Format, found: Iterable[Row]) -> Iterable[Row] | Iterator[Charge]:
-    """What a format takes of rows: as they are, or each with the same price."""
+    """Return the rows as a format takes them: without prices, or each with the same price."""
     return map(priced, found) if form.priced else found
 
 
 def priced(row: Row) -> Charge:
-    """A row and what it costs."""
+    """Return a row and what it costs."""
     part = PricedPart(row.overage_quantity, PRICE, times(row.overage_quantity, PRICE))
     return Charge(row, "Acme Ltd.", "EUR", (part,), part.amount, "12.00")
 
 
 def measure(name: str, count: int) -> None:
-    """Export so many rows to nowhere, and print bytes, peak memory in bytes and seconds."""
+    """Export this number of rows to nowhere; print bytes, peak memory in bytes, and seconds."""
     from ratelimits.reports.exports import FORMATS
 
     start = perf_counter()
@@ -125,9 +125,9 @@ def measure(name: str, count: int) -> None:
 
 
 def peak() -> int:
-    """The most memory, in bytes, that this process has had since it was started."""
+    """Return the peak memory of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would be that of the process that started this one, if it was larger
+    if status.exists():  # ru_maxrss would be the value of the parent process, if that was larger
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""Events for billing systems, against what those systems publish."""
+"""Test the events for billing systems against the published schemas of these systems."""
 
 from __future__ import annotations
 

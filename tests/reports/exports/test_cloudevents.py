@@ -37,7 +37,7 @@ def _of_lines(*rows: Row) -> Iterator[Any]:
 
 @pytest.fixture(params=[_of_batch, _of_lines])
 def read(request: pytest.FixtureRequest) -> Read:
-    """The events as the official SDK reads them, which refuses what is none."""
+    """Return the events as the official SDK reads them; it refuses anything that is not a CloudEvent."""
     return lambda *rows: list(request.param(*rows))
 
 

@@ -28,7 +28,7 @@ def written(*rows: Row, name: str = "csv") -> str:
 
 
 def for_spreadsheets(*rows: Row) -> list[dict[str, str]]:
-    """The lines of the format for spreadsheets, as a program reads them."""
+    """Return the lines of the format for spreadsheets, as a program reads them."""
     text = written(*rows, name="csv-spreadsheet")
     return list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
 

@@ -1,4 +1,4 @@
-"""Files with amounts: the second schema as CSV and JSON, and FOCUS."""
+"""Test files with amounts: the second schema as CSV and JSON, and FOCUS."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_workbook_says_what_each_account_owes_in_numbers() -> None:
 
 
 def _used() -> Report:
-    """October of an account with graduated prices, fees and a minimum, in two versions; another one without prices."""
+    """Make two versions of October for an account with graduated prices, fees and a minimum; another has no prices."""
     acme = payer(included=5, pricing="graduated", unit_price=None, tiers=TIERS, flat_fee="3")
     charge(acme, meter="tokens", unit_price="0.000003", minimum="1")
     spend(acme, "2026-10-10", 20)
@@ -140,7 +140,7 @@ def test_the_snippet_of_the_page_adds_up_what_accounts_owe(tmp_path: Path, monke
 
 @pytest.mark.django_db(transaction=True)
 def test_an_open_period_is_priced_as_it_stands() -> None:
-    """A volume price, so that the first line's price depends on the last one."""
+    """Use a volume price, so that the price of the first line depends on the last line."""
     acme = payer(included=0, pricing="volume", unit_price=None, tiers=TIERS)
     for key in ("api_key:1", "api_key:2"):
         spend(acme, "2026-10-10", 6, key=key)

@@ -20,7 +20,7 @@ Convert = Callable[[Iterable[Row], str], Path]
 
 @pytest.fixture
 def converted(tmp_path: Path) -> Convert:
-    """Open a workbook of rows in LibreOffice and have it written as something else; its formulae are worked out."""
+    """Let LibreOffice open a workbook of rows, calculate its formulae, and write it in another format."""
 
     def convert(found: Iterable[Row], kind: str) -> Path:
         book = tmp_path / "report.xlsx"
@@ -34,7 +34,7 @@ def converted(tmp_path: Path) -> Convert:
 
 
 def test_the_workbook_opens_and_nothing_in_it_is_worked_out(converted: Convert) -> None:
-    # UTF-8, commas, contents as they are shown.
+    # UTF-8, commas, cells as they are shown.
     path = converted(awkward(), "csv:Text - txt - csv (StarCalc):44,34,76,1,,0,false,true,false")
     with path.open(newline="", encoding="utf-8") as file:
         read = list(csv.DictReader(file))
@@ -88,6 +88,6 @@ def test_a_long_durability_gap_is_printed_whole(converted: Convert) -> None:
 
 
 def _darkness(path: Path) -> float:
-    """The share of dark points in a picture (PGM, a byte each)."""
+    """Return the share of dark pixels in a picture (PGM, one byte each)."""
     points = path.read_bytes().split(b"\n", 3)[3]
     return sum(point < 128 for point in points) / len(points)

@@ -21,13 +21,15 @@ every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form
 
 
 class Watched(str):
-    """An account's name, in one row alone, whose end can be seen: that of the row cannot."""
+    """An account's name that only one row has: it can be seen when the name is freed, which a row (a tuple) does not
+    show.
+    """
 
     __slots__ = ("__weakref__",)
 
 
 class Counting:
-    """Rows, counted: how many were asked for, and how many at most were alive at once."""
+    """Rows that count how many were asked for, and how many existed at the same time at most."""
 
     def __init__(self, count: int) -> None:
         self.count, self.read, self.alive, self.most = count, 0, 0, 0
@@ -101,7 +103,7 @@ def test_the_same_rows_give_the_same_bytes(form: Format) -> None:
 
 
 def peak(form: Format, count: int) -> int:
-    """Peak memory, in bytes, of a process that exports so many rows and does nothing else."""
+    """Return the peak memory, in bytes, of a process that only exports this number of rows."""
     command = [sys.executable, "-m", "tests.reports.exports.samples", form.name, str(count)]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)

@@ -127,7 +127,7 @@ def test_a_report_without_rows_is_its_header() -> None:
 
 
 def totals(*found: Row) -> list[tuple[Any, ...]]:
-    """What the totals sheets have, the header first."""
+    """Return the rows of the totals sheets, the header first."""
     sheets = [sheet for sheet in opened(*found).worksheets if sheet.title.startswith("Totals")]
     return [row for sheet in sheets for row in sheet.iter_rows(values_only=True)]
 

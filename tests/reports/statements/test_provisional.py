@@ -1,4 +1,4 @@
-"""What is shown of periods that are still open: what would be billed."""
+"""Test what open periods show: what would be billed now."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_anonymous_usage_is_adjusted_like_any_other() -> None:
 
 
 def report(*options: str) -> tuple[list[str], str]:
-    """Accounts in the file, and what was said on standard error."""
+    """Return the accounts in the file, and the standard error."""
     out, err = io.StringIO(), io.StringIO()
     call_command("ratelimits_report", *options, period="2026-10", format="csv", stdout=out, stderr=err)
     return [row["account"] for row in csv.DictReader(io.StringIO(out.getvalue()))], err.getvalue()

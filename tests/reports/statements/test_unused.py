@@ -1,4 +1,4 @@
-"""Accounts without usage, on reports that ask for them."""
+"""Test accounts without usage on reports that ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database administrator who has read the source might try: to end a verification, or to be overlooked."""
+"""Test attacks by a database administrator who knows the source: stopping a verification, or hiding a change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _october(fsync_at_once: None) -> None:
-    """Two versions of an October, with an adjustment and a gap."""
+    """Make two versions of an October, with an adjustment and a gap."""
     declare("default", GapKind.RESTART, "test", since=at("2026-10-15"), until=at("2026-10-16"))
     spend(account(included=5), "2026-10-15", 7)
     close("2026-11-02")
@@ -91,7 +91,7 @@ NONSENSE: dict[str, Callable[[], object]] = {
 }
 
 
-#: Texts in columns of numbers, which SQLite takes.
+#: Texts in columns of numbers, which SQLite accepts.
 TEXTS = (
     ("line", "admitted_units"),
     ("line", "bin"),
@@ -236,7 +236,7 @@ def test_open_usage_that_is_gone_as_if_it_had_been_archived_is_named() -> None:
 
 
 def test_with_prices_of_a_plan_that_was_changed_after_it_was_billed_verify_still_says_what_was_billed() -> None:
-    """Neither a price that is edited as it should be, nor the report, is named; one past the app is."""
+    """Verify names a price that was changed by raw SQL; it names neither a normal edit of a price nor the report."""
     spend(priced("globex", unit_price="0.10"), "2026-10-15", 9)
     (report,) = close("2026-11-04")
     assert report.amounts["total"] == {"EUR": "0.40"}

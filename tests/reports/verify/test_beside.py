@@ -1,4 +1,4 @@
-"""A verification that runs while usage is drained, reports are closed, batches joined and archived finds nothing.
+"""Test that verify finds nothing wrong while usage is drained, reports closed, and batches joined and archived.
 
 Each of these happens before one query of the verification, and the next time before another one.
 """
@@ -30,7 +30,7 @@ from tests.support.usage.traffic import at, flow
 
 pytestmark = pytest.mark.django_db
 
-#: How many of the queries are tried, of each kind of change, without `--long`.
+#: How many queries are tried for each kind of change without `--long`.
 _SAMPLE = 8
 
 
@@ -48,7 +48,7 @@ def closed(_directory: Path) -> None:
 
 
 def closed_again(_directory: Path) -> None:
-    """A further version of a report, with an adjustment."""
+    """Close a further version of a report, with an adjustment."""
     adjust(-5, "2026-09-01")
     assert finalise(at("2026-11-02"))
 
@@ -67,7 +67,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 def queries() -> int:
-    """Verify, and return how many queries that took."""
+    """Verify; return how many queries it took."""
     counted = 0
 
     def count(execute: Any, *query: Any) -> Any:
@@ -90,7 +90,7 @@ def verify() -> str:
 
 
 def verify_beside(change: Callable[[], object], number: int) -> str:
-    """Verify, have something changed before one of the queries, and return what was found."""
+    """Verify, make a change before one of the queries, and return the findings."""
     left = number
 
     def changing(execute: Any, *query: Any) -> Any:
@@ -122,7 +122,7 @@ def test_what_changes_beside_it_is_no_finding(kind: str, tmp_path: Path, fsync_a
         for number in numbers:
             savepoint = transaction.savepoint()
             found = verify_beside(partial(CHANGES[kind], tmp_path / str(number)), number)
-            # What went is said to be in an archive that is not at hand.
+            # The missing batches are said to be in an archive that is not at hand.
             wrong = [line for line in found.splitlines() if "verify with the archive at hand" not in line]
             assert wrong == [], f"{kind} before query {number} of {count}"
             transaction.savepoint_rollback(savepoint)

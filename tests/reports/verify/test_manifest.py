@@ -1,4 +1,4 @@
-"""Manifests of other months' states: of an open month, another database, another version, another key, half a file."""
+"""Test unusual manifests: of an open month, another database, another version or another key, and half a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _october(fsync_at_once: None) -> None:
-    """A closed October of one account, a gap, and what processes said of it."""
+    """Close October of one account, with a gap and totals of processes."""
     spend(account(included=5), "2026-10-15", 7)
     process_totals.write("p1", {TotalKey("admitted", "acme", "", "requests", at("2026-10-15") // 10**6): (1, 7)})
     declare("default", GapKind.RESTART, "test", since=at("2026-10-15"), until=at("2026-10-16"))

@@ -34,7 +34,7 @@ SIGNED = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "SIGNING_KEY": "of t
 
 @pytest.fixture
 def reports() -> list[Report]:
-    """Two versions of October, one of September."""
+    """Make two versions of October and one of September."""
     acme = account(included=100)
     spend(acme, "2026-09-05", 40)
     spend(acme, "2026-10-15", 70, key="api_key:1")
@@ -56,7 +56,7 @@ def verify(stdout: io.StringIO | None = None, **options: Any) -> str:
 
 
 def exported() -> str:
-    """What every export is made of."""
+    """Return the rows of which every export is made."""
     months = ("2026-09", "2026-10", "2026-11")
     return "\n".join("\t".join(row.texts()) for month in months for row in rows(statements(month)))
 
@@ -73,7 +73,7 @@ def test_it_leaves_no_cursor_behind_for_the_garbage_collector(reports: list[Repo
     with pytest.raises(CommandError) as caught:
         verify()
     left = [one for one in gc.get_objects() if isinstance(one, GeneratorType) and one.gi_code.co_name == "cursor_iter"]
-    assert caught.value.__traceback__ is not None  # which holds what the command had at hand
+    assert caught.value.__traceback__ is not None  # it keeps alive what the command used
     assert left == []
 
 
@@ -224,7 +224,7 @@ def test_what_processes_said_of_archived_usage_is_dropped(reports: list[Report],
 def test_marks_that_an_older_database_lacks_are_written_before_batches_are_joined(
     reports: list[Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them the hour's batches would be joined across the ends of reports, and no report could be made again."""
+    """Without marks the batches would be joined across the ends of reports, and no report could be made again."""
     for _again in range(2):
         spend("acme", "2026-11-21", 3)
         flow()
@@ -234,8 +234,8 @@ def test_marks_that_an_older_database_lacks_are_written_before_batches_are_joine
     with pytest.raises(CommandError, match="does not hold"):
         verify()
     out = io.StringIO()
-    monkeypatch.setattr(compacting, "SPAN", 10**17)  # all was sealed within one hour
-    ShardState.objects.update(watermark=3 * 10**17)  # which is over
+    monkeypatch.setattr(compacting, "SPAN", 10**17)  # everything was sealed within one hour
+    ShardState.objects.update(watermark=3 * 10**17)  # and this hour is over
     call_command("ratelimits_compact", "--mark", stdout=out)
     assert sorted(ChainMark.objects.values_list("shard", "position")) == sorted(before)
     assert out.getvalue().startswith("Joined 2 batches to 1: ")

@@ -1,4 +1,4 @@
-"""Whatever is changed in the tables that bills are made of, `ratelimits_verify` sees it.
+"""Test that `ratelimits_verify` sees every change in the tables from which bills are made.
 
 `pytest tests/reports/verify/test_tampering.py --long -s` tries all kinds of tampering, and prints how many are seen
 with what; without `--long` those that need the key or a manifest are tried, and a sample of the others.
@@ -70,28 +70,28 @@ pytestmark = pytest.mark.django_db
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "billing.md").read_text()
 MONTHS = ("2026-09", "2026-10")
-#: What is at hand beside the database: the signing key, the manifests.
+#: What verify has in addition to the database: the signing key, the manifests.
 MEANS = {"database": (False, False), "key": (True, False), "manifest": (False, True), "key and manifest": (True, True)}
 SETTINGS = {**SIGNED, "RECEIPT_TTL": 10 * 365 * 86_400, "SHARDS": 4}
-#: What billing systems call the accounts that they know.
+#: The accounts' names in billing systems.
 CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
 REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
-#: Tables of the app of which single kinds of tampering are tried: their rows say what is to be done, not what was.
+#: Tables with only single kinds of tampering: their rows say what is still to be done, not what was done.
 NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
-#: Tables of the app by which nothing is billed: what was told to whom, and what processes need not know any more.
+#: Tables that no bill depends on: sent alerts, and tombstones.
 OTHER_TABLES = {"Alert", "AlertChannel", "AlertDelivery", "AlertState", "Tombstone"}
 
 
 @pytest.fixture
 def accounts() -> Iterator[list[Account]]:
-    """Two, in two time zones, made before anything is counted: an edit in a test changes the names of keys."""
+    """Make two accounts in two time zones, before anything is counted: an edit in a test changes the names of keys."""
     with override_settings(RATELIMITS=SETTINGS):
         yield [account(included=100), account("initech", timezone="Europe/Berlin")]
 
 
 @pytest.fixture
 def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
-    """Reports of two accounts in two months, adjustments, a gap, open usage, joined batches, and a quarantine."""
+    """Make reports of two accounts in two months, adjustments, a gap, open usage, joined batches, and a quarantine."""
     acme, initech = accounts
     spend(acme, "2026-09-05", 40)
     for day, end in (("2026-08-05", "2026-09-02"), ("2026-09-06", "2026-10-02")):
@@ -122,7 +122,7 @@ def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
         spend(acme, day, 3)
         spend("hidden", day, 3)
         flow()
-    # What was sealed within one hour, as all of this was, becomes one batch between the ends of reports.
+    # All of this was sealed within one hour, so it becomes one batch between two ends of reports.
     ShardState.objects.update(watermark=at("2027-01-01"))
     list(compact())
     ShardState.objects.update(watermark=at("2026-11-03"))
@@ -137,7 +137,7 @@ def _books(accounts: list[Account], fork: Fork, fsync_at_once: None) -> None:
 
 @pytest.fixture
 def _pushed(fsync_at_once: None) -> Iterator[None]:
-    """Reports of two accounts and two billing systems: accepted, waiting and skipped, and one not yet planned."""
+    """Make deliveries of two accounts to two billing systems: accepted, waiting, skipped, and one not planned yet."""
     with ExitStack() as stack:
         fakes = {name: stack.enter_context(FAKES[name]()) for name in ("stripe", "lago")}
         pushed = {name: {**options(name, fake), "CUSTOMER": CUSTOMERS.get} for name, fake in fakes.items()}
@@ -162,7 +162,7 @@ def _pushed(fsync_at_once: None) -> Iterator[None]:
 
 @pytest.fixture
 def _terms(fsync_at_once: None) -> Iterator[None]:
-    """Priced reports of two accounts whose terms changed in mid-period, and two rows of whatever else is configured."""
+    """Make priced reports of two accounts with changed terms, and two rows of each other kind of configuration."""
     with override_settings(RATELIMITS=SETTINGS):
         for name, included in (("acme", 5), ("initech", 7)):
             payer = priced(name, included=included, flat_fee=str(included))
@@ -194,7 +194,7 @@ def findings(manifests: Iterable[Any], archives: Iterable[Path]) -> Iterator[str
 
 
 def weakest(manifests: list[Any], archives: list[Path]) -> str:
-    """Return with what it is seen, told by what the findings are about."""
+    """Return the least with which the change is seen, judged by what the findings are about."""
     found = set()
     for finding in findings(manifests, archives):
         means = "manifest" if "manifest of" in finding else "key" if "signature" in finding else "database"
@@ -205,7 +205,7 @@ def weakest(manifests: list[Any], archives: list[Path]) -> str:
 
 
 def weakest_of_all(manifests: list[Any], archives: list[Path]) -> str:
-    """Return the same by trying each of the means, and hold that what is seen with less is seen with more."""
+    """Return the same by trying each one, and check that what is seen with less is also seen with more."""
     seen = {}
     for name, (key, manifest) in MEANS.items():
         with override_settings(RATELIMITS={**settings.RATELIMITS, **({} if key else {"SIGNING_KEY": ""})}):
@@ -218,7 +218,7 @@ def weakest_of_all(manifests: list[Any], archives: list[Path]) -> str:
 
 
 def seen_with(damage: Damage, manifests: list[Any], archives: list[Path], *, full: bool) -> str:
-    """Do it, return with what it is seen, and undo it."""
+    """Make the change, return the least with which it is seen, and undo it."""
     with transaction.atomic():
         try:
             with transaction.atomic():
@@ -235,7 +235,9 @@ def seen_with(damage: Damage, manifests: list[Any], archives: list[Path], *, ful
 
 
 def outcomes(kinds: Mapping[str, Damage], archives: list[Path], *, full: bool) -> dict[str, str]:
-    """Return with what each kind of tampering is seen; of one that the database refuses, or that is none, that."""
+    """Return for each kind of tampering the least with which it is seen, or that it is refused or does not
+    apply.
+    """
     manifests = [parse(json.dumps(build("default", month))) for month in MONTHS]
     assert list(findings(manifests, archives)) == []
     found = {name: seen_with(damage, manifests, archives, full=full) for name, damage in kinds.items()}
@@ -245,7 +247,7 @@ def outcomes(kinds: Mapping[str, Damage], archives: list[Path], *, full: bool) -
 
 
 def listed() -> dict[str, str]:
-    """Return what the page says of the kinds that are not seen with the database alone."""
+    """Return what the page says about the kinds that the database alone does not show."""
     section = PAGE.split("| table | what is done | seen with |\n|---|---|---|\n")[1].split("\n\n")[0]
     found = {}
     for table, done, means in re.findall(r"^\|(?: `(\w+)`)? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
@@ -256,9 +258,9 @@ def listed() -> dict[str, str]:
 
 
 def tried(kinds: dict[str, Damage], *, long_run: bool, every: bool = True) -> int:
-    """Hold that the page says with what these are seen, or a sample of them; return how many were possible.
+    """Check what the page says about these kinds, or about a sample; return how many were possible.
 
-    In a sample are all that the page lists, or not `every` one of them.
+    A sample contains all kinds that the page lists, or with `every` false only some of them.
     """
     page = {name: means for name, means in listed().items() if name in kinds}
     others = sorted(kinds.keys() - page.keys())
@@ -304,7 +306,7 @@ def test_every_tampering_with_what_was_archived_is_seen_with_the_archive_at_hand
 ) -> None:
     for month in ("2026-09", "2026-10"):
         call_command("ratelimits_archive", tmp_path, before=month, stdout=io.StringIO())
-    with django_db_blocker.unblock():  # an archive is a database of its own
+    with django_db_blocker.unblock():  # an archive opens its own database
         found = outcomes(OF_ARCHIVES, archive.files(tmp_path), full=long_run)
     assert ArchivedRange.objects.exists()
     assert {name for name, means in found.items() if means not in ("database", NOTHING)} <= {

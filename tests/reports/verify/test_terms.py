@@ -1,4 +1,4 @@
-"""What the history of accounts' terms says of reports that were made by them."""
+"""Test reports against the history of the accounts' terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.usage.traffic import at, flow
 
 @pytest.mark.django_db
 def test_a_period_that_a_new_name_took_over_is_one_of_its_own(fsync_at_once: None) -> None:
-    """A month of India's is used by acme, of which there is then another row, in UTC, that gets a new name."""
+    """The account acme uses a month in India's time zone; then another row named acme, in UTC, gets a new name."""
     with edit_at("2026-01-01"):
         Account.objects.create(identifier="acme", timezone="Asia/Kolkata")
     spend("acme", "2026-10-05", 3)
