@@ -19,14 +19,14 @@ from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Plan
 
 
 class PlanInclusionInline(TypedNumbers, admin.TabularInline):  # type: ignore[type-arg]
-    """What a plan includes."""
+    """The quantities that a plan includes."""
 
     model = PlanInclusion
     extra = 1
 
 
 class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-arg]
-    """What a plan charges."""
+    """The prices of a plan."""
 
     model = PlanPrice
     extra = 0
@@ -35,7 +35,7 @@ class PlanPriceInline(TypedNumbers, admin.StackedInline):  # type: ignore[type-a
 
 @admin.register(Plan)
 class PlanAdmin(AuditedAdmin):
-    """Plans with what they include and charge, and the rules they bring."""
+    """Plans with their included quantities, prices and rules."""
 
     list_display = ["name", "slug", "included", "rule_count", "key_count", "account_count"]
     search_fields = ["name", "slug"]
@@ -45,7 +45,7 @@ class PlanAdmin(AuditedAdmin):
     inlines = [PlanInclusionInline, PlanPriceInline]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the rules out for those who may not see rules."""
+        """Leave the rules out for users who may not view rules."""
         rules = self.admin_site.get_model_admin(Rule)
         shown = rules.has_view_permission(request)
         return [name for name in super().get_fields(request, obj) if shown or name != "rules_listed"]
@@ -60,27 +60,27 @@ class PlanAdmin(AuditedAdmin):
 
     @admin.display(description=_("included"))
     def included(self, plan: Plan) -> str:
-        """The quantities of each billing period."""
-        return ", ".join(amount(one.quantity, one.meter) for one in plan.inclusions.all()) or "–"
+        """Return the quantities that each billing period includes."""
+        return ", ".join(amount(inclusion.quantity, inclusion.meter) for inclusion in plan.inclusions.all()) or "–"
 
     @admin.display(description=_("rules"), ordering="rule_total")
     def rule_count(self, plan: Any) -> int:
-        """How many rules it has."""
+        """Return the number of the plan's rules."""
         return int(plan.rule_total)
 
     @admin.display(description=_("keys"), ordering="key_total")
     def key_count(self, plan: Any) -> int:
-        """How many keys are on it."""
+        """Return the number of keys on the plan."""
         return int(plan.key_total)
 
     @admin.display(description=_("accounts"), ordering="account_total")
     def account_count(self, plan: Any) -> int:
-        """How many accounts are on it."""
+        """Return the number of accounts on the plan."""
         return int(plan.account_total)
 
     @admin.display(description=_("rules"))
     def rules_listed(self, plan: Plan | None) -> str:
-        """Its rules as sentences, each a link."""
+        """Return the plan's rules as sentences, each with a link to its page."""
         if plan is None or plan.pk is None:
             return "–"
         add = reverse(f"{self.admin_site.name}:ratelimits_rule_add") + f"?plan={plan.pk}"
@@ -94,7 +94,7 @@ class PlanAdmin(AuditedAdmin):
 
 @admin.register(PlanMembership)
 class PlanMembershipAdmin(AuditedAdmin):
-    """Which key is on which plan."""
+    """The keys that are on plans."""
 
     list_display = ["key", "plan", "valid_from", "valid_until"]
     list_filter = [InForceFilter, "plan"]
@@ -105,7 +105,7 @@ class PlanMembershipAdmin(AuditedAdmin):
 
 @admin.register(Account)
 class AccountAdmin(AuditedAdmin):
-    """Who pays, in which time zone and on which plan."""
+    """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
     list_filter = ["plan"]

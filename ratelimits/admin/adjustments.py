@@ -1,4 +1,8 @@
-"""Adjustments in the admin: people see what they make of the report, then save; others approve, if a setting asks."""
+"""Adjustments in the admin.
+
+Before an adjustment is saved, a page shows its effect on the report. If the settings ask for approval, another person
+has to approve it.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ from ratelimits.reports import adjusting
 from ratelimits.reports.closing import close
 from ratelimits.reports.statements.effect import Effect, effect_of
 
-#: What the page that shows the effect sends along: that it was seen, that more than all usage is meant, and the
-#: reference that the adjustment will have: who posts the page twice means one adjustment.
+#: Hidden inputs of the page that shows the effect: the effect was seen, an adjustment of more than all usage is
+#: intended, and the reference that the adjustment will have. So a page that is posted twice adds one adjustment.
 SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
 class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Adjustments are made, and never changed or taken back: what was wrong is adjusted again."""
+    """Adjustments: they are added, but never changed or deleted. A further adjustment corrects a wrong one."""
 
     list_display = [
         *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),
@@ -58,32 +62,32 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def has_approve_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may approve and refuse: adjustments are never changed otherwise."""
+        """Return whether the user may approve and refuse: the permission to change adjustments means this alone."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Read the users by queries of their own: they may be in another database."""
+        """Read the users with separate queries, since they may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
 
     @admin.display(description=_("account"), ordering="account")
     def payer(self, adjustment: Adjustment) -> str:
-        """Who pays."""
+        """Return the account, or "anonymous"."""
         return adjustment.account or str(_("anonymous"))
 
     @admin.display(description=_("author"))
     def made_by(self, adjustment: Adjustment) -> str:
-        """Who made it."""
+        """Return the user who added the adjustment."""
         return str(adjustment.author)
 
-    @admin.display(description=_("what it makes of the report"))
+    @admin.display(description=_("effect on the report"))
     def effect(self, adjustment: Adjustment) -> str:
-        """What the report says before and after it, as long as none has it."""
+        """Return the report's totals before and after the adjustment; "–" if a report contains it or it was refused."""
         if adjustment._state.adding or adjustment.report_id is not None or adjustment.approval == "refused":
             return "–"
         try:
             return _sentence(effect_of(adjustment))
-        except ValueError as error:  # the account's time zone is no more
+        except ValueError as error:  # The account's time zone no longer exists.
             return str(error)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -97,46 +101,46 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show what a valid adjustment makes of the report, and save it only when that was seen."""
+        """Show the effect of a valid adjustment on the report, and save it only after the effect was seen."""
         if request.method == "POST" and self.has_add_permission(request):
             form: Any = self.get_form(request)(request.POST)
             if form.is_valid():
-                asked = self._effect_page(request, form.instance)
-                if asked is not None:
-                    return asked
+                page = self._effect_page(request, form.instance)
+                if page is not None:
+                    return page
         try:
             return super().add_view(request, form_url, extra_context)
         except IntegrityError:
-            # The same page, posted twice at once: the other request was faster.
+            # The same page was posted twice at the same time, and the other request was faster.
             saved = self._saved_before(request)
             if saved is None:
                 raise
             return saved
 
     def _saved_before(self, request: HttpRequest) -> HttpResponse | None:
-        """Return the answer to a page that was posted before; None if it is new."""
+        """Return a response that says so if this page was posted before; None if it is new."""
         reference = _reference(request)
-        made = None if reference is None else Adjustment.objects.filter(reference=reference).first()
-        if made is None:
+        saved = None if reference is None else Adjustment.objects.filter(reference=reference).first()
+        if saved is None:
             return None
-        text = _("It was saved before, once: %(adjustment)s.") % {"adjustment": made}
+        text = _("The adjustment was already saved: %(adjustment)s.") % {"adjustment": saved}
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_adjustment_changelist"))
 
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
-        """The page that shows the effect, or says that it was saved before; None when the effect was seen."""
+        """Return the page that shows the effect, or the response for a page posted before; None if it can be saved."""
         if (saved := self._saved_before(request)) is not None:
             return saved
         try:
             effect = effect_of(adjustment)
         except ValueError as error:
-            self.message_user(request, _("What it makes of the report cannot be said: %s") % error, messages.WARNING)
+            self.message_user(request, _("The effect on the report cannot be computed: %s") % error, messages.WARNING)
             return None
         if request.POST.get(SEEN) and (request.POST.get(LARGE) or not effect.is_large):
             return None
-        left = (SEEN, LARGE, REFERENCE, "csrfmiddlewaretoken")
-        kept = {name: value for name, value in request.POST.items() if name not in left}
-        kept[REFERENCE] = str(_reference(request) or adjustment.reference)
+        excluded = (SEEN, LARGE, REFERENCE, "csrfmiddlewaretoken")
+        typed = {name: value for name, value in request.POST.items() if name not in excluded}
+        typed[REFERENCE] = str(_reference(request) or adjustment.reference)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Adjust: %(adjustment)s, %(start)s")
@@ -144,7 +148,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             "opts": self.model._meta,
             "effect": effect,
             "meter": adjustment.meter,
-            "kept": kept,
+            "typed": typed,
             "seen": SEEN,
             "large": LARGE,
             "unconfirmed": SEEN in request.POST,
@@ -157,36 +161,38 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         obj.reference = _reference(request) or obj.reference
         super().save_model(request, obj, form, change)
         if obj.approval == Adjustment.Approval.WAITING:
-            self.message_user(request, _("It counts when another person has approved it."), messages.WARNING)
+            self.message_user(
+                request, _("The adjustment counts once another person has approved it."), messages.WARNING
+            )
 
-    @admin.action(description=_("Approve: let them count"), permissions=["approve"])
+    @admin.action(description=_("Approve the selected adjustments, so that they count"), permissions=["approve"])
     def approve(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Let adjustments of other people count."""
+        """Approve adjustments of other people."""
         self._decide(request, queryset, adjusting.approve, str(_("approved")))
 
-    @admin.action(description=_("Refuse: let them never count"), permissions=["approve"])
+    @admin.action(description=_("Refuse the selected adjustments, so that they never count"), permissions=["approve"])
     def refuse(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Let adjustments of other people never count."""
+        """Refuse adjustments of other people."""
         self._decide(request, queryset, adjusting.refuse, str(_("refused")))
 
-    def _decide(self, request: HttpRequest, queryset: QuerySet[Adjustment], decide: Any, done: str) -> None:
+    def _decide(self, request: HttpRequest, queryset: QuerySet[Adjustment], decide: Any, decision: str) -> None:
         for adjustment in queryset.order_by("pk"):
             try:
                 decide(adjustment, request.user)
             except adjusting.NotDecidedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                self.log_change(request, adjustment, done)
-                self.message_user(request, f"{adjustment}: {done}", messages.SUCCESS)
+                self.log_change(request, adjustment, decision)
+                self.message_user(request, f"{adjustment}: {decision}", messages.SUCCESS)
 
-    @admin.action(description=_("Put them on reports now"), permissions=["add"])
+    @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["add"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Make the next versions of the reports that they are for, without waiting for the worker."""
+        """Finalise the next versions of the adjustments' reports now, without waiting for the worker."""
         waiting = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
         for account in list(waiting.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        # The worker may have been faster: what counts is where each stands now.
+        # The worker may have been faster, so the message says where each adjustment is now.
         for adjustment in queryset.select_related("report").order_by("pk"):
             values = {"adjustment": adjustment, "report": adjustment.report}
             if adjustment.report is not None:
@@ -194,14 +200,14 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             elif adjustment.approval == Adjustment.Approval.WAITING:
                 self.message_user(request, _("%(adjustment)s waits for approval.") % values, messages.WARNING)
             elif adjustment.approval in Adjustment.COUNTS:
-                text = _("%(adjustment)s waits for its period, which is open: its report will have it.")
+                text = _("%(adjustment)s waits until its period is closed; then the report will contain it.")
                 self.message_user(request, text % values, messages.WARNING)
             else:
                 self.message_user(request, _("%(adjustment)s was refused.") % values, messages.WARNING)
 
 
 def _reference(request: HttpRequest) -> UUID | None:
-    """Return the reference that the page which shows the effect gave the adjustment; None without that page."""
+    """Return the adjustment's reference, which the page with the effect sends; None if the form was posted directly."""
     try:
         return UUID(request.POST.get(REFERENCE, ""))
     except ValueError:
@@ -209,17 +215,22 @@ def _reference(request: HttpRequest) -> UUID | None:
 
 
 def _sentence(effect: Effect) -> str:
-    text = _("{before} billed before ({overage} of them overage), {after} after ({over} overage); {used} were used")
+    text = _(
+        "{before} billed before ({overage_before} of them overage), {after} after ({overage_after} overage);"
+        " {used} used"
+    )
     if effect.owed is not None:
-        text = format_lazy("{}{}", text, _("; owed for the period: {was} {currency} before, {owed} after"))
+        text = format_lazy(
+            "{}{}", text, _("; owed for the period: {owed_before} {currency} before, {owed_after} {currency} after")
+        )
     return format_html(
         str(text),
-        was=effect.owed and effect.owed.before,
-        owed=effect.owed and effect.owed.after,
+        owed_before=effect.owed and effect.owed.before,
+        owed_after=effect.owed and effect.owed.after,
         currency=effect.owed and effect.owed.currency,
         before=f"{effect.before.billed:,}",
-        overage=f"{effect.before.overage:,}",
+        overage_before=f"{effect.before.overage:,}",
         after=f"{effect.after.billed:,}",
-        over=f"{effect.after.overage:,}",
+        overage_after=f"{effect.after.overage:,}",
         used=f"{effect.used:,}",
     )

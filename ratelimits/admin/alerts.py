@@ -1,4 +1,4 @@
-"""Alerts in the admin: where they go, which were raised, and whether they arrived."""
+"""Alerts in the admin: the channels, the raised alerts and their deliveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.models.ledger import moment
 
 @admin.register(AlertChannel)
 class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Who is told of an account's alerts."""
+    """The channels that an account's alerts are sent to."""
 
     list_display = ["account", "email", "webhook_url", "active"]
     list_filter = ["active"]
@@ -29,9 +29,9 @@ class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the secret out for those who may only look: whoever knows it can sign webhooks."""
-        may = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
-        return [name for name in super().get_fields(request, obj) if may or name != "secret"]
+        """Leave the secret out for users who may not change it, since whoever knows it can sign webhooks."""
+        may_edit = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
+        return [name for name in super().get_fields(request, obj) if may_edit or name != "secret"]
 
 
 @admin.register(Alert)
@@ -48,29 +48,30 @@ class AlertAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("reached"), ordering="threshold")
     def reached(self, alert: Alert) -> str:
-        """The threshold."""
+        """Return the threshold in percent."""
         return f"{alert.threshold} %"
 
     @admin.display(description=_("billing period"), ordering="period")
     def starts(self, alert: Alert) -> str:
-        """When the billing period starts."""
+        """Return when the billing period starts."""
         return f"{moment(alert.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("its end"))
     def ends(self, alert: Alert) -> str:
-        """When the billing period ends."""
+        """Return when the billing period ends."""
         return f"{moment(alert.period_end * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("deliveries"))
     def delivered(self, alert: Alert) -> str:
-        """Where it went, and whether it arrived."""
-        rows = ((str(one), one.channel or "", one.error) for one in alert.deliveries.select_related("channel"))
+        """Return the deliveries with their states, channels and errors."""
+        deliveries = alert.deliveries.select_related("channel")
+        rows = ((str(delivery), delivery.channel or "", delivery.error) for delivery in deliveries)
         return format_html_join("", "<div>{} {} {}</div>", rows)
 
 
 @admin.register(AlertDelivery)
 class AlertDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries; those that were given up can be made again."""
+    """The deliveries; an action retries those that were given up."""
 
     list_display = ["alert", "kind", "channel", "state", "attempts", "due_at", "done_at", "error"]
     list_filter = ["state", "kind"]
@@ -79,13 +80,13 @@ class AlertDeliveryAdmin(ReadOnlyAdmin):
     actions = ["again"]
 
     def has_again_permission(self, request: HttpRequest) -> bool:
-        """Whoever may change deliveries."""
+        """Return whether the user may change deliveries."""
         return request.user.has_perm("ratelimits.change_alertdelivery")
 
-    @admin.action(description=_("Deliver again what was given up"), permissions=["again"])
+    @admin.action(description=_("Retry deliveries that were given up"), permissions=["again"])
     def again(self, request: HttpRequest, queryset: QuerySet[AlertDelivery]) -> None:
-        """Have deliveries that failed for good made once more, under the same id."""
+        """Make deliveries that were given up due again, with the same ids."""
         failed = queryset.filter(state=AlertDelivery.State.FAILED)
         count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=timezone.now())
-        done = ngettext("%(n)d delivery is due again.", "%(n)d deliveries are due again.", count)
-        self.message_user(request, done % {"n": count}, messages.SUCCESS)
+        message = ngettext("%(n)d delivery is due again.", "%(n)d deliveries are due again.", count)
+        self.message_user(request, message % {"n": count}, messages.SUCCESS)

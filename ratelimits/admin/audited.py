@@ -1,4 +1,4 @@
-"""Admin pages whose every change says who made it."""
+"""Admin pages on which every change is recorded with the user who made it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ else:
 
 
 @contextmanager
-def _by(request: HttpRequest) -> Iterator[None]:
-    """Name the request's user in the history, whether or not django-simple-history's middleware is installed."""
+def _recorded_user(request: HttpRequest) -> Iterator[None]:
+    """Record the request's user in the history, whether or not django-simple-history's middleware is installed."""
     context = HistoricalRecords.context
     if hasattr(context, "request"):
         yield
@@ -42,14 +42,14 @@ def _by(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """Changes, inlines, deletions, actions and reverts all go into the history with their user and version."""
+    """An admin page that records user and version of every change: by a form, inline, deletion, action or revert."""
 
     history_list_display = ["version"]
 
     @contextmanager
     def _edit(self, request: HttpRequest) -> Iterator[None]:
-        """One edit for all that a POST validates and writes: nobody else's edit comes between the two."""
-        with _by(request):
+        """Make one edit of all that a POST validates and writes, so that no other edit comes in between."""
+        with _recorded_user(request):
             if request.method != "POST":
                 yield
                 return
@@ -57,7 +57,7 @@ class AuditedAdmin(TypedNumbers, _Base):
                 yield
 
     def _saved(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Return the response; take the edit back if it is the form again, with what is wrong in it."""
+        """Return the response; roll the edit back if the response is the form again, with its errors."""
         if request.method == "POST" and response.status_code == 200:
             transaction.set_rollback(True, using=router.db_for_write(self.model))
         return response
@@ -81,18 +81,18 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().response_change(request, obj)
 
     def _warn(self, request: HttpRequest, row: Any) -> None:
-        """Say of a row that was saved which of its names nothing has."""
+        """Show a warning for each name in a saved row that refers to nothing."""
         for sentence in unknown_names.in_row(row):
             self.message_user(request, sentence, messages.WARNING)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        with _by(request):
+        with _recorded_user(request):
             return super().changelist_view(request, extra_context)
 
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        with _by(request):
+        with _recorded_user(request):
             return super().delete_view(request, object_id, extra_context)
 
     def history_view(
@@ -102,16 +102,16 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
-        """Read the users by a query of their own: they may be in another database."""
+        """Read the users with a separate query, since they may be in another database."""
         records: Any = super().get_history_queryset(request, history_manager, pk_name, object_id)  # type: ignore[misc]
         return records.select_related(None)._select_related_history_tracked_objs().prefetch_related("history_user")
 
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the row as it was; a POST brings it back, as an edit like others.
+        """Show a former state of the row; a POST restores it as a new edit.
 
-        Raises PermissionDenied for a POST by those who may only look: django-simple-history lets them save.
+        Raises PermissionDenied if a user who may only view posts it: django-simple-history would let that user save.
         """
         pk = self._primary_key(unquote(object_id))
         if not version_id.isdecimal():
@@ -123,16 +123,16 @@ class AuditedAdmin(TypedNumbers, _Base):
             return self._saved(request, response)
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may only look: reverting is changing, and of a deleted row it is adding."""
+        """Return whether the user may not restore: that needs the permission to change, or to add a deleted row."""
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
             return True
-        there = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()
-        return not (there or self.has_add_permission(request))
+        exists = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()
+        return not (exists or self.has_add_permission(request))
 
     def render_history_view(
         self, request: HttpRequest, template: str, context: dict[str, Any], **kwargs: Any
     ) -> HttpResponse:
-        """Show a former state as text, not as a form, to those who may not bring it back."""
+        """Show a former state as text instead of a form to users who may not restore it."""
         form = context.get("adminform")
         if form is not None and context["revert_disabled"]:
             fieldsets: Any = self.get_fieldsets(request, context["original"])
@@ -142,7 +142,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         return response
 
     def _primary_key(self, text: str) -> Any:
-        """Return the primary key that an address names; Http404 for a text that can be none."""
+        """Return the primary key in a URL. Raises Http404 if the text cannot be a primary key."""
         try:
             return self.model._meta.pk.to_python(text)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a report comes to, as its page in the admin shows it."""
+"""The amounts of a report, as its page in the admin shows them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ratelimits.reports.statements.charges import version_charges
 
 
 def summary(report: Report) -> str:
-    """Return what each meter adds to its period's price, what the version adds, and what is owed; "–" for no prices."""
+    """Return, as HTML, the amount of each meter, the amount of the version, and the total owed; "–" without prices."""
     try:
         with readable(report):
             rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meters(report)))
@@ -33,33 +33,35 @@ def summary(report: Report) -> str:
 
 def _totals(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     for currency, amount in owed.items():
-        yield _("owed by this report up to this version"), amount, currency
+        yield _("owed for this report up to this version"), amount, currency
 
 
 def _meters(report: Report) -> Iterator[str]:
     for period, record in report.prices.get("periods", {}).items():
-        found = report.amounts["periods"][period]
+        amounts = report.amounts["periods"][period]
         for meter, price in prices_of(record).items():
-            before, after = found["quantities"][meter]
+            before, after = amounts["quantities"][meter]
             amount = minus(price.of(after), price.of(before) if before is not None else Decimal(0))
-            about: dict[str, Any] = {"meter": meter, "currency": record["currency"], "amount": written(amount)}
-            about |= {"after": f"{after:,}", "before": f"{before or 0:,}"}
-            text = _("%(meter)s: %(after)s beyond what is included, %(amount)s %(currency)s")
+            shown: dict[str, Any] = {"meter": meter, "currency": record["currency"], "amount": written(amount)}
+            shown |= {"after": f"{after:,}", "before": f"{before or 0:,}"}
+            text = _("%(meter)s: %(after)s beyond the included quantity, %(amount)s %(currency)s")
             if before is not None:
-                text = _("%(meter)s: %(after)s after %(before)s beyond what is included, %(amount)s %(currency)s")
-            yield text % about
-        about = {"start": f"{moment(int(period) * SECOND):%Y-%m-%d}", "amount": found["amount"]}
-        yield _("this version, of the period from %(start)s: %(amount)s %(currency)s, rounded") % {
-            **about,
+                text = _(
+                    "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
+                )
+            yield text % shown
+        shown = {"start": f"{moment(int(period) * SECOND):%Y-%m-%d}", "amount": amounts["amount"]}
+        yield _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded") % {
+            **shown,
             "currency": record["currency"],
         }
 
 
-def line_amounts(report: Report, most: int) -> dict[str, str]:
-    """Return what each of a version's first lines costs, by line_id."""
-    found = {}
-    with suppress(UnreadableError):  # the summary says it
-        for charge in islice(version_charges(report), most):
+def line_amounts(report: Report, limit: int) -> dict[str, str]:
+    """Return the amounts of the first `limit` lines of a version, by line_id."""
+    amounts = {}
+    with suppress(UnreadableError):  # The summary shows this error.
+        for charge in islice(version_charges(report), limit):
             if charge.amount is not None:
-                found[charge.row.line_id] = f"{written(charge.amount)} {charge.currency}"
-    return found
+                amounts[charge.row.line_id] = f"{written(charge.amount)} {charge.currency}"
+    return amounts

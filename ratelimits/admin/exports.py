@@ -1,4 +1,4 @@
-"""Downloads of reports in the admin: one report as it was finalised, or all usage of a month."""
+"""Downloads of reports in the admin: one version of a report, or all usage of a month."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ else:
 
 
 class ReportDownloads(_Base):
-    """For the admin page of Report: buttons on each report, and a month to choose above the list.
+    """Mixin for the admin page of Report: download buttons on each report, and a month to choose above the list.
 
-    Whoever may view a report may download it.
+    Users who may view a report may download it.
     """
 
     change_form_template = "ratelimits/admin/report_change_form.html"
     change_list_template = "ratelimits/admin/report_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """The downloads in front: the admin takes what is left for a primary key."""
+        """Put the downloads first, since the admin's last pattern takes any other path for a primary key."""
         wrap = self.admin_site.admin_view
         return [
             path("download/", wrap(self.download_month_view), name="ratelimits_report_download_month"),
@@ -55,14 +55,14 @@ class ReportDownloads(_Base):
         return super().change_view(request, object_id, form_url, context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # The month that the list shows, else the last one that is over.
-        over = now().replace(day=1) - timedelta(days=1)
-        month = request.GET.get("month") or f"{over:%Y-%m}"
+        # The month that the list is filtered by, or else the previous month.
+        previous = now().replace(day=1) - timedelta(days=1)
+        month = request.GET.get("month") or f"{previous:%Y-%m}"
         context = {"download_formats": installed(), "download_month": month} | (extra_context or {})
         return super().changelist_view(request, context)
 
     def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        """A report as it was in that version, as `?format=` says."""
+        """Return a version of a report as a file in the format `?format=`."""
         report = self.get_object(request, str(pk))
         if not self.has_view_permission(request, report):
             raise PermissionDenied
@@ -73,9 +73,9 @@ class ReportDownloads(_Base):
         return Download(form, lines_for(form, [statement(report)]), name)
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
-        """All usage of the billing periods that start in a month, as `?period=` and `?format=` say.
+        """Return all usage of the billing periods that start in the month `?period=`, in the format `?format=`.
 
-        With `?final=1` without what is not finalised yet.
+        `?final=1` leaves out usage that is not finalised yet.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -87,15 +87,15 @@ class ReportDownloads(_Base):
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
         name = f"usage-{month}"
         if request.GET.get("final"):
-            stated = (each for each in stated if each.status == FINAL)
+            stated = (period for period in stated if period.status == FINAL)
             name += "-final"
         form = _format(request)
         return Download(form, lines_for(form, stated), name)
 
 
 def _format(request: HttpRequest) -> Format:
-    wanted = request.GET.get("format", "csv")
+    name = request.GET.get("format", "csv")
     for form in installed():
-        if form.name == wanted:
+        if form.name == name:
             return form
-    raise Http404(f"there is no format {wanted!r}")
+    raise Http404(f"there is no format {name!r}")

@@ -1,4 +1,4 @@
-"""Open periods in the admin: what each waits for, and closing one in spite of that."""
+"""Open periods in the admin: the reason why each is open, and a page that closes one by force."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: Periods that the page shows; `ratelimits_finalise --open` shows all.
+#: Maximum number of periods on the page; `ratelimits_finalise --open` lists all.
 _MAX_ROWS = 200
-#: No period starts later (µs since 1970 UTC): in the year 5138.
-_LAST = 10**17
+#: The latest start of a period that is accepted (µs since 1970 UTC): in the year 5138.
+_MAX_START = 10**17
 
 
 class ForceForm(forms.Form):
-    """What closing by force asks for."""
+    """The form that closes a period by force."""
 
     account = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
-    start = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=_LAST)
+    start = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=_MAX_START)
     reason = forms.CharField(label=_("Reason"), max_length=300, widget=forms.TextInput(attrs={"size": 60}))
 
 
 class OpenPeriods(_Base):
-    """For the admin page of Report: the periods that are over and have none.
+    """Mixin for the admin page of Report: the periods that are over and have no report yet.
 
-    Whoever may view reports sees them; whoever may add reports closes one by force.
+    Users who may view reports see them; users who may add reports can close one by force.
     """
 
     def get_urls(self) -> list[URLPattern]:
-        """The pages in front: the admin takes what is left for a primary key."""
+        """Put these pages first, since the admin's last pattern takes any other path for a primary key."""
         wrap = self.admin_site.admin_view
         return [
             path("open/", wrap(self.open_view), name="ratelimits_report_open"),
@@ -53,17 +53,17 @@ class OpenPeriods(_Base):
         ]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may close periods by force: reports are never added otherwise."""
+        """Return whether the user may close periods by force: the permission to add reports means this alone."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.add_report"))
 
     def open_view(self, request: HttpRequest) -> HttpResponse:
-        """List the periods that are over and open, and what each waits for."""
+        """List the periods that are over but still open, and the reason for each."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        over = (found for found in open_periods() if found.over)
-        quarantine = self._quarantine(request)
-        rows = [_row(found, quarantine) for found in islice(over, _MAX_ROWS + 1)]
+        over = (period for period in open_periods() if period.over)
+        quarantine = self._quarantine_url(request)
+        rows = [_row(period, quarantine) for period in islice(over, _MAX_ROWS + 1)]
         context = {
             **self.admin_site.each_context(request),
             "title": _("Open periods"),
@@ -74,52 +74,52 @@ class OpenPeriods(_Base):
         }
         return TemplateResponse(request, "ratelimits/admin/open_periods.html", context)
 
-    def _quarantine(self, request: HttpRequest) -> str:
-        """Return where the quarantined batches of a shard are listed; "" for those who may not see them."""
+    def _quarantine_url(self, request: HttpRequest) -> str:
+        """Return the URL of the list of quarantined batches; "" if the user may not view them."""
         batches = self.admin_site.get_model_admin(QuarantinedBatch)
         if not batches.has_view_permission(request):
             return ""
         return reverse(f"{self.admin_site.name}:ratelimits_quarantinedbatch_changelist")
 
     def force_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for the reason, then close the period."""
+        """Show the form that asks for the reason; a valid POST closes the period."""
         if not (self.has_view_permission(request) and self.has_force_permission(request)):
             raise PermissionDenied
-        asked = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
-        form = ForceForm(request.POST) if request.method == "POST" else ForceForm(initial=asked)
+        initial = {name: request.GET[name] for name in ("account", "start") if name in request.GET}
+        form = ForceForm(request.POST) if request.method == "POST" else ForceForm(initial=initial)
         if request.method == "POST" and form.is_valid():
-            about = form.cleaned_data
+            values = form.cleaned_data
             try:
-                report = force(about["account"], about["start"], request.user.get_username(), about["reason"])
+                report = force(values["account"], values["start"], request.user.get_username(), values["reason"])
             except NotForcedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                self.log_addition(request, report, f"closed by force: {about['reason']}")
+                self.log_addition(request, report, f"closed by force: {values['reason']}")
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_open"))
         start = form.data.get("start") or form.initial.get("start") or ""
         account = form.data.get("account") or form.initial.get("account") or _("anonymous")
-        known = start.isascii() and start.isdecimal() and len(start) < len(str(_LAST))
+        is_number = start.isascii() and start.isdecimal() and len(start) < len(str(_MAX_START))
         context = {
             **self.admin_site.each_context(request),
             "title": _("Close by force: %(account)s, %(start)s")
-            % {"account": account, "start": shown(int(start)) if known else "–"},
+            % {"account": account, "start": shown(int(start)) if is_number else "–"},
             "opts": self.model._meta,
             "form": form,
         }
         return TemplateResponse(request, "ratelimits/admin/force_period.html", context)
 
 
-def _row(found: OpenPeriod, quarantine: str) -> dict[str, Any]:
-    """Return a row of the page; `quarantine` is where quarantined batches are listed, "" where they are not shown."""
-    shards = found.quarantined if quarantine else ()
+def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
+    """Return a row of the page; `quarantine` is the URL of the quarantined batches, "" for no links to them."""
+    shards = period.quarantined if quarantine else ()
     return {
-        "account": found.account,
-        "start": found.start,
-        "starts": shown(found.start),
-        "ends": shown(found.period.end) if found.period is not None else "–",
-        "units": ", ".join(f"{count:,} {meter}" for meter, count in found.units.items()) or "–",
-        "why": found.why,
+        "account": period.account,
+        "start": period.start,
+        "starts": shown(period.start),
+        "ends": shown(period.period.end) if period.period is not None else "–",
+        "units": ", ".join(f"{count:,} {meter}" for meter, count in period.units.items()) or "–",
+        "why": period.why,
         "quarantined": [
             (f"{shard:02d}", f"{quarantine}?{urlencode({'resolved_at__isempty': 1, 'shard': shard})}")
             for shard in shards

@@ -1,4 +1,4 @@
-"""The delivery ledger in the admin: what went to which billing system, and what it answered. To be read alone."""
+"""The delivery ledger in the admin, read-only: what was sent to which billing system, and its answers."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """The version of a report that brought the line in."""
+        """Return the version of the report that added the line."""
         return str(delivery.report)

@@ -1,4 +1,4 @@
-"""Admin pages that people read and workers write, on tables of any size."""
+"""Read-only admin pages for tables that workers write and that can be of any size."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ else:
     _Base = admin.ModelAdmin
     _Paginator = Paginator
 
-#: Rows that a list counts and pages through at most.
+#: Maximum number of rows that a list counts and shows in pages.
 MAX_ROWS = 10_000
 
 
 class BoundedPaginator(_Paginator):
-    """Pages of the first MAX_ROWS rows: counting all of a large table takes longer than showing a page of it."""
+    """A paginator over the first MAX_ROWS rows: counting a large table takes longer than showing a page of it."""
 
     @cached_property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class BoundedPaginator(_Paginator):
 
 
 class ReadOnlyAdmin(_Base):
-    """What the workers write, people read."""
+    """An admin page without adding, changing and deleting."""
 
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -48,14 +48,14 @@ class ReadOnlyAdmin(_Base):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Rows by one whole value, where the page searches for such: Django would look for each word of it."""
+        """Search for the whole term if the page has one `__exact` field; Django would search for each word of it."""
         fields = self.get_search_fields(request)
         if search_term and len(fields) == 1 and fields[0].endswith("__exact"):
             return queryset.filter(**{fields[0]: search_term}), False
         return super().get_search_results(request, queryset, search_term)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Those that the page names, else the columns that it does not exclude, and what it adds to them."""
+        """Return the page's `fields`, or else all columns that it does not exclude and its `readonly_fields`."""
         if self.fields:
             return self.fields
         names = (field.name for field in self.model._meta.concrete_fields if field.editable)

@@ -1,4 +1,4 @@
-"""Reports in the admin: read, downloaded, verified and traced back; people adjust them, nobody changes them."""
+"""Reports in the admin: people read, download and verify them, and trace their lines; adjustments correct them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from ratelimits.reports.periods import month_in, month_window
 from ratelimits.reports.statements import lineage
 from ratelimits.reports.verify.report import verify_report
 
-#: Lines that a report's page shows, batches that a line's page names, and lines that a web request verifies, at most.
-_LINES, _BATCHES, _VERIFIED = 200, 50, 50_000
+#: Maximum number of lines on a report's page, of batches on a line's page, and of lines that a web request verifies.
+_MAX_LINES, _MAX_BATCHES, _MAX_VERIFIED = 200, 50, 50_000
+#: Number of months in the filter.
 _MONTHS = 24
-#: An account's newest reports whose lines are searched.
-_REPORTS = 500
+#: Number of an account's newest reports whose lines are searched.
+_MAX_REPORTS = 500
 
 
 def _database(row: Model) -> str:
@@ -41,14 +42,14 @@ def _database(row: Model) -> str:
 
 
 class MonthFilter(admin.SimpleListFilter):
-    """Reports of the periods that start in a month, each by its own account's clocks."""
+    """Filter for reports of the periods that start in a month, in the time zone of each report."""
 
     title = _("month")
     parameter_name = "month"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, str]]:
         last = now().year * 12 + now().month - 1
-        months = [f"{each // 12}-{each % 12 + 1:02d}" for each in range(last, last - _MONTHS, -1)]
+        months = [f"{number // 12}-{number % 12 + 1:02d}" for number in range(last, last - _MONTHS, -1)]
         return [(month, month) for month in months]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -61,14 +62,14 @@ class MonthFilter(admin.SimpleListFilter):
             return queryset.none()
         near = queryset.filter(period_start__gte=start, period_start__lt=end)
         spans = {zone: month_in(month, zone) for zone in near.order_by().values_list("timezone", flat=True).distinct()}
-        own = (
+        conditions = (
             Q(timezone=zone, period_start__gte=first, period_start__lt=after) for zone, (first, after) in spans.items()
         )
-        return near.filter(reduce(or_, own, Q(pk__in=())))
+        return near.filter(reduce(or_, conditions, Q(pk__in=())))
 
 
 class CorrectedFilter(admin.SimpleListFilter):
-    """Versions that correct an earlier one."""
+    """Filter for versions that correct an earlier one."""
 
     title = _("corrections")
     parameter_name = "corrected"
@@ -77,15 +78,15 @@ class CorrectedFilter(admin.SimpleListFilter):
         return [("1", str(_("corrections only"))), ("0", str(_("first versions only")))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        wanted = {"1": Q(version__gt=1), "0": Q(version=1)}.get(self.value() or "")
-        return queryset if wanted is None else queryset.filter(wanted)
+        condition = {"1": Q(version__gt=1), "0": Q(version=1)}.get(self.value() or "")
+        return queryset if condition is None else queryset.filter(condition)
 
 
 class _Lines(admin.TabularInline):  # type: ignore[type-arg]
-    """The lines that a version brought in."""
+    """The lines that a version added."""
 
     model = ReportLine
-    verbose_name_plural = _("lines that this version brought in (the first 200; the downloads have all)")
+    verbose_name_plural = _("lines that this version added (the first 200; downloads contain all)")
     fields = [
         *("key", "meter", "charge_category", "charge_class", "consumed_quantity", "included_quantity"),
         *("overage_quantity", "refunded_quantity", "denied_count", "unknown_count", "rule"),
@@ -95,20 +96,20 @@ class _Lines(admin.TabularInline):  # type: ignore[type-arg]
     show_change_link = True
     max_num = 0
     can_delete = False
-    #: By line_id, read once: an inline is made for each request.
+    #: Amounts by line_id, read once, since Django makes an inline object for each request.
     _amounts: dict[str, str] | None = None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
-        return super().get_queryset(request).filter(number__lte=_LINES).order_by("number")
+        return super().get_queryset(request).filter(number__lte=_MAX_LINES).order_by("number")
 
     @admin.display(description=_("amount"))
     def amount(self, line: ReportLine) -> str:
-        """What it costs, exact."""
+        """Return the exact amount of the line."""
         if self._amounts is None:
-            self._amounts = line_amounts(line.report, _LINES)
+            self._amounts = line_amounts(line.report, _MAX_LINES)
         return self._amounts.get(line.line_id, "–")
 
 
@@ -119,7 +120,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
     list_display = ["payer", "starts", "ends", "timezone", "version", "line_count", "plan", "complete", "finalised_at"]
     list_filter = [MonthFilter, CorrectedFilter, ("gaps", admin.EmptyFieldListFilter)]
     search_fields = ["account__exact"]
-    search_help_text = _("An account, whole.")
+    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     fields = [
         *(
@@ -142,22 +143,22 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
     @admin.display(description=_("account"))
     def payer(self, report: Report) -> str:
-        """Who pays."""
+        """Return the account, or "anonymous"."""
         return report.account or str(_("anonymous"))
 
     @admin.display(description=_("start"))
     def starts(self, report: Report) -> str:
-        """When the period starts."""
+        """Return when the period starts."""
         return shown(report.period_start)
 
     @admin.display(description=_("end"))
     def ends(self, report: Report) -> str:
-        """When the period ends."""
+        """Return when the period ends."""
         return shown(report.period_end)
 
     @admin.display(description=_("amounts"))
     def charged(self, report: Report) -> str:
-        """Show what each meter adds to the price of its period, and what the account owes by the report."""
+        """Return the amounts of the report's meters and versions, and the total that the account owes for it."""
         return summary(report)
 
     @admin.display(description=_("no gaps"), boolean=True)
@@ -197,38 +198,41 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
         adjustments = self.admin_site.get_model_admin(Adjustment) if self.admin_site.is_registered(Adjustment) else None
         if report is not None and adjustments and adjustments.has_add_permission(request):
             start = moment(report.period_start).isoformat()
-            about = urlencode({"account": report.account, "period_start": start})
+            query = urlencode({"account": report.account, "period_start": start})
             context = {
-                "adjust_url": f"{reverse(f'{self.admin_site.name}:ratelimits_adjustment_add')}?{about}",
+                "adjust_url": f"{reverse(f'{self.admin_site.name}:ratelimits_adjustment_add')}?{query}",
                 **context,
             }
         return super().change_view(request, object_id, form_url, context)
 
-    @admin.action(description=_("Verify: make them again from the ledger"), permissions=["view"])
+    @admin.action(description=_("Verify the selected reports against the ledger"), permissions=["view"])
     def verify(self, request: HttpRequest, queryset: QuerySet[Report]) -> None:
-        """Say of each whether it still holds."""
+        """Show for each report whether it equals what the ledger gives now."""
         for report in queryset:
-            if report.line_count > _VERIFIED:
+            if report.line_count > _MAX_VERIFIED:
                 self.message_user(
-                    request, _("Report %(report)s is large: use ratelimits_verify.") % {"report": report}, "warning"
+                    request,
+                    _("Report %(report)s is too large for this page: use the command ratelimits_verify.")
+                    % {"report": report},
+                    "warning",
                 )
                 continue
             with closing(verify_report(report)) as findings:
                 finding = next(findings, None)
             if finding is None:
-                self.message_user(request, _("Report %(report)s holds.") % {"report": report}, messages.SUCCESS)
+                self.message_user(request, _("Report %(report)s is correct.") % {"report": report}, messages.SUCCESS)
             else:
                 self.message_user(request, finding, messages.ERROR)
 
 
 @admin.register(ReportLine)
 class ReportLineAdmin(ReadOnlyAdmin):
-    """A line, and where it comes from."""
+    """The lines of reports, each with the edits and batches that it comes from."""
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
     list_select_related = ["report"]
-    search_fields = ["line_id"]  # get_search_results says how
-    search_help_text = _("A line_id, as exports have it; or an account, or an account, a space and a key. Each whole.")
+    search_fields = ["line_id"]  # Only shows the search box: see get_search_results.
+    search_help_text = _("Search for a whole line_id, a whole account, or an account, a space and a key.")
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
     readonly_fields = ["used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"]
@@ -236,59 +240,59 @@ class ReportLineAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """The line, or the lines of an account's reports, or of a key in them: a key alone has no index."""
+        """Search for a line_id, an account, or an account and a key; a key alone has no index."""
         if not search_term:
             return queryset, False
         lines = queryset.filter(line_id=search_term)
         if lines.exists():
             return lines, False
-        for about in accounts_and_keys(search_term):
-            account = about.pop("account")
+        for filters in accounts_and_keys(search_term):
+            account = filters.pop("account")
             reports = Report.objects.using(queryset.db).filter(account=account)
-            pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_REPORTS])
+            pks = list(reports.order_by("-pk").values_list("pk", flat=True)[:_MAX_REPORTS])
             if pks:
-                return queryset.filter(**about, report__in=pks), False
+                return queryset.filter(**filters, report__in=pks), False
         return lines, False
 
     @admin.display(description=_("used from"))
     def used_from(self, line: ReportLine) -> str:
-        """Start of its charge period."""
+        """Return the start of the line's charge period."""
         return shown(line.charge_period_start)
 
     @admin.display(description=_("used until"))
     def used_until(self, line: ReportLine) -> str:
-        """End of its charge period."""
+        """Return the end of the line's charge period."""
         return shown(line.charge_period_end)
 
-    @admin.display(description=_("edits that made the rule so"))
+    @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
-        """Who changed what, with the version that the line names."""
+        """Return the edits of the line's rule up to the rule version of the line."""
         return _edits(lineage.rule_edits(line, _database(line)))
 
-    @admin.display(description=_("edits that made the terms so"))
+    @admin.display(description=_("edits of plan and account"))
     def terms_edits(self, line: ReportLine) -> str:
-        """Who put the account on its plan, and said what that includes."""
+        """Return the edits that put the account on its plan and that set what the plan includes."""
         return _edits(lineage.terms_edits(line, _database(line)))
 
     @admin.display(description=_("batches"))
     def batches(self, line: ReportLine) -> str:
-        """The batches that counted it."""
-        found = list(lineage.batches(line, _database(line))[: _BATCHES + 1])
+        """Return links to the batches that counted the line's usage."""
+        batches = list(lineage.batches(line, _database(line))[: _MAX_BATCHES + 1])
         url = f"{self.admin_site.name}:ratelimits_batch_change"
-        rows = ((reverse(url, args=[batch.pk]), batch, batch.digest) for batch in found[:_BATCHES])
+        rows = ((reverse(url, args=[batch.pk]), batch, batch.digest) for batch in batches[:_MAX_BATCHES])
         text = format_html_join("", '<div><a href="{}">{}</a> {}</div>', rows)
-        return format_html("{}…", text) if len(found) > _BATCHES else text or "–"
+        return format_html("{}…", text) if len(batches) > _MAX_BATCHES else text or "–"
 
-    @admin.display(description=_("its lines"))
+    @admin.display(description=_("its ledger lines"))
     def ledger_lines(self, line: ReportLine) -> str:
-        """A link to them; later versions of the report may have some of them."""
-        about = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
-        return link_to_lines(self.admin_site, **about, rule=line.rule_id, version=line.rule_version)
+        """Return a link to the line's ledger lines; some of them may belong to later versions of the report."""
+        filters = {"account": line.report.account, "key": line.key, "meter": line.meter, "period": line.usage_period}
+        return link_to_lines(self.admin_site, **filters, rule=line.rule_id, version=line.rule_version)
 
 
-def _edits(found: Any) -> str:
+def _edits(edits: Any) -> str:
     rows = (
-        (each.version, f"{each.at:%Y-%m-%d %H:%M:%S}", each.who or "–", each.kind, each.row, each.did, each.reason)
-        for each in found
+        (edit.version, f"{edit.at:%Y-%m-%d %H:%M:%S}", edit.who or "–", edit.kind, edit.row, edit.did, edit.reason)
+        for edit in edits
     )
     return format_html_join("", "<div>{}: {} UTC {}: {} “{}” {} {}</div>", rows) or "–"

@@ -35,18 +35,18 @@ def _fields_by_algorithm() -> dict[str, list[str]]:
 
 
 def _trim(form: forms.ModelForm[Any]) -> None:
-    """Show decimals as people write them, without the zeros that the column fills up with."""
+    """Show decimals without the trailing zeros of the column."""
     for name, value in form.initial.items():
         if isinstance(value, Decimal):
             form.initial[name] = number(value).replace(",", "")
 
 
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A rule; the page's script shows the fields of the chosen algorithm, and without it the others are dropped."""
+    """A form for a rule. The page's script shows only the fields of the chosen algorithm; `clean` clears the others."""
 
     class Meta:
         model = Rule
-        exclude: list[str] = []  # the page says which
+        exclude: list[str] = []  # RuleAdmin.fieldsets names the fields.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +58,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
 
 @admin.register(Rule)
 class RuleAdmin(AuditedAdmin):
-    """Rules, read as sentences."""
+    """Rules, each shown as a sentence."""
 
     form = RuleForm
     list_display = ["sentence", "name", "plan", "mode", "bills"]
@@ -82,12 +82,12 @@ class RuleAdmin(AuditedAdmin):
 
     @admin.display(description=_("rule"), ordering="name")
     def sentence(self, rule: Rule) -> str:
-        """The rule as a sentence."""
+        """Return the rule as a sentence."""
         return rule.sentence()
 
     @admin.display(description=_("reads as"))
     def reads(self, rule: Rule | None) -> str:
-        """The sentence of what is saved; the page's script keeps it up with what is typed."""
+        """Return the sentence of the saved rule; the page's script updates it while values are typed."""
         url = reverse(f"{self.admin_site.name}:ratelimits_rule_preview")
         saved = rule is not None and rule.pk is not None
         return format_html(
@@ -99,28 +99,29 @@ class RuleAdmin(AuditedAdmin):
         return [preview, *super().get_urls()]
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """What the form's values, as a query string, would read as, or what is wrong with them."""
+        """Return, as JSON, the sentence for the form's values in the query string, or the errors in them."""
         if not (self.has_add_permission(request) or self.has_change_permission(request)):
             raise PermissionDenied
         form = RuleForm(request.GET)
-        errors = {name: said for name, said in form.errors.items() if name in {*PARAMETERS, "algorithm", "max_wait"}}
+        names = {*PARAMETERS, "algorithm", "max_wait"}
+        errors = {name: messages for name, messages in form.errors.items() if name in names}
         if errors:
             return JsonResponse({"errors": errors})
         return JsonResponse({"sentence": form.instance.sentence()})
 
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Refuse what the rules refuse."""
+        """Set the rules' mode to enforce, so that they refuse requests."""
         self._set_mode(request, queryset, Rule.Mode.ENFORCE)
 
-    @admin.action(description=_("Shadow the selected rules: record, never refuse"), permissions=["change"])
+    @admin.action(description=_("Let the selected rules only record (shadow mode)"), permissions=["change"])
     def shadow(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Only record what the rules would refuse."""
+        """Set the rules' mode to shadow, so that they only record what they would refuse."""
         self._set_mode(request, queryset, Rule.Mode.SHADOW)
 
     @admin.action(description=_("Switch the selected rules off"), permissions=["change"])
     def switch_off(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Apply the rules to nothing."""
+        """Set the rules' mode to off, so that they apply to no request."""
         self._set_mode(request, queryset, Rule.Mode.OFF)
 
     def _set_mode(self, request: HttpRequest, queryset: QuerySet[Rule], mode: Rule.Mode) -> None:
@@ -130,14 +131,16 @@ class RuleAdmin(AuditedAdmin):
         LogEntry.objects.log_actions(
             request.user.pk, rules, CHANGE, [{"changed": {"fields": ["mode"]}}], single_object=False
         )
-        done = ngettext("%(n)d rule is now on %(mode)s.", "%(n)d rules are now on %(mode)s.", count)
-        self.message_user(request, done % {"n": count, "mode": mode.value}, messages.SUCCESS)
+        message = ngettext("The mode of %(n)d rule is now %(mode)s.", "The mode of %(n)d rules is now %(mode)s.", count)
+        self.message_user(request, message % {"n": count, "mode": mode.value}, messages.SUCCESS)
 
 
 class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
-    """An override; its rule is chosen by name from those that there are."""
+    """A form for an override; its rule is chosen from the names of the existing rules."""
 
-    rule = forms.ChoiceField(label=_("Rule"), help_text=_("Under this name, in whichever plan the key is."))
+    rule = forms.ChoiceField(
+        label=_("Rule"), help_text=_("Name of the rule. The override applies in every plan that the key is on.")
+    )
 
     class Meta:
         model = KeyOverride
@@ -153,7 +156,7 @@ class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 class InForceFilter(admin.SimpleListFilter):
-    """Rows with a validity period, by whether it is now."""
+    """Filter for rows whose validity period is now, later or over."""
 
     title = _("in force")
     parameter_name = "in_force"
@@ -174,7 +177,7 @@ class InForceFilter(admin.SimpleListFilter):
 
 @admin.register(KeyOverride)
 class KeyOverrideAdmin(AuditedAdmin):
-    """Exceptions for one key or account."""
+    """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm
     list_filter = [InForceFilter, "rule", "mode"]
@@ -186,7 +189,7 @@ class KeyOverrideAdmin(AuditedAdmin):
     ]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """The columns; the rules are read once for all rows."""
+        """Return the columns; the column of numbers reads the rules once for all rows."""
         rules = cache(lambda: readable_rules(conf.DATABASE))
 
         @admin.display(description=_("what differs"))
@@ -198,7 +201,7 @@ class KeyOverrideAdmin(AuditedAdmin):
         return ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Say above the form of an override that it is not in force, and why."""
+        """Show a warning above the form of an override that is not in force, with the reason."""
         override = kwargs.get("obj")
         if override is not None:
             reason = override.numbers_error(readable_rules(conf.DATABASE).get(override.rule, ()))

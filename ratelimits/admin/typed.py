@@ -1,4 +1,4 @@
-"""Inputs for numbers that send what was typed, so that nothing is misread on the way."""
+"""Inputs for numbers that send the text exactly as it was typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ else:
 
 
 class TypedNumbers(_Base):
-    """For admin pages and inlines: a browser's number input drops letters, and sends "10k" as 10."""
+    """Mixin for admin pages and inlines: numbers get text inputs.
+
+    A number input would drop letters: "10k" would be 10.
+    """
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:
         field = super().formfield_for_dbfield(db_field, request, **kwargs)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The ledger in the admin: read by people, written by workers; people resolve what is in quarantine."""
+"""The ledger in the admin, read-only; quarantined batches can be resolved."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ from ratelimits.models.ledger import moment
 from ratelimits.usage import resolve
 from ratelimits.usage.packet import values
 
-#: Lines of a quarantined batch that its page shows at most.
-_MAX_ROWS = 50
+#: Maximum number of lines on the page of a quarantined batch.
+_MAX_LINES = 50
 
 
 def shown(microseconds: int) -> str:
-    """A moment in µs since 1970 as people read it."""
+    """Return a moment (µs since 1970 UTC) as text; "–" for 0."""
     return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC" if microseconds else "–"
 
 
-def link_to_lines(site: admin.AdminSite, **about: object) -> str:
-    """A link to the ledger lines that have these values."""
+def link_to_lines(site: admin.AdminSite, **filters: object) -> str:
+    """Return a link to the ledger lines that match these filters."""
     url = reverse(f"{site.name}:ratelimits_line_changelist")
-    return format_html('<a href="{}?{}">{}</a>', url, urlencode(about), _("Ledger lines"))
+    return format_html('<a href="{}?{}">{}</a>', url, urlencode(filters), _("Ledger lines"))
 
 
 def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
-    """What a search may mean, as conditions: an account, or one and a key behind a space; either may have spaces."""
+    """Yield the filters that a search term may mean: an account, or an account, a space and a key.
+
+    Accounts and keys may contain spaces, so each space of the term may be the one between them.
+    """
     yield {"account": term}
-    for space in (place for place, letter in enumerate(term) if letter == " "):
+    for space in (index for index, letter in enumerate(term) if letter == " "):
         yield {"account": term[:space], "key": term[space + 1 :]}
 
 
 class ShardFilter(admin.SimpleListFilter):
-    """By shard, without a look through the whole table for which there are."""
+    """Filter by shard; its choices come from the table of shards, not from a scan of the whole list."""
 
     title = _("shard")
     parameter_name = "shard"
@@ -55,13 +58,13 @@ class ShardFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        known = chosen is not None and chosen.isascii() and chosen.isdecimal() and len(chosen) <= 5
-        return queryset.filter(shard=chosen) if known else queryset
+        is_number = chosen is not None and chosen.isascii() and chosen.isdecimal() and len(chosen) <= 5
+        return queryset.filter(shard=chosen) if is_number else queryset
 
 
 @admin.register(ShardState)
 class ShardStateAdmin(ReadOnlyAdmin):
-    """Where the ledger stands."""
+    """The state of the ledger in each shard."""
 
     list_display = ["__str__", "complete_until", "position", "seq", "frozen"]
     list_filter = ["frozen"]
@@ -69,7 +72,7 @@ class ShardStateAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("complete until"), ordering="watermark")
     def complete_until(self, state: ShardState) -> str:
-        """The watermark."""
+        """Return the watermark as text."""
         return shown(state.watermark)
 
 
@@ -79,8 +82,8 @@ class BatchAdmin(ReadOnlyAdmin):
 
     list_display = ["__str__", "position", "line_count", "sealed", "fence", "applied_at"]
     list_filter = [ShardFilter]
-    search_fields = ["incarnation"]  # get_search_results says how
-    search_help_text = _("An incarnation, whole: of 00:3f9c:17 it is 3f9c.")
+    search_fields = ["incarnation"]  # Only shows the search box: see get_search_results.
+    search_help_text = _("Search for a whole incarnation: that of batch 00:3f9c:17 is 3f9c.")
     sortable_by = ()
     exclude = ["opened_at", "sealed_at"]
     readonly_fields = ["opened", "sealed", "applied_at", "ledger_lines"]
@@ -88,7 +91,7 @@ class BatchAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Batches of an incarnation, looked up in each shard: the incarnation alone has no index."""
+        """Search for the batches of an incarnation in each shard, since the incarnation alone has no index."""
         if not search_term:
             return queryset, False
         shards = ShardState.objects.using(queryset.db).values_list("shard", flat=True)
@@ -96,58 +99,60 @@ class BatchAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("opened"))
     def opened(self, batch: Batch) -> str:
-        """When it was opened."""
+        """Return when the batch was opened."""
         return shown(batch.opened_at)
 
     @admin.display(description=_("sealed"))
     def sealed(self, batch: Batch) -> str:
-        """When it was sealed."""
+        """Return when the batch was sealed."""
         return shown(batch.sealed_at)
 
     @admin.display(description=_("its lines"))
     def ledger_lines(self, batch: Batch) -> str:
-        """A link to them."""
+        """Return a link to the batch's lines."""
         first, end = batch.line_ids()
         return link_to_lines(self.admin_site, id__gte=first, id__lt=end)
 
 
 @admin.register(Line)
 class LineAdmin(ReadOnlyAdmin):
-    """The ledger, line by line."""
+    """The lines of the ledger."""
 
     list_display = ["start", "account", "key", "meter", "admitted_units", "denied_requests", "refunded_units", "batch"]
     list_select_related = ["batch"]
-    search_fields = ["account"]  # get_search_results says how
-    search_help_text = _("An account, or an account, a space and a key; each whole. At most 10,000 lines are listed.")
+    search_fields = ["account"]  # Only shows the search box: see get_search_results.
+    search_help_text = _(
+        "Search for a whole account, or for an account, a space and a key. At most 10,000 lines are listed."
+    )
     sortable_by = ()
     ordering = ["-id"]
     readonly_fields = ["start"]
 
     @admin.display(description=_("15 minutes from"))
     def start(self, line: Line) -> str:
-        """The start of its bin."""
+        """Return the start of the line's bin."""
         return f"{moment(line.bin * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Lines of an account, or of a key in it, found by the billing periods that the account has usage in.
+        """Search for the lines of an account, or of a key of an account, in the billing periods in which it has usage.
 
-        The account alone has no index, nor has the key.
+        The periods are needed because neither the account alone nor the key alone has an index.
         """
         if not search_term:
             return queryset, False
-        for about in accounts_and_keys(search_term):
-            periods = PeriodUsage.objects.using(queryset.db).filter(account=about["account"]).order_by()
+        for filters in accounts_and_keys(search_term):
+            periods = PeriodUsage.objects.using(queryset.db).filter(account=filters["account"]).order_by()
             starts = list(periods.values_list("period", flat=True).distinct())
             if starts:
-                return queryset.filter(**about, period__in=starts), False
+                return queryset.filter(**filters, period__in=starts), False
         return queryset.none(), False
 
 
 @admin.register(PeriodUsage)
 class PeriodUsageAdmin(ReadOnlyAdmin):
-    """What accounts have used of their billing periods."""
+    """The totals of accounts' usage in their billing periods."""
 
     list_display = [
         "account",
@@ -160,122 +165,134 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
         "closed",
     ]
     search_fields = ["account__exact"]
-    search_help_text = _("An account, whole.")
+    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     ordering = ["-period", "-id"]
     readonly_fields = ["starts"]
 
     @admin.display(description=_("billing period"))
     def starts(self, usage: PeriodUsage) -> str:
-        """When the period starts."""
+        """Return when the period starts."""
         return f"{moment(usage.period * 1_000_000):%Y-%m-%d %H:%M} UTC"
 
     @admin.display(description=_("finalised"), boolean=True)
     def closed(self, usage: PeriodUsage) -> bool:
-        """Whether a report has it."""
+        """Return whether a report contains all of this usage."""
         return usage.covered is not None and usage.covered >= usage.position
 
 
 @admin.register(DurabilityGap)
 class DurabilityGapAdmin(ReadOnlyAdmin):
-    """What may be missing."""
+    """The gaps in which usage may be missing."""
 
     list_display = ["kind", "shard", "account", "from_", "to", "fsync", "units", "recovered_at"]
     list_filter = ["kind"]
     search_fields = ["account__exact"]
-    search_help_text = _("An account, whole.")
+    search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     exclude = ["since", "until"]
     readonly_fields = ["from_", "to", "declared_at"]
 
     @admin.display(description=_("from"))
     def from_(self, gap: DurabilityGap) -> str:
-        """Since when."""
+        """Return the start of the gap."""
         return shown(gap.since)
 
     @admin.display(description=_("to"))
     def to(self, gap: DurabilityGap) -> str:
-        """Until when."""
+        """Return the end of the gap."""
         return shown(gap.until)
 
 
 @admin.register(QuarantinedBatch)
 class QuarantinedBatchAdmin(ReadOnlyAdmin):
-    """Batches that somebody must look at: each holds its shard's watermark."""
+    """Batches about which a person has to decide: until then the watermark of their shard does not advance."""
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]
     list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
     actions = ["accept", "discard"]
-    readonly_fields = ["lacking", "arrived_at"]
-    fields = ["shard", "name", "reason", "arrived_at", "lacking", "resolution", "resolved_at", "content", "fields"]
+    readonly_fields = ["missing_lines", "arrived_at"]
+    fields = [
+        "shard",
+        "name",
+        "reason",
+        "arrived_at",
+        "missing_lines",
+        "resolution",
+        "resolved_at",
+        "content",
+        "fields",
+    ]
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may change quarantined batches."""
+        """Return whether the user may change quarantined batches."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_quarantinedbatch"))
 
-    @admin.display(description=_("what the ledger lacks of it"))
-    def lacking(self, kept: QuarantinedBatch) -> str:
-        """The lines that accepting it would add."""
-        if kept.resolved_at is not None:
+    @admin.display(description=_("lines that the ledger does not have"))
+    def missing_lines(self, quarantined: QuarantinedBatch) -> str:
+        """Return the lines that accepting the batch would add to the ledger."""
+        if quarantined.resolved_at is not None:
             return "–"
         try:
-            lines = resolve.lacking(kept._state.db or "default", kept)
+            lines = resolve.missing_lines(quarantined._state.db or "default", quarantined)
         except resolve.UnresolvableError as error:
             return str(error)
-        rows = [values(line) for line in lines[:_MAX_ROWS]]
+        rows = [values(line) for line in lines[:_MAX_LINES]]
         listed = format_html_join("", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows))
         more = (
-            format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MAX_ROWS else ""
+            format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MAX_LINES else ""
         )
-        return format_html("{}{}", listed, more) if lines else str(_("Nothing: the ledger has all of it."))
+        return format_html("{}{}", listed, more) if lines else str(_("None: the ledger has all of them."))
 
-    @admin.action(description=_("Accept: add what the ledger lacks of them"), permissions=["resolve"])
+    @admin.action(
+        description=_("Accept the selected batches: add their missing lines to the ledger"), permissions=["resolve"]
+    )
     def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
-        """Resolve them by adding what is in them and not in the ledger, once that was shown."""
-        meaning = _("The ledger gets what it lacks of them, and the reports bill it.")
+        """Add the lines that the ledger does not have, after a page has shown them."""
+        meaning = _("The missing lines are added to the ledger, and reports bill them.")
         return self._resolve(request, queryset, resolve.accept, str(_("Accept")), str(meaning))
 
-    @admin.action(description=_("Discard: the ledger stays as it is"), permissions=["resolve"])
+    @admin.action(description=_("Discard the selected batches: leave the ledger as it is"), permissions=["resolve"])
     def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
-        """Resolve them by leaving them out, once it was shown what that is."""
-        meaning = _("The ledger stays as it is: what it lacks of them is never billed.")
+        """Leave the batches out of the ledger, after a page has shown their missing lines."""
+        meaning = _("The ledger stays as it is: the missing lines are never billed.")
         return self._resolve(request, queryset, resolve.discard, str(_("Discard")), str(meaning))
 
     def _resolve(
         self,
         request: HttpRequest,
         queryset: QuerySet[QuarantinedBatch],
-        way: Callable[[str, int, str], str],
+        action: Callable[[str, int, str], str],
         title: str,
         meaning: str,
     ) -> HttpResponse | None:
-        every = queryset.order_by("arrived_at", "pk")
+        batches = queryset.order_by("arrived_at", "pk")
         if not request.POST.get("post"):
             context = {
                 **self.admin_site.each_context(request),
                 "opts": self.model._meta,
                 "title": title,
                 "meaning": meaning,
-                "batches": [(kept, self.lacking(kept)) for kept in every],
+                "batches": [(quarantined, self.missing_lines(quarantined)) for quarantined in batches],
                 "action": request.POST["action"],
                 "chosen": ACTION_CHECKBOX_NAME,
             }
             return TemplateResponse(request, "ratelimits/admin/resolve_batches.html", context)
-        for kept in every:
+        for quarantined in batches:
             try:
-                resolution = way(queryset.db, kept.pk, request.user.get_username())
+                resolution = action(queryset.db, quarantined.pk, request.user.get_username())
             except resolve.UnresolvableError as error:
-                self.message_user(request, f"{kept}: {error}", messages.ERROR)
+                self.message_user(request, f"{quarantined}: {error}", messages.ERROR)
                 continue
-            self.log_change(request, kept, resolution)
-            self.message_user(request, f"{kept}: {resolution}", messages.SUCCESS)
+            self.log_change(request, quarantined, resolution)
+            self.message_user(request, f"{quarantined}: {resolution}", messages.SUCCESS)
         return None
 
 
 @admin.register(ArchivedRange)
 class ArchivedRangeAdmin(ReadOnlyAdmin):
-    """What was moved to archives."""
+    """The ranges of batches that were moved to archives."""
 
     list_display = ["archive", "shard", "first_position", "last_position", "archived_at"]
     list_filter = [ShardFilter]

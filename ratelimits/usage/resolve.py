@@ -47,7 +47,7 @@ def accept(using: str, pk: int, who: str) -> str:
     """
 
     def add(kept: QuarantinedBatch, state: ShardState) -> str:
-        lines = lacking(using, kept)
+        lines = missing_lines(using, kept)
         if lines:
             insert(using, state, _packet(kept, state, lines), FENCE)
         return f"accepted by {who}: {len(lines)} lines, {_total(lines)} requests and units"
@@ -70,7 +70,7 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
     return kept.resolution
 
 
-def lacking(using: str, kept: QuarantinedBatch) -> list[bytes]:
+def missing_lines(using: str, kept: QuarantinedBatch) -> list[bytes]:
     """The canonical lines by which a quarantined batch exceeds what the ledger has of it."""
     found = _lines(kept)
     held: dict[tuple[str, ...], list[int]] = {}

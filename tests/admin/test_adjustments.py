@@ -70,7 +70,7 @@ def test_what_an_adjustment_makes_of_the_report_is_shown_before_it_is_saved(admi
     page = admin_client.post(ADD, typed(_save="Save", key="api_key:<1>"))
     assert not Adjustment.objects.exists()
     assert page.context["effect"] == Effect(50, int(closed), -20, Quantities(40, 10), Quantities(30, 0))
-    assert "-20 units are 40 % of the 50 that were used." in text(page)
+    assert "-20 units are 40 % of the 50 units that were used." in text(page)
     assert ("The period is closed" in text(page)) == closed
     assert admin_client.post(ADD, sent_again(page)).status_code == 302
     made = Adjustment.objects.get()
@@ -87,9 +87,9 @@ def test_more_than_all_that_was_used_is_asked_for_once_more(admin_client: Client
     if closed:
         close("2026-11-02")
     page = admin_client.post(ADD, typed(quantity=quantity))
-    assert "this is more than all that was used" in text(page)
+    assert "adjust by more units than were used" in text(page)
     again = admin_client.post(ADD, sent_again(page))
-    assert "Tick the box if you mean it." in text(again)
+    assert "Tick the box to confirm." in text(again)
     assert not Adjustment.objects.exists()
     assert admin_client.post(ADD, sent_again(again, _large_meant="1")).status_code == 302
     assert Adjustment.objects.get().quantity == int(quantity)
@@ -115,7 +115,7 @@ def test_a_period_at_the_end_of_the_calendar_is_an_error_at_its_field(admin_clie
 def test_where_nothing_was_used_any_adjustment_is_large(admin_client: Client) -> None:
     account("idle")
     page = admin_client.post(ADD, typed(account="idle", quantity="1"))
-    assert "1 units, where nothing was used." in text(page)
+    assert "1 units in a period without usage." in text(page)
     assert page.context["effect"].is_large
 
 
@@ -204,7 +204,7 @@ def test_a_page_that_is_sent_twice_saves_one_adjustment(admin_client: Client) ->
         assert admin_client.post(ADD, sent).status_code == 302
     made = Adjustment.objects.get()
     assert str(made.reference) == sent["_reference"]
-    assert "It was saved before, once: -20 requests for acme." in text(admin_client.post(ADD, sent, follow=True))
+    assert "The adjustment was already saved: -20 requests for acme." in text(admin_client.post(ADD, sent, follow=True))
     # A form that is opened again makes another adjustment.
     assert admin_client.post(ADD, sent_again(admin_client.post(ADD, typed()))).status_code == 302
     assert Adjustment.objects.count() == 2
@@ -223,7 +223,7 @@ def test_a_page_that_is_sent_twice_at_once_saves_one_adjustment(admin_client: Cl
         return found
 
     monkeypatch.setattr(AdjustmentAdmin, "_effect_page", overtaken)
-    assert "It was saved before, once" in text(admin_client.post(ADD, sent, follow=True))
+    assert "The adjustment was already saved" in text(admin_client.post(ADD, sent, follow=True))
     assert Adjustment.objects.count() == 1
 
 
@@ -233,7 +233,7 @@ def test_an_adjustment_of_an_open_period_waits_for_it(admin_client: Client) -> N
     assert admin_client.post(ADD, sent_again(page)).status_code == 302
     ShardState.objects.update(watermark=at("2026-10-20"))
     action = {"action": "finalise", "_selected_action": [Adjustment.objects.get().pk]}
-    assert "waits for its period, which is open" in text(admin_client.post(url(Adjustment), action, follow=True))
+    assert "waits until its period is closed" in text(admin_client.post(url(Adjustment), action, follow=True))
 
 
 @pytest.mark.usefixtures("used", "_approved")
@@ -241,8 +241,10 @@ def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client
     ada, bob, cyd = staff("ada", "add", "change"), staff("bob", "change"), staff("cyd", "add")
     client.force_login(ada)
     page = client.post(ADD, typed())
-    assert "They count when another person has approved them." in text(page)
-    assert "It counts when another person has approved it." in text(client.post(ADD, sent_again(page), follow=True))
+    assert "The adjustment counts once another person has approved it." in text(page)
+    assert "The adjustment counts once another person has approved it." in text(
+        client.post(ADD, sent_again(page), follow=True)
+    )
     made = Adjustment.objects.get()
     assert (made.author, made.approval) == (ada, "waiting")
     (found,) = open_periods(at("2026-11-02"))

@@ -134,7 +134,7 @@ def test_several_rules_change_their_mode_in_one_edit(
     before = version()
     chosen = [row.pk for row in rows[:2]]
     response = admin_client.post(RULES, {"action": action, "_selected_action": chosen}, follow=True)
-    assert f"2 rules are now on {mode}." in text(response)
+    assert f"The mode of 2 rules is now {mode}." in text(response)
     changed = Rule.objects.filter(mode=mode)
     assert {(row.pk, row.version) for row in changed} == {(pk, before + 1) for pk in chosen}
     records = Rule.history.filter(version=before + 1)

@@ -1,4 +1,4 @@
-// The rule form: shows the fields of the chosen algorithm, and keeps the sentence up with what is typed.
+// The rule form: shows only the fields of the chosen algorithm, and updates the sentence while values are typed.
 "use strict";
 {
   const start = () => {
@@ -8,7 +8,7 @@
     const all = new Set(Object.values(byAlgorithm).flat());
     const preview = document.querySelector("[data-ratelimits-preview]");
     let timer = 0;
-    let asked = 0;
+    let newest = 0;
 
     const show = () => {
       const shown = new Set(byAlgorithm[select.value] || []);
@@ -16,17 +16,17 @@
         const row = document.querySelector(`.form-row.field-${name}`);
         if (!row) continue;
         row.hidden = !shown.has(name);
-        // What is not shown is not sent, so that a value left behind in it cannot be wrong.
+        // Disabled inputs are not sent, so an old value in a hidden field cannot cause an error.
         for (const input of row.querySelectorAll("input, select")) input.disabled = row.hidden;
       }
     };
 
     const read = async () => {
-      const number = ++asked;
+      const number = ++newest;
       const query = new URLSearchParams(new FormData(select.form));
       query.delete("csrfmiddlewaretoken");
       const response = await fetch(`${preview.dataset.ratelimitsPreview}?${query}`);
-      if (!response.ok || number !== asked) return;
+      if (!response.ok || number !== newest) return;
       const answer = await response.json();
       preview.textContent = answer.sentence || Object.values(answer.errors).flat().join(" ");
     };
