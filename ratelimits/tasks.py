@@ -77,7 +77,7 @@ def alerts() -> None:
         deliver_alert.apply_async((str(name),), expires=max(conf.ALERT_INTERVAL, 1))
 
 
-@shared_task(name="ratelimits.deliver_alert", ignore_result=True, acks_late=True, soft_time_limit=deliver.LONGEST)
+@shared_task(name="ratelimits.deliver_alert", ignore_result=True, acks_late=True, soft_time_limit=deliver.MAX_ATTEMPT)
 def deliver_alert(delivery: str) -> None:
     """Make one delivery of an alert, if it is due; one that fails becomes due again, later each time."""
     deliver.deliver(UUID(delivery))

@@ -1,3 +1,3 @@
-"""Threshold alerts: totals of the ledger to alerts, alerts to signal, e-mail and webhook."""
+"""Threshold alerts: raised from the totals of the ledger, and sent by signal, e-mail and webhook."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Delivering: each delivery is claimed for a while, made, and then marked as done.
+"""Deliveries of alerts: each is claimed for some minutes, sent, and then marked as done.
 
-Who dies in between leaves it claimed; when the claim has run out it is made again, under the same id. So nothing is
-lost, and what comes twice can be recognised.
+If a process dies in between, the claim runs out and the delivery is sent again with the same id. So no alert is lost,
+and a receiver can recognise a repetition.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: For this long a delivery is its claimer's: longer than an attempt may take, or another would be made beside it.
+#: How long a process may keep a delivery for itself. No attempt may take longer, or a second one would start beside it.
 CLAIM = timedelta(minutes=5)
-#: A Celery worker breaks off an attempt that takes longer (s); longer than the longest ALERT_TIMEOUT.
-LONGEST = 120
-#: Longest wait for one reply of a mail server (s): all twelve of a delivery must end within the claim.
-LONGEST_REPLY = 20
-#: The pause after the first failed attempt; each further one is twice as long, up to the longest.
-FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=6)
-#: Attempts after which a delivery is given up, about a day and a half after the first.
-ATTEMPTS = 16
-_AT_ONCE = 1000
+#: Time limit (s) of an attempt in a Celery worker; it is longer than the longest ALERT_TIMEOUT.
+MAX_ATTEMPT = 120
+#: Maximum wait (s) for one reply of a mail server: the twelve replies of a delivery must end within the claim.
+MAX_REPLY = 20
+#: Pause after the first failed attempt, and the maximum: each pause is twice as long as the one before.
+FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
+#: Number of attempts after which a delivery is given up, about a day and a half after the first.
+MAX_ATTEMPTS = 16
+_MAX_DUE = 1000
 
 State = AlertDelivery.State
 
 
 class Gone(Exception):
-    """There is nowhere to deliver to any more."""
+    """Raised if the channel no longer exists, is not active, or has no such address any more."""
 
     final = True
 
 
 def due(now: datetime | None = None) -> list[UUID]:
-    """The deliveries to be made now, the oldest first; not all of very many."""
+    """Return at most 1000 deliveries that are due, those that have been due for longest first."""
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(state=State.WAITING, due_at__lte=now or timezone.now())
-    return list(rows.order_by("due_at").values_list("pk", flat=True)[:_AT_ONCE])
+    return list(rows.order_by("due_at").values_list("pk", flat=True)[:_MAX_DUE])
 
 
 def deliver(name: UUID, now: datetime | None = None) -> bool:
-    """Make one delivery, if it is due and nobody else's; whether it arrived."""
+    """Claim and send one delivery, if it is due and no other process has claimed it; return whether it succeeded."""
     now = now or timezone.now()
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=name)
     crash.reached("alerts:due")
@@ -69,8 +69,8 @@ def deliver(name: UUID, now: datetime | None = None) -> bool:
     delivery = rows.select_related("alert", "channel").get()
     try:
         _send(delivery, now)
-    except Exception as failure:  # noqa: BLE001  (whatever a receiver or a mail backend raises)
-        _note(delivery, failure, now)
+    except Exception as failure:  # noqa: BLE001  (a receiver or a mail backend can raise anything)
+        _record_failure(delivery, failure, now)
         return False
     crash.reached("alerts:sent")
     rows.update(state=State.DONE, done_at=now, error="")
@@ -78,12 +78,12 @@ def deliver(name: UUID, now: datetime | None = None) -> bool:
     return True
 
 
-def _note(delivery: AlertDelivery, failure: Exception, now: datetime) -> None:
-    given_up = getattr(failure, "final", False) or delivery.attempts >= ATTEMPTS
+def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) -> None:
+    given_up = getattr(failure, "final", False) or delivery.attempts >= MAX_ATTEMPTS
     reason = f"{type(failure).__name__}: {failure}"
     log = logger.error if given_up else logger.warning
     log("%s of alert %s failed, attempt %s: %s", delivery.kind, delivery.alert, delivery.attempts, reason)
-    # Only of the attempt that failed: another one may have begun since.
+    # Written only if this is still the newest attempt: another one may have begun since.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
         state=State.FAILED if given_up else State.WAITING,
@@ -93,9 +93,9 @@ def _note(delivery: AlertDelivery, failure: Exception, now: datetime) -> None:
 
 
 def pause(attempts: int) -> timedelta:
-    """How long to wait after so many failed attempts; up to a tenth longer, so that not all come at once."""
-    longer = 1 + random.random() / 10  # noqa: S311
-    return min(FIRST_PAUSE * float(2 ** (attempts - 1)), LONGEST_PAUSE) * longer
+    """Return the pause after this number of failed attempts, with up to a tenth added at random to spread retries."""
+    jitter = 1 + random.random() / 10  # noqa: S311
+    return min(FIRST_PAUSE * float(2 ** (attempts - 1)), MAX_PAUSE) * jitter
 
 
 def _send(delivery: AlertDelivery, now: datetime) -> None:
@@ -105,7 +105,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
             if isinstance(answer, Exception):
                 raise answer
     elif channel is None or not channel.active:
-        raise Gone("the channel is there no more")
+        raise Gone("the channel no longer exists or is not active")
     elif delivery.kind == AlertDelivery.Kind.EMAIL:
         if not channel.email:
             raise Gone("the channel has no e-mail address any more")
@@ -119,7 +119,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
 
 
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
-    """The e-mail of a delivery; projects may have templates of their own for it."""
+    """Return the e-mail of a delivery, rendered from templates that a project can replace."""
     alert = delivery.alert
     account = Account.objects.using(conf.DATABASE).filter(identifier=alert.account).first()
     values = {
@@ -132,15 +132,15 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     }
     subject = " ".join(render_to_string("ratelimits/alerts/subject.txt", values).split())
     host = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
-    # Always the same, so that a mailbox shows a repetition as what it is.
+    # The same in every attempt, so that a mail program can recognise a repetition.
     fields = {"Message-ID": f"<{delivery.pk}@{host}>"}
     text = render_to_string("ratelimits/alerts/body.txt", values)
     return EmailMessage(subject, text, to=[address], headers=fields, connection=_connection())
 
 
 def _connection() -> Any:
-    """The project's mail backend; one that speaks SMTP waits for each reply for a bounded time."""
+    """Return a connection of the project's mail backend, with a time limit for replies if it uses SMTP."""
     if not issubclass(import_string(settings.EMAIL_BACKEND), SMTPBackend):
         return get_connection()
-    asked = settings.EMAIL_TIMEOUT or conf.ALERT_TIMEOUT
-    return get_connection(timeout=min(asked, conf.ALERT_TIMEOUT, LONGEST_REPLY))
+    timeout = settings.EMAIL_TIMEOUT or conf.ALERT_TIMEOUT
+    return get_connection(timeout=min(timeout, conf.ALERT_TIMEOUT, MAX_REPLY))

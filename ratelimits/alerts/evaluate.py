@@ -1,7 +1,7 @@
-"""Evaluating: accounts whose totals have moved are looked at, and what has reached a threshold becomes an alert, once.
+"""Evaluation of thresholds: for each account whose totals have changed, raise alerts for the thresholds it has reached.
 
-An alert and its deliveries are one transaction. How far the totals were looked at is written last: an evaluation that
-dies before it is made again, and finds in the database what was raised already.
+An alert and its deliveries are written in one transaction. The position up to which totals were evaluated is written
+last. If the process dies before that, the evaluation is repeated, and finds the alerts that exist already.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: Billing periods that started so long ago (s) are over, whatever their account's anchor is.
-_OLDEST = 93 * 86_400
-_ACCOUNTS_AT_ONCE = 500
+#: Billing periods that started longer ago than this (s) are over, whatever the account's anchor is.
+_MAX_AGE = 93 * 86_400
+_CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """A shard whose totals are to be looked at: those behind a position, up to another."""
+class ChangedShard:
+    """A shard with totals to evaluate: those that changed after one position of its chain, up to another."""
 
     shard: int
     after: int
@@ -51,8 +51,8 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """What one evaluation goes by; moments in µs since 1970 UTC."""
+class _Evaluation:
+    """The values that one evaluation uses; moments are µs since 1970 UTC."""
 
     using: str
     thresholds: tuple[int, ...]
@@ -63,41 +63,42 @@ class _Pass:
     rules: Mapping[int, str]
 
 
-#: The largest quantity of which each threshold was said to be reached, by account, period, meter, percent and rule.
-_Said = dict[tuple[str, int, str, int, int], int]
+#: The largest quantity for which each threshold was raised, by account, period, meter, percent and rule.
+_Raised = dict[tuple[str, int, str, int, int], int]
 
 
 def evaluate(now: int | None = None) -> list[Alert]:
-    """Raise the alerts that are due by the ledger's totals; doing it again, or at once elsewhere, raises none twice.
+    """Raise the alerts that the ledger's totals call for, and return them.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. Raises rules.RulesUnavailable when the rules cannot be
-    had.
+    No alert is raised twice, even if two processes evaluate at the same time. `now` is µs since 1970 UTC, by default
+    this machine's clock. Raises rules.RulesUnavailable if the rules cannot be read.
     """
     using, thresholds = conf.DATABASE, tuple(sorted(set(conf.ALERT_THRESHOLDS)))
     now = time.time_ns() // 1000 if now is None else now
-    # Read before what it says something about, so that whatever comes later is looked at once more.
+    # Read the version first. If the configuration changes meanwhile, the next evaluation sees another version and looks
+    # at all accounts again.
     version = ConfigVersion.read(using)[0]
     terms = f"{version}:{','.join(map(str, thresholds))}"[:200]
-    behind = _behind(using, terms, now)
-    if not behind or not thresholds:
+    shards = _changed_shards(using, terms, now)
+    if not shards or not thresholds:
         return []
     snapshot = rules.reload(version)
     names = {pk: row.name for pk, row in snapshot.rows.rules.items()}
     since = min(AlertState.objects.using(using).values_list("since", flat=True))
-    this = _Pass(using, thresholds, now, since, TermsBook(using), MonthlyLimits(using, snapshot), names)
+    evaluation = _Evaluation(using, thresholds, now, since, TermsBook(using), MonthlyLimits(using, snapshot), names)
     raised: list[Alert] = []
-    accounts = _touched(using, behind, now)
-    while chunk := list(islice(accounts, _ACCOUNTS_AT_ONCE)):
-        raised += _evaluate(this, chunk)
+    accounts = _changed_accounts(using, shards, now)
+    while chunk := list(islice(accounts, _CHUNK)):
+        raised += _evaluate(evaluation, chunk)
     crash.reached("alerts:evaluated")
-    for each in behind:
-        AlertState.objects.using(using).filter(shard=each.shard, position__lte=each.until).update(
-            position=each.until, terms=terms
+    for changed in shards:
+        AlertState.objects.using(using).filter(shard=changed.shard, position__lte=changed.until).update(
+            position=changed.until, terms=terms
         )
     return raised
 
 
-def _behind(using: str, terms: str, now: int) -> list[Behind]:
+def _changed_shards(using: str, terms: str, now: int) -> list[ChangedShard]:
     tallied = dict(ShardState.objects.using(using).values_list("shard", "tallied"))
     states = AlertState.objects.using(using).in_bulk()
     new = tallied.keys() - states.keys()
@@ -106,79 +107,81 @@ def _behind(using: str, terms: str, now: int) -> list[Behind]:
             [AlertState(shard=shard, since=now) for shard in sorted(new)], ignore_conflicts=True
         )
         states = AlertState.objects.using(using).in_bulk()
-    behind = []
+    changed = []
     for shard, until in tallied.items():
         state = states[shard]
-        # Other plans, rules or thresholds: every account's share may be another one.
+        # After a change of plans, rules or thresholds, every account is evaluated again.
         after = state.position if state.terms == terms else 0
         if until > after:
-            behind.append(Behind(shard, after, until))
-    return behind
+            changed.append(ChangedShard(shard, after, until))
+    return changed
 
 
-def _touched(using: str, behind: Sequence[Behind], now: int) -> Iterator[str]:
-    """The accounts whose totals have moved, in their order."""
-    moved = reduce(or_, (Q(shard=each.shard, position__gt=each.after) for each in behind))
-    rows = PeriodUsage.objects.using(using).filter(moved, period__gt=now // SECOND - _OLDEST).exclude(account="")
+def _changed_accounts(using: str, shards: Sequence[ChangedShard], now: int) -> Iterator[str]:
+    """Return the accounts whose totals have changed, in alphabetical order."""
+    changed = reduce(or_, (Q(shard=changed_shard.shard, position__gt=changed_shard.after) for changed_shard in shards))
+    rows = PeriodUsage.objects.using(using).filter(changed, period__gt=now // SECOND - _MAX_AGE).exclude(account="")
     return rows.order_by("account").values_list("account", flat=True).distinct().iterator()
 
 
-def _evaluate(this: _Pass, accounts: list[str]) -> list[Alert]:
-    oldest = this.now // SECOND - _OLDEST
-    rows = PeriodUsage.objects.using(this.using).filter(account__in=accounts, period__gt=oldest).order_by()
+def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
+    oldest = evaluation.now // SECOND - _MAX_AGE
+    rows = PeriodUsage.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).order_by()
     totals = rows.values_list("account", "period", "meter", "rule").annotate(
         used=Sum("admitted_units") - Sum("refunded_units")
     )
     by_meter: dict[tuple[str, int, str], list[tuple[int, int]]] = {}
     for account, period, meter, rule, used in totals:
         by_meter.setdefault((account, period, meter), []).append((rule, used))
-    said = _said(this, accounts, oldest)
-    terms = this.terms.of(accounts)
+    existing = _existing(evaluation, accounts, oldest)
+    terms = evaluation.terms.of(accounts)
     raised: list[Alert] = []
-    for (account, start, meter), found in sorted(by_meter.items()):
-        held = terms[account]
-        period = held.period_from(start * SECOND)
-        if period.end > this.since:
-            usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(found)]
-            raised += _raise_for(this, usages, held, said)
+    for (account, start, meter), by_rule in sorted(by_meter.items()):
+        period = terms[account].period_from(start * SECOND)
+        if period.end > evaluation.since:
+            usages = [AccountUsage(account, meter, rule, period, used) for rule, used in sorted(by_rule)]
+            raised += _raise_for(evaluation, usages, terms[account], existing)
     return raised
 
 
-def _said(this: _Pass, accounts: list[str], oldest: int) -> _Said:
-    said: _Said = {}
-    for alert in Alert.objects.using(this.using).filter(account__in=accounts, period__gt=oldest).iterator():
-        _note(said, alert)
-    return said
+def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Raised:
+    existing: _Raised = {}
+    for alert in Alert.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).iterator():
+        _add(existing, alert)
+    return existing
 
 
-def _note(said: _Said, alert: Alert) -> None:
-    # All rules together use up what a plan includes, so it is no rule's.
+def _add(existing: _Raised, alert: Alert) -> None:
+    # Usage under all rules counts towards the included quantity, so such an alert belongs to no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
-    about = alert.account, alert.period, alert.meter, alert.threshold, rule
-    said[about] = max(said.get(about, 0), alert.quantity)
+    subject = alert.account, alert.period, alert.meter, alert.threshold, rule
+    existing[subject] = max(existing.get(subject, 0), alert.quantity)
 
 
-def _raise_for(this: _Pass, usages: Sequence[AccountUsage], terms: Terms, said: _Said) -> Iterator[Alert]:
+def _raise_for(
+    evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _Raised
+) -> Iterator[Alert]:
     total = sum(usage.used for usage in usages)
     for usage in usages:
         measures = [
             *included(total, terms.included.get(usage.meter, 0)),
-            *this.limits.measures(usage, this.thresholds[0]),
+            *evaluation.limits.measures(usage, evaluation.thresholds[0]),
         ]
-        most = max(measures, key=lambda measure: measure.share, default=None)
-        if most is None:
+        highest = max(measures, key=lambda measure: measure.share, default=None)
+        if highest is None:
             continue
-        about = usage.account, usage.period.start // SECOND, usage.meter
-        for percent in filter(most.reaches, this.thresholds):
-            # Said of as much or more, it holds for this quantity too; said of less, before an upgrade, it does not.
-            if max(said.get((*about, percent, rule), 0) for rule in (0, usage.rule)) < most.quantity:
-                alert = _alert(this, usage, most, percent)
-                if _write(this.using, alert):
+        subject = usage.account, usage.period.start // SECOND, usage.meter
+        for percent in filter(highest.reaches, evaluation.thresholds):
+            # An alert for this quantity or a larger one covers this threshold. One for a smaller quantity, raised
+            # before an upgrade, does not.
+            if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
+                alert = _alert(evaluation, usage, highest, percent)
+                if _write(evaluation.using, alert):
                     yield alert
-                _note(said, alert)
+                _add(existing, alert)
 
 
-def _alert(this: _Pass, usage: AccountUsage, measure: Measure, percent: int) -> Alert:
+def _alert(evaluation: _Evaluation, usage: AccountUsage, measure: Measure, percent: int) -> Alert:
     start = usage.period.start // SECOND
     rule = 0 if measure.basis == Alert.Basis.INCLUDED else usage.rule
     return Alert(
@@ -186,7 +189,7 @@ def _alert(this: _Pass, usage: AccountUsage, measure: Measure, percent: int) -> 
         account=usage.account,
         meter=usage.meter,
         rule=rule,
-        rule_name=this.rules.get(rule, ""),
+        rule_name=evaluation.rules.get(rule, ""),
         key=measure.key,
         period=start,
         period_end=usage.period.end // SECOND,
@@ -198,7 +201,7 @@ def _alert(this: _Pass, usage: AccountUsage, measure: Measure, percent: int) -> 
 
 
 def _write(using: str, alert: Alert) -> bool:
-    """Write an alert and all its deliveries; False when it, or one that says the same, is there already."""
+    """Write an alert and its deliveries in one transaction; return False if the alert exists already."""
     channels = AlertChannel.objects.using(using).filter(account__identifier=alert.account, active=True)
     try:
         with transaction.atomic(using=using, durable=True):
@@ -216,12 +219,12 @@ def _write(using: str, alert: Alert) -> bool:
 
 
 def _deliveries(alert: Alert, channels: Iterable[AlertChannel]) -> Iterator[AlertDelivery]:
-    ways: list[tuple[AlertDelivery.Kind, AlertChannel | None]] = [(AlertDelivery.Kind.SIGNAL, None)]
+    destinations: list[tuple[AlertDelivery.Kind, AlertChannel | None]] = [(AlertDelivery.Kind.SIGNAL, None)]
     for channel in channels:
         if channel.email:
-            ways.append((AlertDelivery.Kind.EMAIL, channel))
+            destinations.append((AlertDelivery.Kind.EMAIL, channel))
         if channel.webhook_url:
-            ways.append((AlertDelivery.Kind.WEBHOOK, channel))
-    for kind, way in ways:
-        name = AlertDelivery.name_of(alert.pk, kind, way.pk if way is not None else None)
-        yield AlertDelivery(id=name, alert=alert, kind=kind, channel=way, due_at=timezone.now())
+            destinations.append((AlertDelivery.Kind.WEBHOOK, channel))
+    for kind, to in destinations:
+        name = AlertDelivery.name_of(alert.pk, kind, to.pk if to is not None else None)
+        yield AlertDelivery(id=name, alert=alert, kind=kind, channel=to, due_at=timezone.now())

@@ -1,4 +1,4 @@
-"""What 100 percent is: the quantity that an account's plan includes, or the limit of the rule that bills."""
+"""The quantity that is 100 percent: the one that an account's plan includes, or the limit of the rule that bills."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
 
-#: A window of a rule and a billing period that start and end this close (µs) are one: they differ in time zone only.
-_APART = 86_400 * SECOND
-#: Keys of an account that are looked at under a rule that limits each key, those with most usage first.
-_KEYS = 100
+#: A rule's window and a billing period whose starts and ends differ by at most this (µs) differ only in time zone.
+_MAX_DIFFERENCE = 86_400 * SECOND
+#: Maximum number of an account's keys that are measured under a rule that limits each key; those with most usage count.
+_MAX_KEYS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How much was used of a quantity, in units of the meter; `key` is whose limit it is, "" the account's own."""
+    """Units used of a quantity. `key` is the key whose limit it is, "" for the account's own limit or plan."""
 
     basis: Alert.Basis
     used: int
@@ -34,13 +34,13 @@ class Measure:
         return Fraction(self.used, self.quantity)
 
     def reaches(self, percent: int) -> bool:
-        """Whether so many percent are used."""
+        """Return whether at least this percentage is used."""
         return self.used * 100 >= self.quantity * percent
 
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """An account's total in one meter under one rule (0: none) in a billing period, in units."""
+    """The units that an account has used of one meter under one rule (0 for none) in a billing period."""
 
     account: str
     meter: str
@@ -50,13 +50,13 @@ class AccountUsage:
 
 
 def included(used: int, quantity: int) -> Iterator[Measure]:
-    """The share of what the plan includes; nothing where it includes nothing."""
+    """Yield the measure of the quantity that the plan includes, if it includes any."""
     if quantity > 0:
         yield Measure(Alert.Basis.INCLUDED, used, quantity)
 
 
 class MonthlyLimits:
-    """The limits that can be compared with a billing period's usage: capacities per calendar month."""
+    """The limits that can be compared with the usage of a billing period: capacities per calendar month."""
 
     def __init__(self, using: str, snapshot: Snapshot) -> None:
         self._using = using
@@ -64,9 +64,9 @@ class MonthlyLimits:
         self._smallest: dict[str, int | None] = {}
 
     def measures(self, usage: AccountUsage, lowest: int) -> Iterator[Measure]:
-        """The shares used of the limits of this rule: the account's, or those of its keys.
+        """Yield the measures of this rule's limits: of the account's limit, or of the limits of its keys.
 
-        Keys are looked at only when the account as a whole has used `lowest` percent of what one key may.
+        Keys are measured only if the whole account has used `lowest` percent of the smallest limit of a key.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
@@ -90,7 +90,7 @@ class MonthlyLimits:
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
-            # Of nothing there is no share: who is blocked is told nothing, and must not hide the next smallest.
+            # A capacity of 0 has no percentage, so it gives no alert, and must not hide the next smallest capacity.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]
@@ -99,7 +99,7 @@ class MonthlyLimits:
         rows = Line.objects.using(self._using).filter(account=usage.account, period=usage.period.start // SECOND)
         keys = rows.filter(meter=usage.meter, rule=usage.rule).values_list("key").order_by()
         sums = keys.annotate(used=Sum("admitted_units") - Sum("refunded_units")).order_by("-used", "key")
-        return [(key, used) for key, used in sums[:_KEYS]]
+        return [(key, used) for key, used in sums[:_MAX_KEYS]]
 
 
 def _of_key(account: str, key: str) -> Identity:
@@ -108,6 +108,8 @@ def _of_key(account: str, key: str) -> Identity:
 
 
 def _covers(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether a rule's limit is one of a month that is, but for the time zone, the billing period."""
+    """Return whether an algorithm's limit is for the month of the billing period, apart from the time zone."""
     month = algorithm.month_at((period.start + period.end) // 2)
-    return month is not None and abs(month[0] - period.start) <= _APART and abs(month[1] - period.end) <= _APART
+    if month is None:
+        return False
+    return abs(month[0] - period.start) <= _MAX_DIFFERENCE and abs(month[1] - period.end) <= _MAX_DIFFERENCE

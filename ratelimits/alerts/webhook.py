@@ -1,4 +1,4 @@
-"""Signed webhooks, after Standard Webhooks (https://www.standardwebhooks.com): its libraries verify them."""
+"""Webhooks signed as Standard Webhooks specifies (https://www.standardwebhooks.com); its libraries can verify them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPE = "ratelimits.threshold_reached"
 
 
 class Refused(Exception):
-    """The receiver answered, but did not take it. `final`: it said that it never will."""
+    """Raised if the receiver's answer is an error. `final` is true if it will never accept webhooks again (410)."""
 
     def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(answer.says)
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def body(alert: Alert) -> bytes:
-    """What is sent, in JSON: the same bytes every time."""
+    """Return the body in JSON; it has the same bytes in every attempt."""
     data = {
         "alert_id": str(alert.pk),
         "account": alert.account,
@@ -45,13 +45,13 @@ def body(alert: Alert) -> bytes:
 
 
 def signature(secret: str, name: str, timestamp: int, content: bytes) -> str:
-    """The signature of a webhook: HMAC-SHA256 over its id, the seconds since 1970 UTC and its body."""
+    """Return the signature of a webhook: HMAC-SHA256 of its id, the seconds since 1970 UTC and its body."""
     signed = hmac.digest(secret_key(secret), f"{name}.{timestamp}.".encode() + content, hashlib.sha256)
     return f"v1,{b64encode(signed).decode()}"
 
 
 def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str, str]:
-    """The headers of one attempt; the id stays from attempt to attempt, the time and so the signature do not."""
+    """Return the headers of one attempt. Every attempt has the same id, but its own timestamp and signature."""
     return {
         "Content-Type": "application/json",
         "User-Agent": "ratelimits",
@@ -63,10 +63,10 @@ def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str
 
 
 def post(url: str, content: bytes, fields: dict[str, str], timeout: float) -> None:
-    """POST to an address and return when it was taken; the whole exchange lasts at most `timeout` seconds.
+    """POST to a URL; connecting, sending and the answer together take at most `timeout` seconds.
 
-    Redirects are not followed: what is signed goes where the channel says. Raises Refused for any answer but 2xx;
-    OSError, http.client.HTTPException or ValueError when there is none.
+    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused for an answer other
+    than 2xx; OSError, http.client.HTTPException or ValueError if there is no answer.
     """
     with Connection(url, timeout) as connection:
         answer = connection.post(content, fields, body=False)

@@ -1,3 +1,3 @@
-"""The HTTP API: what customers and staff ask of the ledger and of the quotas in force."""
+"""The HTTP API with which customers and staff read usage and quotas."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What drf-spectacular says of the API, where it is installed."""
+"""The API's OpenAPI schema, for projects that have drf-spectacular installed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ratelimits.reports.exports import DOWNLOADS
 
 
 class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
-    """The query, the answer and the refusals of `/usage/`."""
+    """The schema of `/usage/`: its parameters and responses."""
 
     target_class = "ratelimits.api.views.UsageView"
 
     def view_replacement(self) -> type[APIView]:
-        # The class that the name above stands for.
+        # drf-spectacular replaces the name above by the class itself.
         target = cast("type[APIView]", self.target_class)
 
         class Described(target):  # type: ignore[valid-type, misc]
@@ -28,9 +28,11 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                 parameters=[UsageQuery],
                 responses={
                     200: UsagePage,
-                    400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
-                    403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's usage, or no account."),
-                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),
+                    400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
+                    403: OpenApiResponse(
+                        OpenApiTypes.OBJECT, ("The usage is another account's, or the caller has no account.")
+                    ),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Too many requests, by the rules of the scope `usage`."),
                 },
             )
             def get(self, *args: object, **kwargs: object) -> object:
@@ -41,7 +43,7 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
 
 
 class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
-    """The query, the files and the refusals of `/usage/report/`."""
+    """The schema of `/usage/report/`: its parameters, files and error responses."""
 
     target_class = "ratelimits.api.views.ReportView"
 
@@ -54,9 +56,11 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                 parameters=[ReportQuery],
                 responses={
                     **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in DOWNLOADS.values()},
-                    400: OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by parameter."),
-                    403: OpenApiResponse(OpenApiTypes.OBJECT, "Another account's report, or no account."),
-                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Asked too often, by the rules of the scope `usage`."),
+                    400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
+                    403: OpenApiResponse(
+                        OpenApiTypes.OBJECT, ("The report is another account's, or the caller has no account.")
+                    ),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Too many requests, by the rules of the scope `usage`."),
                 },
             )
             def get(self, *args: object, **kwargs: object) -> object:

@@ -1,4 +1,4 @@
-"""What the usage endpoint is asked and what it answers."""
+"""Serializers for the parameters and responses of the usage endpoints."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 
 from ratelimits.algorithms import calendar
-from ratelimits.api.windows import SPANS, PagePosition
+from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Longest name that is looked for; one that is longer than the ledger's is there by its digest.
-LONGEST_TEXT = 1000
-#: Parameters of DRF's own.
+#: Maximum length of a name that can be searched for. The ledger stores a name that is too long for it as a digest.
+MAX_TEXT = 1000
+#: Parameters that belong to DRF itself.
 _FOREIGN = {"format"}
 
 
 class LocalDateTimeField(serializers.DateTimeField):
-    """A moment, or a local date-time, which stays naive until the time zone is known."""
+    """A field for a moment or for a local date-time, which stays naive until the time zone is known."""
 
     def enforce_timezone(self, value: datetime) -> datetime:
         return value
 
 
 class Query(serializers.Serializer[dict[str, Any]]):
-    """The parameters of a question."""
+    """Base class of the serializers for query parameters."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Refuse a parameter that is not known: a misspelt filter would show more than was asked for."""
+        """Raise ValidationError for an unknown parameter: a misspelt filter would otherwise return too much."""
         known = self.fields.keys() | _FOREIGN
         unknown = sorted(set(self.initial_data) - known)
         if unknown:
-            hint = _("There is no such parameter; known are %(names)s.") % {"names": ", ".join(sorted(self.fields))}
+            hint = _("There is no such parameter. The parameters are: %(names)s.") % {
+                "names": ", ".join(sorted(self.fields))
+            }
             raise serializers.ValidationError(dict.fromkeys(unknown, hint))
         return attrs
 
 
 class ReportQuery(Query):
     period = serializers.CharField(max_length=7, help_text="A month such as 2026-10.")
-    file = serializers.ChoiceField(choices=sorted(DOWNLOADS), default="csv", help_text="What kind of file.")
+    file = serializers.ChoiceField(choices=sorted(DOWNLOADS), default="csv", help_text="Format of the file.")
     account = serializers.CharField(
-        required=False, max_length=LONGEST_TEXT, help_text="Staff may name any; others their own."
+        required=False,
+        max_length=MAX_TEXT,
+        help_text=("Identifier of an account. Staff may name any account, others only their own."),
     )
 
     def validate_period(self, month: str) -> str:
-        """Refuse what is no month."""
+        """Raise ValidationError unless the text is a month."""
         try:
             month_window(month)
         except ValueError as error:
@@ -57,32 +61,40 @@ class ReportQuery(Query):
         return month
 
     def validate_file(self, name: str) -> Format:
-        """The format; refuse what cannot be written here."""
+        """Return the format. Raise ValidationError if the library that writes it is not installed."""
         if DOWNLOADS[name].missing:
             raise serializers.ValidationError(DOWNLOADS[name].missing)
         return DOWNLOADS[name]
 
 
 class UsageQuery(Query):
-    window = serializers.ChoiceField(choices=list(SPANS), default="day", help_text="What usage is added up by.")
+    window = serializers.ChoiceField(
+        choices=list(MAX_DAYS), default="day", help_text=("Length of the windows over which usage is summed.")
+    )
     account = serializers.CharField(
-        required=False, max_length=LONGEST_TEXT, help_text="Staff may name any; others their own."
+        required=False,
+        max_length=MAX_TEXT,
+        help_text=("Identifier of an account. Staff may name any account, others only their own."),
     )
     key = serializers.CharField(
-        required=False, max_length=LONGEST_TEXT, help_text="Such as api_key:17 or user:42; default: all."
+        required=False, max_length=MAX_TEXT, help_text="A key such as api_key:17 or user:42. Default: all keys."
     )
-    meter = serializers.CharField(required=False, max_length=LONGEST_TEXT, help_text="Such as requests; default: all.")
+    meter = serializers.CharField(
+        required=False, max_length=MAX_TEXT, help_text="A meter such as requests. Default: all."
+    )
     timezone = serializers.CharField(
         required=False,
         max_length=64,
-        help_text="Whose hours and days: an IANA name. Default: the account's; UTC where there are several accounts.",
+        help_text="IANA time zone for hours and days. Default: the account's; UTC if there are several accounts.",
     )
     page_size = serializers.IntegerField(default=100, min_value=1, max_value=1000)
-    cursor = serializers.CharField(required=False, max_length=2000, help_text="From `next` of the page before.")
+    cursor = serializers.CharField(
+        required=False, max_length=2000, help_text=("From the link `next` of the previous page.")
+    )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        # "from" is no name that Python takes.
-        moment = "A moment such as 2026-11-01T00:00:00Z, or a date-time of the time zone such as 2026-11-01."
+        # Python does not allow an attribute with the name "from".
+        moment = "A moment such as 2026-11-01T00:00:00Z, or a local date or date-time such as 2026-11-01."
         return {
             **super().get_fields(),
             "from": LocalDateTimeField(
@@ -92,7 +104,7 @@ class UsageQuery(Query):
         }
 
     def validate_timezone(self, name: str) -> str:
-        """Refuse what is no time zone."""
+        """Raise ValidationError unless the text is an IANA time zone."""
         try:
             calendar.zone(name)
         except ValueError as error:
@@ -100,44 +112,44 @@ class UsageQuery(Query):
         return name
 
     def validate_cursor(self, text: str) -> PagePosition:
-        """The place that a cursor names."""
+        """Return the position that a cursor encodes. Raise ValidationError unless `cursor` could have written it."""
         try:
             window, *texts = json.loads(urlsafe_b64decode(text.encode()))
-            place = PagePosition(window, *texts)
+            position = PagePosition(window, *texts)
         except (ValueError, TypeError, RecursionError) as error:
-            raise serializers.ValidationError(_("This is no cursor: take the one in `next`.")) from error
-        whole = type(window) is int and 0 <= window < 2**40
-        if not whole or not all(isinstance(one, str) and _storable(one) for one in texts):
-            raise serializers.ValidationError(_("This is no cursor: take the one in `next`."))
-        return place
+            raise serializers.ValidationError(_("This is not a cursor: use the one in `next`.")) from error
+        valid = type(window) is int and 0 <= window < 2**40
+        if not valid or not all(isinstance(name, str) and _storable(name) for name in texts):
+            raise serializers.ValidationError(_("This is not a cursor: use the one in `next`."))
+        return position
 
 
 def _storable(text: str) -> bool:
-    """Return whether a database can hold the text: JSON may name half a character, which no encoding has."""
-    half = any("\ud800" <= letter <= "\udfff" for letter in text)
-    return len(text) <= LONGEST_TEXT and "\0" not in text and not half
+    """Return whether a database can store the text: JSON can contain surrogates, which cannot be encoded."""
+    has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return len(text) <= MAX_TEXT and "\0" not in text and not has_surrogate
 
 
-def cursor(place: PagePosition) -> str:
-    """A place as text that a link can have."""
-    return urlsafe_b64encode(json.dumps(place).encode()).decode()
+def cursor(position: PagePosition) -> str:
+    """Return a position as text for a link."""
+    return urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
-def too_long(window: str) -> serializers.ValidationError:
-    """The refusal of a span that would be too much for one question."""
-    said = _("At most %(days)s days can be asked for by %(window)s: name a later `from` or an earlier `to`.")
-    return serializers.ValidationError({"from": said % {"days": SPANS[window], "window": window}})
+def span_error(window: str) -> serializers.ValidationError:
+    """Return the error for a span of time that is too long for this window."""
+    message = _("With window=%(window)s the span can be at most %(days)s days: give a later `from` or an earlier `to`.")
+    return serializers.ValidationError({"from": message % {"days": MAX_DAYS[window], "window": window}})
 
 
-def longest(window: str) -> timedelta:
-    """The longest span that can be asked for."""
-    return timedelta(days=SPANS[window])
+def max_span(window: str) -> timedelta:
+    """Return the longest span of time for this window."""
+    return timedelta(days=MAX_DAYS[window])
 
 
 class UsageRow(serializers.Serializer[dict[str, Any]]):
     start = serializers.DateTimeField(help_text="Start of the window.")
-    end = serializers.DateTimeField(help_text="Its end, which is not part of it.")
-    account = serializers.CharField(help_text="Empty: none.")
+    end = serializers.DateTimeField(help_text="End of the window, which is not part of it.")
+    account = serializers.CharField(help_text="Empty for anonymous usage.")
     key = serializers.CharField()
     meter = serializers.CharField()
     unit = serializers.CharField()
@@ -151,44 +163,50 @@ class UsageRow(serializers.Serializer[dict[str, Any]]):
 class IncludedUsage(serializers.Serializer[dict[str, Any]]):
     meter = serializers.CharField()
     unit = serializers.CharField()
-    used = serializers.IntegerField(help_text="Units admitted less units refunded, as far as the ledger has them.")
-    included = serializers.IntegerField(help_text="What the plan includes in each billing period.")
-    remaining = serializers.IntegerField(help_text="What is left of it.")
-    overage = serializers.IntegerField(help_text="What is used beyond it.")
+    used = serializers.IntegerField(help_text="Units admitted minus units refunded, as far as they are in the ledger.")
+    included = serializers.IntegerField(help_text="Units that the plan includes in each billing period.")
+    remaining = serializers.IntegerField(help_text="Included units that are not used yet.")
+    overage = serializers.IntegerField(help_text="Units used beyond the included ones.")
 
 
 class LimitStanding(serializers.Serializer[dict[str, Any]]):
     rule = serializers.CharField()
-    key = serializers.CharField(help_text="What the rule counts under.")
+    key = serializers.CharField(help_text="The key that the rule counts by.")
     meter = serializers.CharField()
     unit = serializers.CharField()
     limit = serializers.IntegerField()
-    remaining = serializers.IntegerField(help_text="Permits that could be taken at this moment.")
-    reset_after = serializers.FloatField(help_text="Seconds until the limit is as if never used.")
+    remaining = serializers.IntegerField(help_text="Permits that are available now.")
+    reset_after = serializers.FloatField(help_text="Seconds until all permits are available again.")
 
 
 class QuotaStanding(serializers.Serializer[dict[str, Any]]):
     period_start = serializers.DateTimeField()
     period_end = serializers.DateTimeField()
-    plan = serializers.CharField(help_text="Empty: none.")
+    plan = serializers.CharField(help_text="Empty if the account has no plan.")
     included = IncludedUsage(many=True)
-    limits = LimitStanding(many=True, allow_null=True, help_text="Of the rules that bill; null: cannot be had now.")
+    limits = LimitStanding(
+        many=True, allow_null=True, help_text=("Limits of the rules that bill; null if Redis does not answer.")
+    )
 
 
 class UsagePage(serializers.Serializer[dict[str, Any]]):
-    account = serializers.CharField(allow_null=True, help_text="null: all accounts.")
-    window = serializers.ChoiceField(choices=list(SPANS))
+    account = serializers.CharField(allow_null=True, help_text="null for all accounts.")
+    window = serializers.ChoiceField(choices=list(MAX_DAYS))
     timezone = serializers.CharField()
     complete_until = serializers.DateTimeField(
-        allow_null=True, help_text="Whatever was used before is in these numbers; null: not known yet."
+        allow_null=True, help_text="All usage before this moment is in these numbers; null if it is not known yet."
     )
-    quota = QuotaStanding(allow_null=True, help_text="Of one account, on the first page.")
-    next = serializers.URLField(allow_null=True, help_text="The next page.")
-    results = UsageRow(many=True, help_text="By window, account, key and meter; windows without usage are left out.")
+    quota = QuotaStanding(
+        allow_null=True, help_text=("The account's quota; null for all accounts, and after the first page.")
+    )
+    next = serializers.URLField(allow_null=True, help_text="Link to the next page; null on the last page.")
+    results = UsageRow(
+        many=True, help_text="Sorted by window, account, key and meter; windows without usage are left out."
+    )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         return {
             **super().get_fields(),
-            "from": serializers.DateTimeField(help_text="As asked for, rounded down to the start of a window."),
-            "to": serializers.DateTimeField(help_text="As asked for, rounded up to the end of a window."),
+            "from": serializers.DateTimeField(help_text="The requested `from`, rounded down to the start of a window."),
+            "to": serializers.DateTimeField(help_text="The requested `to`, rounded up to the end of a window."),
         }

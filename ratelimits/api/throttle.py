@@ -1,4 +1,4 @@
-"""A throttle for this API itself: its requests are not what is sold, so they are counted nowhere as usage."""
+"""A throttle for this API itself. Its requests are not billable, so they are not counted as usage."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ logger = logging.getLogger(__name__)
 
 
 def _rules_of_scope(scope: str, method: str) -> Choice:
-    """The rules of exactly this scope: those for every request are about what is sold."""
+    """Choose the rules whose scope is exactly this one.
+
+    Rules for every request are left out: they limit billable usage.
+    """
 
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
         selection = snapshot.select(scope, method, identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
             raise QuotaUnavailable
-        own = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
-        return [replace(selection, rules=tuple(own))]
+        of_scope = (rule for rule in selection.rules if rule.rule in rows and rows[rule.rule].scope == scope)
+        return [replace(selection, rules=tuple(of_scope))]
 
     return choose
 
 
 class UnbilledThrottle(BaseThrottle):
-    """Decides a request by the rules that name the view's `throttle_scope`, and counts it nowhere as usage."""
+    """A DRF throttle that applies the rules of the view's `throttle_scope`, and does not count requests as usage."""
 
     def __init__(self) -> None:
         self._retry_after: float | None = 0.0
@@ -49,7 +52,7 @@ class UnbilledThrottle(BaseThrottle):
         try:
             prepared, decision = uncounted(identify(request), choose, Op.TRY)
         except UNAVAILABLE as error:
-            logger.error("No decision could be had, FAILURE_POLICY decides: %s", error)
+            logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)
             if conf.FAILURE_POLICY == "deny":
                 raise QuotaUnavailable from error
             return True
@@ -64,5 +67,5 @@ class UnbilledThrottle(BaseThrottle):
         return decision.allowed
 
     def wait(self) -> float | None:
-        """Seconds until the same request would be admitted; None if it never can be."""
+        """Return the seconds until the same request would be admitted; None if it never can be."""
         return self._retry_after

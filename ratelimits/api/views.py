@@ -1,4 +1,4 @@
-"""`/usage/`: what an account has used and has left, and its reports; a customer's own, and for staff everyone's."""
+"""`/usage/` and `/usage/report/`: usage, remaining quota and reports of a customer's own account; for staff, of any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 
 from ratelimits.algorithms import calendar
 from ratelimits.api import windows
-from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, longest, too_long
+from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, max_span, span_error
 from ratelimits.api.throttle import UnbilledThrottle
 from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
@@ -35,10 +35,10 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 class UsageView(APIView):
-    """Usage by windows of time, and what is left of the quota.
+    """Return usage by windows of time, and the remaining quota.
 
-    A customer sees the usage of its own account, staff that of all accounts, or of the one that `account` names. The
-    numbers are those of the ledger, which bills are written from; usage of the last minute or so is not in it yet.
+    A customer sees the usage of its own account. Staff see that of all accounts, or of the one that `account` names.
+    The numbers are those of the ledger, from which bills are made; usage of about the last minute is not in it yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -46,32 +46,34 @@ class UsageView(APIView):
     throttle_scope = "usage"
 
     def get(self, request: Request) -> Response:
-        asked, now = _asked(request, UsageQuery), time.time_ns() // 1000
-        who = _whose(request, asked)
-        terms = TermsBook(conf.DATABASE).of([who.owner])[who.owner] if who.owner else Terms()
-        question = _question(asked, who.owner or None, terms, now)
-        found, last = windows.rows(conf.DATABASE, question, asked.get("cursor"), asked["page_size"])
-        first = who.owner and "cursor" not in asked
+        parameters, now = _parameters(request, UsageQuery), time.time_ns() // 1000
+        identity = _identity(request, parameters)
+        account = identity.owner
+        terms = TermsBook(conf.DATABASE).of([account])[account] if account else Terms()
+        query = _window_query(parameters, account or None, terms, now)
+        rows, last = windows.rows(conf.DATABASE, query, parameters.get("cursor"), parameters["page_size"])
+        is_first_page = "cursor" not in parameters
         return Response(
             {
-                "account": who.owner or None,
-                "window": question.window,
-                "timezone": question.timezone,
-                "from": moment(question.start),
-                "to": moment(question.end),
-                "complete_until": _complete_until(who.owner),
-                "quota": _quota(who, terms, now) if first else None,
-                "next": _next(request, question, cursor(last)) if last is not None else None,
-                "results": [{**row, "unit": _unit(row["meter"])} for row in found],
+                "account": account or None,
+                "window": query.window,
+                "timezone": query.timezone,
+                "from": moment(query.start),
+                "to": moment(query.end),
+                "complete_until": _complete_until(account),
+                "quota": _quota(identity, terms, now) if account and is_first_page else None,
+                "next": _next(request, query, cursor(last)) if last is not None else None,
+                "results": [{**row, "unit": _unit(row["meter"])} for row in rows],
             }
         )
 
 
 class ReportView(APIView):
-    """The report of a month as a file.
+    """Return the report of a month as a file.
 
-    It has the billing periods that start in the month: finalised ones in their newest version, open ones provisionally.
-    A customer gets its own account's, staff that of all accounts, or of the one that `account` names.
+    The report contains the billing periods that start in the month: finalised ones in their newest version, open ones
+    with provisional numbers. A customer gets the report of its own account. Staff get that of all accounts, or of the
+    one that `account` names.
     """
 
     permission_classes = [IsAuthenticated]
@@ -79,63 +81,67 @@ class ReportView(APIView):
     throttle_scope = "usage"
 
     def get(self, request: Request) -> HttpResponseBase:
-        asked = _asked(request, ReportQuery)
-        who, month = _whose(request, asked), asked["period"]
-        account = who.owner or None
-        form = asked["file"]
+        parameters = _parameters(request, ReportQuery)
+        account, month = _identity(request, parameters).owner or None, parameters["period"]
+        form = parameters["file"]
         return Download(form, lines_for(form, statements(month, account=account)), f"usage-{month}")
 
 
-def _asked(request: Request, form: type[Query]) -> dict[str, Any]:
-    given = request.query_params
-    repeated = [name for name in given if len(given.getlist(name)) > 1]
+def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:
+    """Return the validated query parameters. Raise ValidationError if one is wrong, unknown or repeated."""
+    params = request.query_params
+    repeated = [name for name in params if len(params.getlist(name)) > 1]
     if repeated:
-        raise ValidationError(dict.fromkeys(repeated, _("This is there more than once.")))
-    # A plain dict: of a form, DRF would take an empty field for one that is not there.
-    query = form(data=given.dict())
-    query.is_valid(raise_exception=True)
-    asked: dict[str, Any] = query.validated_data
-    return asked
+        raise ValidationError(dict.fromkeys(repeated, _("This parameter is given more than once.")))
+    # A plain dict, since DRF treats an empty value in a QueryDict as if it were not given.
+    serializer = serializer_class(data=params.dict())
+    serializer.is_valid(raise_exception=True)
+    parameters: dict[str, Any] = serializer.validated_data
+    return parameters
 
 
-def _whose(request: Request, asked: dict[str, Any]) -> Identity:
-    """Whose usage is asked for: the identity without an account is everyone, which only staff may ask for."""
-    wanted: str | None = ledger_name(asked["account"]) if "account" in asked else None
+def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
+    """Return whose usage is requested; an identity without account stands for all accounts, which only staff may see.
+
+    Raises PermissionDenied if the caller has no account, or names another account without being staff.
+    """
+    account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
-        key: str = asked.get("key", "")
+        key: str = parameters.get("key", "")
         return Identity(
-            account=f"account:{wanted}" if wanted else None,
-            user=key if wanted and key.startswith("user:") else None,
-            api_key=key if wanted and key.startswith("api_key:") else None,
+            account=f"account:{account}" if account else None,
+            user=key if account and key.startswith("user:") else None,
+            api_key=key if account and key.startswith("api_key:") else None,
         )
-    own = identify(request)
-    if not own.owner:
-        raise PermissionDenied(_("Your requests belong to no account."))
-    if wanted is not None and wanted != own.owner:
+    caller = identify(request)
+    if not caller.owner:
+        raise PermissionDenied(_("Your requests do not belong to an account."))
+    if account is not None and account != caller.owner:
         raise PermissionDenied(_("This is not your account."))
-    return own
+    return caller
 
 
-def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
-    window: str = asked["window"]
-    timezone: str = asked.get("timezone", terms.timezone)
-    if "from" in asked:
-        start = _instant("from", asked["from"], timezone)
+def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
+    """Return the query for the ledger. Raise ValidationError if the span of time is empty, too long or out of range."""
+    window: str = parameters["window"]
+    timezone: str = parameters.get("timezone", terms.timezone)
+    if "from" in parameters:
+        start = _instant("from", parameters["from"], timezone)
     elif account is None and window == "period":
-        start = now - 31 * DAY * SECOND  # since then the current period of every account has begun
+        start = now - 31 * DAY * SECOND  # The current billing period of every account started after this.
     else:
         start = terms.period(now).start
-    end = _instant("to", asked["to"], timezone) if "to" in asked else now
+    end = _instant("to", parameters["to"], timezone) if "to" in parameters else now
     if end <= start:
-        raise ValidationError({"to": _("This is not after `from`.")})
-    if moment(end) - moment(start) > longest(window):
-        raise too_long(window)
+        raise ValidationError({"to": _("This must be after `from`.")})
+    if moment(end) - moment(start) > max_span(window):
+        raise span_error(window)
     try:
         first = windows.edges(window, timezone, terms, start)
         last = windows.edges(window, timezone, terms, end - 1)
     except ValueError as error:
         raise ValidationError({"from": str(error)}) from error
-    key = asked.get("key")
+    key = parameters.get("key")
     return WindowQuery(
         window,
         first[0],
@@ -144,18 +150,18 @@ def _question(asked: dict[str, Any], account: str | None, terms: Terms, now: int
         terms,
         account,
         ledger_name(key) if key is not None else None,
-        asked.get("meter"),
+        parameters.get("meter"),
     )
 
 
 def _instant(name: str, at: datetime, timezone: str) -> int:
-    """A moment in µs since 1970 UTC; one without an offset is one of the time zone."""
+    """Return a moment in µs since 1970 UTC; a date-time without offset is local to the time zone."""
     try:
         micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))
     except OverflowError as error:
-        raise ValidationError({name: _("This lies outside the years that calendars know.")}) from error
+        raise ValidationError({name: _("This year is not supported.")}) from error
     if not 0 <= micros < 2**52:
-        raise ValidationError({name: _("This lies outside the years that calendars know.")})
+        raise ValidationError({name: _("This year is not supported.")})
     return micros
 
 
@@ -167,9 +173,9 @@ def _complete_until(account: str) -> datetime | None:
     return moment(watermark) if watermark else None
 
 
-def _quota(who: Identity, terms: Terms, now: int) -> dict[str, Any]:
+def _quota(identity: Identity, terms: Terms, now: int) -> dict[str, Any]:
     period = terms.period(now)
-    rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=who.owner, period=period.start // SECOND)
+    rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=identity.owner, period=period.start // SECOND)
     sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
     used = {meter: admitted - refunded for meter, admitted, refunded in sums}
     return {
@@ -180,19 +186,24 @@ def _quota(who: Identity, terms: Terms, now: int) -> dict[str, Any]:
             _included(meter, used.get(meter, 0), terms.included.get(meter, 0))
             for meter in sorted(used.keys() | terms.included.keys())
         ],
-        "limits": _limits(who),
+        "limits": _limits(identity),
     }
 
 
 def _included(meter: str, used: int, included: int) -> dict[str, Any]:
-    left, over = max(included - used, 0), max(used - included, 0)
-    unit = _unit(meter)
-    return {"meter": meter, "unit": unit, "used": used, "included": included, "remaining": left, "overage": over}
+    return {
+        "meter": meter,
+        "unit": _unit(meter),
+        "used": used,
+        "included": included,
+        "remaining": max(included - used, 0),
+        "overage": max(used - included, 0),
+    }
 
 
-def _limits(who: Identity) -> list[dict[str, Any]] | None:
+def _limits(identity: Identity) -> list[dict[str, Any]] | None:
     try:
-        found = standings(who)
+        limits = standings(identity)
     except UNAVAILABLE:
         return None
     return [
@@ -205,7 +216,7 @@ def _limits(who: Identity) -> list[dict[str, Any]] | None:
             "remaining": standing.remaining,
             "reset_after": standing.reset_after,
         }
-        for rule, key, standing in found
+        for rule, key, standing in limits
     ]
 
 
@@ -213,9 +224,9 @@ def _unit(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
-def _next(request: Request, question: WindowQuery, place: str) -> str:
-    """The link to the next page: of the same span, whatever the time is then."""
+def _next(request: Request, query: WindowQuery, cursor_text: str) -> str:
+    """Return the link to the next page. It names the span of time, so a later request gets the same span."""
     url = request.build_absolute_uri()
-    for name, at in (("from", question.start), ("to", question.end)):
+    for name, at in (("from", query.start), ("to", query.end)):
         url = replace_query_param(url, name, moment(at).isoformat().replace("+00:00", "Z"))
-    return replace_query_param(url, "cursor", place)
+    return replace_query_param(url, "cursor", cursor_text)

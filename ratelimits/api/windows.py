@@ -1,6 +1,6 @@
-"""Ledger lines to usage by windows of 15 minutes, hours, days or billing periods.
+"""Usage by windows of 15 minutes, hours, days or billing periods, from ledger lines.
 
-Hours and days are those of a time zone's clocks. Only what the database has added up comes here, a page at a time.
+Hours and days are local to a time zone. The database adds the lines up, and only the sums of one page are read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ratelimits.reports.periods import SECOND, moment
 from ratelimits.reports.terms import Terms, TermsBook
 
 HOUR, DAY = 3600, 86_400
-#: The longest span of each window, in days.
-SPANS = {"15m": 32, "hour": 93, "day": 400, "period": 1100}
+#: Maximum number of days between `from` and `to`, by window.
+MAX_DAYS = {"15m": 32, "hour": 93, "day": 400, "period": 1100}
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units", "refunded_units")
 
 
 class PagePosition(NamedTuple):
-    """Where a row stands among all: its window's number, account, key and meter."""
+    """The position of a row in the sorted result: the number of its window, account, key and meter."""
 
     window: int
     account: str
@@ -35,9 +35,10 @@ class PagePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowQuery:
-    """What is asked: `start` and `end` are µs since 1970 UTC, at windows' edges; `account`, `key`, `meter` None is any.
+    """A query for usage.
 
-    `terms` are the account's, by which its billing periods go; `timezone` has the hours and days.
+    `start` and `end` are µs since 1970 UTC, at the edges of windows. None as `account`, `key` or `meter` means any.
+    Billing periods follow the account's `terms`; hours and days are local to `timezone`.
     """
 
     window: str
@@ -51,7 +52,7 @@ class WindowQuery:
 
 
 def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
-    """The window around a moment: its start and end in µs since 1970 UTC."""
+    """Return the start and end, in µs since 1970 UTC, of the window that contains a moment."""
     if window == "15m":
         start = at - at % (BIN_SECONDS * SECOND)
         return start, start + BIN_SECONDS * SECOND
@@ -63,22 +64,22 @@ def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
 
 
 def rows(
-    using: str, question: WindowQuery, after: PagePosition | None, count: int
+    using: str, query: WindowQuery, after: PagePosition | None, count: int
 ) -> tuple[list[dict[str, Any]], PagePosition | None]:
-    """The rows behind a place, at most `count`, and the place of the last one if there are more."""
-    lines = Line.objects.using(using).filter(_condition(using, question)).annotate(window=_window(question))
+    """Return at most `count` rows after a position, and the position of the last one if there are more."""
+    lines = Line.objects.using(using).filter(_condition(using, query)).annotate(window=_window(query))
     if after is not None:
-        lines = lines.filter(_behind(question, after))
-    place = ("window", "account", "key", "meter")
-    sums = lines.values(*place).annotate(**{name: Sum(name) for name in _SUMS}).order_by(*place)
-    found: list[dict[str, Any]] = list(sums[: count + 1])
-    last = PagePosition(*(found[count - 1][name] for name in place)) if len(found) > count else None
-    return list(_with_spans(using, question, found[:count])), last
+        lines = lines.filter(_is_after(query, after))
+    columns = ("window", "account", "key", "meter")
+    sums = lines.values(*columns).annotate(**{name: Sum(name) for name in _SUMS}).order_by(*columns)
+    page: list[dict[str, Any]] = list(sums[: count + 1])
+    last = PagePosition(*(page[count - 1][name] for name in columns)) if len(page) > count else None
+    return list(_with_spans(using, query, page[:count])), last
 
 
-def _behind(question: WindowQuery, after: PagePosition) -> Q:
+def _is_after(query: WindowQuery, after: PagePosition) -> Q:
     window, account, key, meter = after
-    first = Q(period__gte=window) if question.window == "period" else Q(bin__gte=window - DAY)
+    first = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
     return first & (
         Q(window__gt=window)
         | Q(window=window)
@@ -86,100 +87,106 @@ def _behind(question: WindowQuery, after: PagePosition) -> Q:
     )
 
 
-def _condition(using: str, question: WindowQuery) -> Q:
-    start, end = question.start // SECOND, question.end // SECOND
-    condition = Q(period__gte=start, period__lt=end) if question.window == "period" else Q(bin__gte=start, bin__lt=end)
+def _condition(using: str, query: WindowQuery) -> Q:
+    start, end = query.start // SECOND, query.end // SECOND
+    condition = Q(period__gte=start, period__lt=end) if query.window == "period" else Q(bin__gte=start, bin__lt=end)
     for name in ("account", "key", "meter"):
-        value = getattr(question, name)
+        value = getattr(query, name)
         if value is not None:
             condition &= Q(**{name: value})
-    if question.account is not None:
-        # Lines are found by period and account.
-        condition &= Q(period__in=sorted(_periods(using, question.account, question)))
+    if query.account is not None:
+        # The index of lines is by period and account.
+        condition &= Q(period__in=sorted(_periods(using, query.account, query)))
     return condition
 
 
-def _periods(using: str, account: str, question: WindowQuery) -> set[int]:
-    """The billing periods (s) that an account's usage in a span can belong to: by its terms now, and as counted."""
-    terms, oldest = question.terms, question.start - 32 * DAY * SECOND
+def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
+    """Return the billing periods (s) that an account's usage in the span can belong to.
+
+    They are the periods by the account's present terms, and those that usage was counted in.
+    """
+    terms, oldest = query.terms, query.start - 32 * DAY * SECOND
     period = terms.period(oldest)
-    found = {0, period.start // SECOND}
-    while period.end < question.end:
+    starts = {0, period.start // SECOND}
+    while period.end < query.end:
         period = terms.period(period.end)
-        found.add(period.start // SECOND)
-    counted = PeriodUsage.objects.using(using).filter(account=account, period__lt=question.end // SECOND)
-    found.update(counted.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct())
-    return found
+        starts.add(period.start // SECOND)
+    counted = PeriodUsage.objects.using(using).filter(account=account, period__lt=query.end // SECOND)
+    starts.update(counted.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct())
+    return starts
 
 
-def _window(question: WindowQuery) -> Any:
-    """The number of a line's window: its start in seconds; for days, as if the clocks were UTC's."""
-    if question.window == "period":
+def _window(query: WindowQuery) -> Any:
+    """Return the expression for the number of a line's window: its start in seconds.
+
+    For days it is the local start, in seconds since 1970 as if the local time were UTC.
+    """
+    if query.window == "period":
         return F("period")
-    if question.window == "15m":
+    if query.window == "15m":
         return F("bin")
-    size = HOUR if question.window == "hour" else DAY
+    size = HOUR if query.window == "hour" else DAY
     whens = []
-    for until, offset in _offsets(question):
+    for until, offset in _offsets(query):
         local = F("bin") + Value(offset)
         start = local - local % Value(size)
         whens.append(When(bin__lt=until, then=start if size == DAY else start - Value(offset)))
     return Case(*whens, output_field=IntegerField())
 
 
-def _offsets(question: WindowQuery) -> Iterator[tuple[int, int]]:
-    """How far the clocks are ahead of UTC, in seconds, each up to a moment (s): the changes within the span."""
-    start, end = question.start // SECOND, question.end // SECOND
-    tz = calendar.zone(question.timezone)
+def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
+    """Yield the offsets of the time zone from UTC within the span, as (moment until which it applies, offset), in s."""
+    start, end = query.start // SECOND, query.end // SECOND
+    tz = calendar.zone(query.timezone)
 
     def offset(second: int) -> int:
         ahead = moment(second * SECOND).astimezone(tz).utcoffset() or timedelta()
         return int(ahead.total_seconds())
 
-    at, held = start, offset(start)
+    at, current = start, offset(start)
     while at < end:
         step = min(at + DAY, end)
-        if offset(step) != held:
+        if offset(step) != current:
             low, high = at, step
             while high - low > BIN_SECONDS:
                 middle = low + (high - low) // (2 * BIN_SECONDS) * BIN_SECONDS
-                low, high = (middle, high) if offset(middle) == held else (low, middle)
-            yield high, held
-            held = offset(high)
+                low, high = (middle, high) if offset(middle) == current else (low, middle)
+            yield high, current
+            current = offset(high)
         at = step
-    yield end, held
+    yield end, current
 
 
-def _with_spans(using: str, question: WindowQuery, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows with the start and end of their windows."""
-    ends = _ends(using, found) if question.window == "period" else {}
-    for row in found:
+def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows with the start and end of their windows."""
+    ends = _period_ends(using, page) if query.window == "period" else {}
+    for row in page:
         window = row.pop("window")
         end = ends.get((row["account"], window))
-        span = _span(question, window) if end is None else (window * SECOND, end)
+        span = _span(query, window) if end is None else (window * SECOND, end)
         yield {"start": moment(span[0]), "end": moment(span[1]), **row}
 
 
-def _ends(using: str, found: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
-    """When billing periods end (µs since 1970 UTC), by account and start (s)."""
-    names, windows = {row["account"] for row in found}, {row["window"] for row in found}
+def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
+    """Return when the billing periods of the rows end (µs since 1970 UTC), by account and start (s)."""
+    names, windows = {row["account"] for row in page}, {row["window"] for row in page}
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__in=windows).order_by()
-    known = {
+    stored = {
         (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
     }
-    ends = {place: end * SECOND for place, end in known.items() if end is not None}
-    rest = {(row["account"], row["window"]) for row in found} - ends.keys()
+    ends = {period: end * SECOND for period, end in stored.items() if end is not None}
+    rest = {(row["account"], row["window"]) for row in page} - ends.keys()
     terms = TermsBook(using).of({name for name, _start in rest}) if rest else {}
     for name, start in rest:
         ends[name, start] = terms[name].period_from(start * SECOND).end
     return ends
 
 
-def _span(question: WindowQuery, window: int) -> tuple[int, int]:
-    if question.window == "day":
-        # Noon is of that day, whatever the clocks do at midnight.
-        noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(question.timezone))
+def _span(query: WindowQuery, window: int) -> tuple[int, int]:
+    if query.window == "day":
+        # Noon always belongs to the day, even if the clocks change at midnight.
+        noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
-        return edges("day", question.timezone, question.terms, at)
-    size = HOUR if question.window == "hour" else BIN_SECONDS
+        return edges("day", query.timezone, query.terms, at)
+    size = HOUR if query.window == "hour" else BIN_SECONDS
     return window * SECOND, (window + size) * SECOND

@@ -1,1 +1,1 @@
-"""What quantities cost: pure values, shared by the models that people edit and the reports that are priced."""
+"""Prices of quantities, as pure values; the models that people edit and the reports both use them."""

@@ -1,4 +1,4 @@
-"""Exact amounts of money: decimals that are never rounded on the way, and the one rounding at the end."""
+"""Exact amounts of money: decimals are never rounded in a calculation, only once at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decimal import (
 from functools import reduce
 
 ZERO = Decimal(0)
-#: Wider than any product of a quantity and a price; what would be rounded is an error.
+#: Has more digits than any product of a quantity and a price; a calculation that would round raises Inexact.
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 _ROUNDING = Context(prec=100, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow, DivisionByZero])
 
@@ -37,20 +37,23 @@ _DIGITS = {code: digits for digits, codes in _CURRENCIES.items() for code in cod
 
 
 def minor_digits(currency: str) -> int:
-    """Return how many decimals a currency's minor unit has: 2 for EUR. Raises ValueError for what is no currency."""
+    """Return the number of decimals of a currency's minor unit: 2 for EUR.
+
+    Raises ValueError for an unknown currency.
+    """
     try:
         return _DIGITS[currency]
     except KeyError:
-        raise ValueError(f"{currency!r} is no currency of ISO 4217: write its three letters, such as EUR") from None
+        raise ValueError(f"{currency!r} is not a currency of ISO 4217: write its three letters, such as EUR") from None
 
 
 def times(quantity: int, price: Decimal) -> Decimal:
-    """Return what a quantity costs at a price for one."""
+    """Return the product of a quantity and the price of one."""
     return _EXACT.multiply(Decimal(quantity), price)
 
 
 def plus(*amounts: Decimal) -> Decimal:
-    """Return the sum of amounts."""
+    """Return the sum of the arguments."""
     return added(amounts)
 
 
@@ -60,15 +63,15 @@ def minus(amount: Decimal, other: Decimal) -> Decimal:
 
 
 def added(amounts: Iterable[Decimal]) -> Decimal:
-    """Return the sum of amounts, which are read once."""
+    """Return the sum of an iterable of amounts."""
     return reduce(_EXACT.add, amounts, ZERO)
 
 
 def rounded(amount: Decimal, digits: int) -> Decimal:
-    """Return the amount with that many decimals, half to even: 0.125 with two of them is 0.12."""
+    """Return the amount rounded half to even to this number of decimals: 0.125 with 2 decimals is 0.12."""
     return amount.quantize(Decimal(1).scaleb(-digits), context=_ROUNDING)
 
 
 def written(amount: Decimal) -> str:
-    """Return an amount as text with no digit more than it needs: "0.1", "1200", "-3.5"."""
+    """Return an amount as text without trailing zeros: "0.1", "1200", "-3.5"."""
     return f"{_EXACT.normalize(amount):f}" if amount else "0"

@@ -1,7 +1,7 @@
-"""The price of a quantity: by the unit, by graduated tiers or by volume, with a flat fee and a minimum.
+"""The price of a quantity: per unit, by graduated tiers or by volume, with a flat fee and a minimum.
 
-A period's total has a price. What was reported later is priced as the difference of that price before and after, so
-that the sum over a report's versions is the price of the final quantity, whatever came when.
+The total of a period has a price. Usage that a later version of the report adds costs the difference between the prices
+of the totals after and before. So all versions together cost the price of the final total.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from ratelimits.pricing.money import ZERO, added, minus, plus, times, written
 from ratelimits.pricing.tiers import Tier, parse, to_text
 
-#: Each unit costs the same; each unit costs what its own tier says; all units cost what the total's tier says.
+#: Every unit has the same price; each unit has the price of its own tier; all units have the price of the total's tier.
 PER_UNIT, GRADUATED, VOLUME = "per_unit", "graduated", "volume"
 
 
 class PricedPart(NamedTuple):
-    """Units of a line that cost the same; the quantity is below zero where units come off."""
+    """Units of a line that have the same price; the quantity is below 0 if units are subtracted."""
 
     quantity: int
     unit_price: Decimal
@@ -28,7 +28,7 @@ class PricedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What the units of a meter cost in a billing period. A total below zero costs what 0 does."""
+    """The price of a meter's units in a billing period. A total below 0 has the price of 0."""
 
     pricing: str
     tiers: tuple[Tier, ...]
@@ -37,12 +37,12 @@ class Price:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Price:
-        """Return the price that `record` wrote down. Raises ValueError or KeyError for anything else."""
+        """Return the price from the texts of `record`. Raises ValueError or KeyError if they are not a price's."""
         flat_fee, minimum = Decimal(record["flat_fee"]), Decimal(record["minimum"])
         return cls(record["pricing"], parse(record["tiers"]), flat_fee, minimum)
 
     def record(self) -> dict[str, str]:
-        """Return it as texts: the same ones for the same price."""
+        """Return the price as texts; equal prices have equal texts."""
         return {
             "pricing": self.pricing,
             "tiers": to_text(self.tiers),
@@ -51,17 +51,17 @@ class Price:
         }
 
     def of(self, total: int) -> Decimal:
-        """Return the price of a period's total, exact."""
+        """Return the exact price of a period's total."""
         return plus(self.units(total), self.fees(total), self.top_up(total))
 
     def units(self, total: int) -> Decimal:
-        """Return what the units alone cost."""
+        """Return the price of the units, without fees and minimum."""
         if self.pricing == VOLUME:
             return times(max(total, 0), self._tier(total).unit_price)
         return added(times(count, tier.unit_price) for tier, count in self._graduated(0, total))
 
     def fees(self, total: int) -> Decimal:
-        """Return the flat fee and the fees of the tiers that have a unit: under volume pricing of one tier."""
+        """Return the flat fee plus the fees of all tiers with a unit; with volume pricing, of the total's tier only."""
         if total <= 0:
             return self.flat_fee
         if self.pricing == VOLUME:
@@ -69,24 +69,24 @@ class Price:
         return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
 
     def top_up(self, total: int) -> Decimal:
-        """Return what fees and units lack of the minimum."""
+        """Return the amount by which fees and units are below the minimum, 0 if they are not."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
-        """Return what units cost that come after `before` others, in a period that has `total` in the end."""
+        """Return the priced parts of `quantity` units that follow `before` units, in a period with `total` units."""
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price
             return [PricedPart(quantity, price, times(quantity, price))] if quantity else []
         after = before + quantity
         spans = self._graduated(min(before, after), max(before, after))
         sign = 1 if quantity > 0 else -1
-        found = [
+        parts = [
             PricedPart(sign * count, tier.unit_price, times(sign * count, tier.unit_price)) for tier, count in spans
         ]
-        return found if sign > 0 else found[::-1]
+        return parts if sign > 0 else parts[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:
-        """Return what it changes for the first `before` units that the total is in another tier now."""
+        """Return the change in the price of the first `before` units because the total is now in another tier."""
         if self.pricing != VOLUME:
             return ZERO
         lines = times(total - before, self._tier(total).unit_price)
@@ -96,7 +96,7 @@ class Price:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)
 
     def _graduated(self, start: int, end: int) -> Iterator[tuple[Tier, int]]:
-        """The tiers of the units behind the `start`-th up to the `end`-th, and how many are in each."""
+        """Yield the tiers of the units after the `start`-th up to the `end`-th, each with its number of units."""
         low = 0
         for tier in self.tiers:
             high = end if tier.up_to is None else min(tier.up_to, end)

@@ -72,8 +72,8 @@ def test_a_price_keeps_every_digit_that_it_may_have(admin_client: Client) -> Non
         ({"unit_price": "0.00000000001"}, "unit_price", "no more than 10 decimal places"),
         ({"unit_price": "1", "tiers": TIERS}, "tiers", "A price per unit has no tiers: choose graduated or volume"),
         ({"unit_price": "1", "pricing": "volume", "tiers": TIERS}, "unit_price", "The tiers have the prices"),
-        ({"pricing": "volume"}, "tiers", "there is no tier: write a tier as"),
-        ({"pricing": "volume", "tiers": "10: 1"}, "tiers", "nothing says what units beyond 10 cost"),
+        ({"pricing": "volume"}, "tiers", "there are no tiers: write a tier as"),
+        ({"pricing": "volume", "tiers": "10: 1"}, "tiers", "there is no price for units beyond 10"),
         ({"unit_price": "1", "minimum": "-1"}, "minimum", "A price cannot be below 0"),
         ({"unit_price": "1", "pricing": "free"}, "pricing", "not one of the available choices"),
     ],
@@ -89,7 +89,7 @@ def test_what_is_no_price_is_refused_at_its_field(
 def test_prices_need_a_currency_that_there_is(admin_client: Client) -> None:
     typed = {**PLAN, **price(unit_price="1")}
     assert "The plan has no currency" in wrong(admin_client.post(ADD, {**typed, "currency": ""}))["meter"]
-    assert "is no currency of ISO 4217" in wrong(admin_client.post(ADD, {**typed, "currency": "EUX"}))["currency"]
+    assert "is not a currency of ISO 4217" in wrong(admin_client.post(ADD, {**typed, "currency": "EUX"}))["currency"]
     admin_client.post(ADD, typed)
     plan = Plan.objects.get()
     change = {**PLAN, "prices-TOTAL_FORMS": "0", "currency": ""}

@@ -133,7 +133,7 @@ def test_a_mail_server_that_says_nothing_is_left_alone_after_a_while() -> None:
         assert sorted(deliver_all()) == [False, True]
         thread.join()
     assert only("email").error.endswith("timed out")
-    assert deliver.CLAIM.total_seconds() > 12 * deliver.LONGEST_REPLY
+    assert deliver.CLAIM.total_seconds() > 12 * deliver.MAX_REPLY
 
 
 def test_a_webhook_is_signed_and_says_the_same_as_the_alert(receiver: Receiver) -> None:
@@ -245,7 +245,7 @@ def test_a_webhook_goes_over_tls_to_who_has_the_certificate(
 
 
 def test_a_claim_outlasts_the_longest_attempt() -> None:
-    assert deliver.CLAIM.total_seconds() > deliver.LONGEST > LONGEST_POST
+    assert deliver.CLAIM.total_seconds() > deliver.MAX_ATTEMPT > LONGEST_POST
 
 
 def test_a_webhook_that_ends_in_the_middle_of_its_answer_is_a_failure() -> None:
@@ -264,19 +264,19 @@ def test_a_webhook_that_ends_in_the_middle_of_its_answer_is_a_failure() -> None:
 
 
 def test_a_delivery_is_given_up_in_the_end_and_can_be_made_due_again(receiver: Receiver) -> None:
-    receiver.answers = [503] * deliver.ATTEMPTS
+    receiver.answers = [503] * deliver.MAX_ATTEMPTS
     raise_alert(webhook_url=receiver.url)
-    for number in range(deliver.ATTEMPTS):
+    for number in range(deliver.MAX_ATTEMPTS):
         deliver_all(timedelta(days=number))
     assert only("webhook").state == "failed"
     assert deliver_all(timedelta(days=99)) == []
-    assert len(receiver.received) == deliver.ATTEMPTS
+    assert len(receiver.received) == deliver.MAX_ATTEMPTS
     AlertDelivery.objects.filter(state="failed").update(state="waiting", attempts=0)
     assert deliver_all(timedelta(days=99)) == [True]
 
 
 def test_pauses_double_up_to_a_longest() -> None:
-    seconds = [deliver.pause(attempts).total_seconds() for attempts in range(1, deliver.ATTEMPTS)]
+    seconds = [deliver.pause(attempts).total_seconds() for attempts in range(1, deliver.MAX_ATTEMPTS)]
     assert all(30 * 2**number <= pause <= 33 * 2**number for number, pause in enumerate(seconds[:9]))
     assert all(6 * 3600 <= pause <= 6.6 * 3600 for pause in seconds[10:])
 

@@ -110,7 +110,7 @@ def test_a_currency_has_the_minor_unit_of_iso_4217(currency: str, digits: int) -
 
 @pytest.mark.parametrize("text", ["EURO", "eur", "XXX", ""])
 def test_what_is_no_currency_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no currency of ISO 4217"):
+    with pytest.raises(ValueError, match="not a currency of ISO 4217"):
         minor_digits(text)
 
 
@@ -127,19 +127,19 @@ def test_tiers_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "there is no tier: write a tier as"),
-        ("1000 0.10", "“1000 0.10” is no tier: write a tier as"),
-        ("1000: 0.10", "nothing says what units beyond 1000 cost: add a line such as"),
-        ("more: 1\n1000: 2", "“1000: 2” comes after the tier of all further units"),
-        ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” ends at or before the tier before it: tiers go up"),
+        ("", "there are no tiers: write a tier as"),
+        ("1000 0.10", "“1000 0.10” is not a tier: write a tier as"),
+        ("1000: 0.10", "there is no price for units beyond 1000: add a line such as"),
+        ("more: 1\n1000: 2", "“1000: 2” comes after the tier “more”"),
+        ("1000: 1\n1000: 2\nmore: 3", "“1000: 2” does not end after the tier before it: sort the tiers"),
         ("1,000: 1\nmore: 3", "“1,000: 1” must begin with a whole number of units"),
         ("0: 1\nmore: 3", "must begin with a whole number of units from 1"),
         ("10000000000000: 1\nmore: 3", "must begin with a whole number of units from 1"),
-        ("more: 0,10", "“0,10” is no price: write a decimal such as 0.10"),
-        ("more: -1", "“-1” is no price"),
-        ("more: 1e3", "“1e3” is no price"),
-        ("more: ١", "is no price"),
-        ("more: 1 +", "“” is no price"),
+        ("more: 0,10", "“0,10” is not a price: write a decimal such as 0.10"),
+        ("more: -1", "“-1” is not a price"),
+        ("more: 1e3", "“1e3” is not a price"),
+        ("more: ١", "is not a price"),
+        ("more: 1 +", "“” is not a price"),
         ("more: 0.00000000001", "has too many digits"),
         ("more: 100000", "has too many digits"),
     ],

@@ -197,7 +197,7 @@ class TestRulesAsCode:
             ({"plans": {"pro": {"currency": "EURO"}}}, "plan “pro”: currency: "),
             (
                 {"plans": {"pro": {"currency": "EUR", "prices": {"requests": {"pricing": "volume", "tiers": ["9"]}}}}},
-                "plan “pro”: price of requests: tiers: “9” is no tier: write a tier as",
+                "plan “pro”: price of requests: tiers: “9” is not a tier: write a tier as",
             ),
             ({"limits": []}, "write an object such as"),
             ({"rules": {}}, "plans is an object by slug and rules a list"),
