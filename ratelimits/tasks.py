@@ -96,7 +96,7 @@ def push_to(name: str) -> None:
     if name in conf.PUSH:  # a setting may change while a task waits
         receiver = receivers.receiver(name)
         planning.plan(receiver)
-        sending.send(receiver, longest=conf.PUSH_INTERVAL)
+        sending.send(receiver, max_seconds=conf.PUSH_INTERVAL)
 
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)

@@ -1,3 +1,3 @@
-"""Pushing: the lines of finalised reports to billing systems, each once, with a ledger of what was delivered."""
+"""Pushing: send the lines of finalised reports to billing systems, each once, and record every delivery in a ledger."""
 
 from __future__ import annotations

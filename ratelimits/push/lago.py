@@ -1,4 +1,7 @@
-"""Lago: batches of events, taken as a whole or not at all (https://docs.getlago.com/api-reference/events/batch)."""
+"""Lago: batches of events; Lago accepts a batch as a whole or not at all.
+
+See https://docs.getlago.com/api-reference/events/batch.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import LAGO_BATCH, lago_event
 from ratelimits.reports.rows import Row
 
-#: What a refusal says of an event whose transaction_id it has.
+#: The error for an event whose transaction_id Lago has already.
 _KNOWN = {"transaction_id": ["value_already_exist"]}
 
 
 class Lago(Service):
-    """Events with all quantities of a line; Lago knows a transaction_id for ever."""
+    """Lago events with all quantities of a line. Lago never forgets a transaction_id."""
 
     name, label = "lago", "Lago"
     url, path = "https://api.getlago.com", "/api/v1/events/batch"
@@ -32,28 +35,28 @@ class Lago(Service):
             "User-Agent": "ratelimits",
         }
 
-    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
-        found = read_json(answer)
-        events = found.get("events") if isinstance(found, dict) else None
+    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+        content = read_json(answer)
+        events = content.get("events") if isinstance(content, dict) else None
         if not isinstance(events, list):
             return False
         return set(names) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal, which names events by their place in the batch."""
-        found = read_json(answer)
-        if not isinstance(found, dict) or "status" not in found or "error" not in found:
+        """Read a refusal, which names events by their index in the batch."""
+        content = read_json(answer)
+        if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None
-        if answer.status == 404 and not found.get("code"):
-            return None  # the address
-        details = found.get("error_details")
+        if answer.status == 404 and not content.get("code"):
+            return None  # The URL is wrong.
+        details = content.get("error_details")
         accepted, refused = {}, {}
-        for place, wrong in details.items() if isinstance(details, dict) else ():
-            if not (place.isascii() and place.isdecimal() and int(place) < len(names)):
+        for index, error in details.items() if isinstance(details, dict) else ():
+            if not (index.isascii() and index.isdecimal() and int(index) < len(names)):
                 continue
-            if wrong == _KNOWN:
-                accepted[names[int(place)]] = "it had it already"
+            if error == _KNOWN:
+                accepted[names[int(index)]] = "it had it already"
             else:
-                refused[names[int(place)]] = f"{answer.says}: {json.dumps(wrong)}"
-        said = json.dumps(details) if details else str(found["error"])
-        return PushOutcome(accepted, refused, f"{answer.says}: {said}")
+                refused[names[int(index)]] = f"{answer.says}: {json.dumps(error)}"
+        reason = json.dumps(details) if details else str(content["error"])
+        return PushOutcome(accepted, refused, f"{answer.says}: {reason}")

@@ -1,4 +1,4 @@
-"""OpenMeter: CloudEvents in batches (https://openmeter.io/docs/api), known by source and id."""
+"""OpenMeter: CloudEvents in batches (https://openmeter.io/docs/api), identified by their source and id."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from ratelimits.reports.rows import Row
 
 
 class OpenMeter(Service):
-    """Events with the whole line as their data, about the account.
+    """CloudEvents whose subject is the account and whose data is the whole line.
 
-    Where an OpenMeter of one's own deduplicates, it does so for 24 hours unless it is configured otherwise; REMEMBERS
-    says how long.
+    A self-hosted OpenMeter recognises repeated events for 24 hours by default; REMEMBERS gives another time.
     """
 
     name, label = "openmeter", "OpenMeter"
@@ -23,7 +22,7 @@ class OpenMeter(Service):
     together = 100
     remembers = 24
     needs_key = False
-    asks_billing_customer = False
+    uses_billing_customer = False
 
     def event(self, row: Row, customer: str) -> str:
         quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
@@ -35,12 +34,12 @@ class OpenMeter(Service):
             fields["Authorization"] = f"Bearer {key}"
         return f"[{','.join(events)}]".encode(), fields
 
-    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
         return answer.status in (202, 204)
 
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal; it names no event."""
-        found = read_json(answer)
-        if answer.status == 404 or not isinstance(found, dict):
+        """Read a refusal, which does not name single events."""
+        content = read_json(answer)
+        if answer.status == 404 or not isinstance(content, dict):
             return None
-        return PushOutcome(reason=f"{answer.says}: {found.get('detail') or found.get('title') or found}")
+        return PushOutcome(reason=f"{answer.says}: {content.get('detail') or content.get('title') or content}")

@@ -1,7 +1,7 @@
-"""Planning: the lines that a version of a report brought in become rows of the delivery ledger, in one transaction.
+"""Planning: write the new lines of a report version to the delivery ledger, in one transaction.
 
-Whoever dies before that has planned nothing, and the next look finds the report again; after it the report is never
-looked at again. So each line has one delivery for each receiver, with one identity and one text.
+If the process dies before the commit, nothing is planned and the next call finds the report again. After the commit the
+report is never planned again. So each line has exactly one delivery for each receiver, with one identity and one text.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: Reports that are planned in one transaction, and deliveries that are written by one statement.
+#: Number of reports that are planned in one transaction, and of deliveries that one statement writes.
 REPORTS, CHUNK = 100, 1000
 
-_LONGEST_CUSTOMER = 255
+_MAX_CUSTOMER = 255
 
 State = PushDelivery.State
 
 
 def plan(receiver: Receiver, now: datetime | None = None) -> int:
-    """Plan what a receiver lacks of all finalised reports since its SINCE; return how many lines that were.
+    """Plan all finalised reports since the receiver's SINCE that are not planned yet; return the number of their lines.
 
-    A report that cannot be planned (CUSTOMER raises, say) is logged, keeps no other from it, and is tried again by the
-    next call.
+    A report that cannot be planned (for example because CUSTOMER raises) is logged and skipped; the next call tries it
+    again.
     """
     now = now or timezone.now()
     lines, last = 0, 0
@@ -52,9 +52,11 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
                     with transaction.atomic(using=conf.DATABASE):
                         lines += _plan(receiver, report, now)
                 except (OperationalError, InterfaceError):
-                    raise  # the database, not a report
+                    raise  # An error of the database, not of the report.
                 except Exception:
-                    logger.exception("Report %s cannot be pushed to %s; others are", report, receiver.name)
+                    logger.exception(
+                        "Report %s cannot be pushed to %s; other reports are pushed", report, receiver.name
+                    )
                 last = report.pk
             crash.reached("push:planned")
         crash.reached("push:plan-committed")
@@ -63,20 +65,21 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
 
 
 def unplanned(receiver: Receiver) -> QuerySet[Report]:
-    """Return the versions of reports that are not in the delivery ledger yet, in the order of their making."""
+    """Return the report versions whose lines are not in the delivery ledger yet, oldest first."""
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
     start, _end = month_window(receiver.since)
     reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
-    # The window begins where the month begins first; some periods that start then are of the month before.
-    around = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
-    for at, timezone_ in around.values_list("period_start", "timezone").distinct():
+    # `start` is where the month begins in the easternmost time zone. Elsewhere, periods that start within the next 26
+    # hours may still belong to the month before.
+    near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
+    for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
         if month_of(at, timezone_) < receiver.since:
             reports = reports.exclude(period_start=at, timezone=timezone_)
     return reports.exclude(Exists(planned)).order_by("pk")
 
 
 def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
-    """Yield what a receiver is to get of the lines that a version of a report brought in."""
+    """Yield the deliveries, not saved yet, of the lines that a report version added."""
     for row in version_rows(report):
         delivery = _delivery(receiver, report, row, now)
         if delivery is not None:
@@ -84,22 +87,22 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 
 
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
-    """Return the customer and the event of a line; "" for a customer whom the receiver does not bill.
+    """Return the customer and the event of a line; the customer is "" if the receiver does not bill the account.
 
-    Raises ValueError for a customer that is no text, and whatever CUSTOMER raises.
+    Raises ValueError if CUSTOMER returns neither a text nor None, and lets the exceptions of CUSTOMER pass.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
-    if not isinstance(customer, str) or len(customer) > _LONGEST_CUSTOMER:
+    if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:
         raise ValueError(
-            f"CUSTOMER answers {customer!r:.80} for {row.account!r}: it must be a text of at most {_LONGEST_CUSTOMER}"
+            f"CUSTOMER returns {customer!r:.80} for {row.account!r}: it must return a text of at most {_MAX_CUSTOMER}"
             " characters, or None"
         )
     return customer, receiver.service.event(row, customer)
 
 
 def _plan(receiver: Receiver, report: Report, now: datetime) -> int:
-    found, count = deliveries(receiver, report, now), 0
-    while chunk := list(islice(found, CHUNK)):
+    rows, count = deliveries(receiver, report, now), 0
+    while chunk := list(islice(rows, CHUNK)):
         PushDelivery.objects.using(conf.DATABASE).bulk_create(chunk)
         count += len(chunk)
         crash.reached("push:lines-planned")

@@ -1,4 +1,4 @@
-"""The billing systems of RATELIMITS["PUSH"], read from the settings."""
+"""The billing systems in RATELIMITS["PUSH"]."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from ratelimits.push.service import Service
 from ratelimits.push.stripe import Stripe
 
 #: The kinds of billing systems, by name.
-SERVICES: dict[str, Service] = {each.name: each for each in (Stripe(), Lago(), OpenMeter())}
-#: A retry arrives so much before the receiver forgets the first request, at least: clocks differ, requests take time.
+SERVICES: dict[str, Service] = {service.name: service for service in (Stripe(), Lago(), OpenMeter())}
+#: A retry must arrive at least this long before the receiver forgets the first request: clocks differ, and requests
+#: take time.
 MARGIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """One billing system, under its name in the settings."""
+    """A billing system with its name in the settings."""
 
     name: str
     service: Service
     key: str
     url: str
-    #: The month, like "2026-11", whose reports are the first that it gets.
+    #: The first month, such as "2026-11", whose reports are sent to it.
     since: str
-    #: An account to what the billing system calls it; None or "" for one that it does not bill.
+    #: Returns the billing system's customer for an account; None or "" if it does not bill the account.
     customer: Callable[[str], str | None]
-    #: For how long a retry is recognised; None: for ever.
+    #: How long it recognises a repeated event; None for ever.
     remembers: timedelta | None
 
     @property
     def retried_for(self) -> timedelta | None:
-        """For how long a request whose answer was lost may be repeated; None: for ever."""
+        """Return how long a request whose answer was lost may be repeated; None for ever."""
         return None if self.remembers is None else max(self.remembers - MARGIN, timedelta())
 
 
@@ -48,7 +49,7 @@ def receivers() -> list[Receiver]:
 
 
 def receiver(name: str) -> Receiver:
-    """Return the billing system of this name. Raises KeyError."""
+    """Return the billing system with this name. Raises KeyError if the settings have none."""
     return _receiver(name, conf.PUSH[name])
 
 
@@ -56,7 +57,7 @@ def _receiver(name: str, options: dict[str, object]) -> Receiver:
     service = SERVICES[str(options.get("FORMAT", name))]
     customer: object = options.get("CUSTOMER")
     if customer is None:
-        customer = conf.BILLING_CUSTOMER if service.asks_billing_customer else None
+        customer = conf.BILLING_CUSTOMER if service.uses_billing_customer else None
     if isinstance(customer, str):
         customer = import_string(customer)
     hours = options.get("REMEMBERS", service.remembers)

@@ -1,4 +1,4 @@
-"""A kind of billing system: what it is sent, and what its answers mean."""
+"""The base class of billing systems: which requests are sent, and what the answers mean."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from typing import Any
 from ratelimits.posting import HttpAnswer
 from ratelimits.reports.rows import Row
 
-#: A receiver is not asked to wait for longer than this, in seconds, whatever its Retry-After says.
-LONGEST_WAIT = 86_400.0
-#: Statuses of a request that was read and not taken, for what is in it.
+#: Maximum pause in seconds, even if the receiver's Retry-After is longer.
+MAX_WAIT = 86_400.0
+#: Statuses of a request that was read but not accepted because of its content.
 _ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
-#: Statuses that say nothing of whether the request was taken; so do all from 500 up.
+#: Statuses, besides all from 500 up, that do not say whether the request was accepted.
 _UNCLEAR = frozenset({408, 409, 425})
 
 
-class Held(Exception):
-    """Nothing can be sent now.
+class PushFailed(Exception):
+    """A request failed, and the receiver is paused.
 
-    `after`: seconds until the receiver wants to be asked again, if it said so. `suspect`: whether it may be for what is
-    in this request that it failed.
+    `after` is the seconds of the receiver's Retry-After, if it sent one. `suspect` says whether the content of the
+    request may be the cause.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, suspect: bool = True) -> None:
         super().__init__(reason)
-        self.after = None if after is None else min(after, LONGEST_WAIT)
+        self.after = None if after is None else min(after, MAX_WAIT)
         self.suspect = suspect
 
 
-class NotTaken(Held):
-    """No event of the request was taken."""
+class NotAccepted(PushFailed):
+    """No event of the request was accepted."""
 
 
-class Unclear(Held):
-    """Nobody here knows whether the request was taken."""
+class OutcomeUnknown(PushFailed):
+    """The request may have been accepted or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """What became of the events of a request, by their identities; those that are not named were not taken."""
+    """The outcome of a request: notes on its accepted and refused events, by identity. Others were not accepted."""
 
     accepted: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    #: Why events that are not named were not taken.
+    #: Why the other events were not accepted.
     reason: str = ""
 
 
@@ -56,18 +56,18 @@ class Service(ABC):
 
     name: str
     label: str
-    #: Where it is, unless URL says otherwise, and the path behind that.
+    #: Its URL if the setting URL has none, and the path that is added to it.
     url: str
     path: str
-    #: How many events one request takes.
+    #: Maximum number of events in one request.
     together: int
-    #: How old an event may be; None: as old as you like.
+    #: Maximum age of an event; None for any age.
     oldest: timedelta | None = None
-    #: Hours in which it recognises an event that it was sent before; None: for ever.
+    #: Hours in which it recognises an event that is sent again; None for ever.
     remembers: float | None = None
-    #: Whether it cannot do without a key, and whether BILLING_CUSTOMER names its customers.
+    #: Whether it requires a key, and whether BILLING_CUSTOMER names its customers.
     needs_key = True
-    asks_billing_customer = True
+    uses_billing_customer = True
 
     @abstractmethod
     def event(self, row: Row, customer: str) -> str:
@@ -78,34 +78,34 @@ class Service(ABC):
         """Return the body and the headers of a request with these events."""
 
     @abstractmethod
-    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
-        """Return whether this answer of 200 to 299 is what the service says when it has taken these events."""
+    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+        """Return whether an answer with a status of 200 to 299 says that the service has accepted these events."""
 
     @abstractmethod
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Return what the refusal of a request says of its events; None if it is none of this service."""
+        """Return the outcome that an error answer describes; None if it is not an error answer of this service."""
 
     def outcome(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome:
-        """Return what became of the events with these identities. Raises NotTaken and Unclear."""
+        """Return the outcome for the events with these identities. Raises NotAccepted and OutcomeUnknown."""
         status = answer.status
         if 200 <= status < 300:
-            if self.taken(answer, names):
+            if self.accepted(answer, names):
                 return PushOutcome(accepted=dict.fromkeys(names, answer.says))
-            raise Unclear(f"{answer.says}, but not as {self.label} does: is the URL right?")
+            raise OutcomeUnknown(f"{answer.says}, but the answer is not one of {self.label}: is the URL right?")
         if status == 429:
-            raise NotTaken(answer.says, answer.retry_after(), suspect=False)
+            raise NotAccepted(answer.says, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:
-            raise Unclear(answer.says, answer.retry_after())
-        found = self.refused(answer, names) if status in _ABOUT_CONTENT else None
-        if found is None:
-            raise NotTaken(f"{answer.says}: are URL and KEY right?", answer.retry_after())
-        if not (found.accepted or found.refused) and len(names) == 1:
-            return PushOutcome(refused={names[0]: found.reason})
-        return found
+            raise OutcomeUnknown(answer.says, answer.retry_after())
+        refusal = self.refused(answer, names) if status in _ABOUT_CONTENT else None
+        if refusal is None:
+            raise NotAccepted(f"{answer.says}: are URL and KEY right?", answer.retry_after())
+        if not (refusal.accepted or refusal.refused) and len(names) == 1:
+            return PushOutcome(refused={names[0]: refusal.reason})
+        return refusal
 
 
 def read_json(answer: HttpAnswer) -> Any:
-    """Return what the body says in JSON; None if it is none."""
+    """Return the body of an answer, decoded from JSON; None if it is not JSON."""
     try:
         return json.loads(answer.body)
     except ValueError:

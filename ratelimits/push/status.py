@@ -1,4 +1,4 @@
-"""What a receiver was sent, what it lacks, and what needs a person."""
+"""The state of a receiver: its deliveries by state, the reports not planned yet, and what needs a person."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
 
 State = PushDelivery.State
-#: Unplanned reports of which it is said whether they can be planned: there may be many before the first push.
-_TRIED = 50
+#: Maximum number of unplanned reports that are tried: before the first push there may be many.
+_MAX_TRIED = 50
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a receiver is."""
+    """The state of a receiver."""
 
     name: str
     #: State to the number of deliveries in it and the sum of their overage.
     counts: dict[str, tuple[int, int]]
-    #: Versions of reports whose lines are not in the delivery ledger yet.
+    #: Number of report versions whose lines are not in the delivery ledger yet.
     unplanned: int
-    #: The first of them that cannot be planned, and why: CUSTOMER raises, say.
+    #: The first of these reports that cannot be planned, each with the error (for example one of CUSTOMER).
     failing: list[tuple[Report, str]]
     paused: datetime | None
     error: str
@@ -38,7 +38,7 @@ class Status:
 
 
 def status(receiver: Receiver, now: datetime) -> Status:
-    """Return how far a receiver is."""
+    """Return the state of a receiver."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name)
     sums = rows.order_by("state").values_list("state").annotate(Count("pk"), Sum("overage"))
     state = PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).first()
@@ -47,7 +47,9 @@ def status(receiver: Receiver, now: datetime) -> Status:
         name=receiver.name,
         counts={name: (count, overage) for name, count, overage in sums},
         unplanned=unplanned(receiver).count(),
-        failing=[(report, why) for report in unplanned(receiver)[:_TRIED] if (why := _failure(receiver, report, now))],
+        failing=[
+            (report, why) for report in unplanned(receiver)[:_MAX_TRIED] if (why := _failure(receiver, report, now))
+        ],
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
         open=rows.filter(state__in=OPEN).select_related("report"),
@@ -55,15 +57,15 @@ def status(receiver: Receiver, now: datetime) -> Status:
 
 
 def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield what sending would come to now, each with whether it would be sent; nothing is written."""
+    """Yield the deliveries that wait or would be planned, each with whether it would be sent now; write nothing."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     for row in rows.select_related("report").order_by("pk").iterator():
-        yield _judged(receiver, row, now)
+        yield _preview_row(receiver, row, now)
     for report in unplanned(receiver).iterator():
         if _failure(receiver, report, now):
             continue
         for row in deliveries(receiver, report, now):
-            yield _judged(receiver, row, now)
+            yield _preview_row(receiver, row, now)
 
 
 def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
@@ -72,16 +74,16 @@ def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
         for _row in deliveries(receiver, report, now):
             pass
     except (OperationalError, InterfaceError):
-        raise  # the database, not a report
-    except Exception as error:  # noqa: BLE001 - CUSTOMER is the project's own
+        raise  # An error of the database, not of the report.
+    except Exception as error:  # noqa: BLE001 - the project's CUSTOMER can raise anything
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def _judged(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:
-    oldest, kept = receiver.service.oldest, receiver.retried_for
+def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[PushDelivery, bool]:
+    oldest, retried_for = receiver.service.oldest, receiver.retried_for
     if oldest is not None and row.happened_at < now - oldest:
-        row.state, row.note = State.EXPIRED, f"{receiver.service.label} takes nothing older than {oldest.days} days"
-    elif kept is not None and row.unsure_since is not None and row.unsure_since <= now - kept:
+        row.state, row.note = State.EXPIRED, f"{receiver.service.label} accepts no event older than {oldest.days} days"
+    elif retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
         row.state, row.note = State.UNSURE, f"{receiver.service.label} may not recognise it any more"
     return row, row.state == State.WAITING

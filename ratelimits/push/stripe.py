@@ -1,4 +1,4 @@
-"""Stripe: one meter event a request (https://docs.stripe.com/api/billing/meter-event/create)."""
+"""Stripe: one meter event per request (https://docs.stripe.com/api/billing/meter-event/create)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import STRIPE_OLDEST, stripe_event
 from ratelimits.reports.rows import Row
 
-#: How Stripe refuses an identifier that it has; the error has no code.
+#: Start of Stripe's error message for an identifier that it has already; this error has no code.
 _KNOWN = "An event already exists with identifier"
 
 
 class Stripe(Service):
-    """Meter events of what goes beyond the plan.
+    """Meter events for the overage of a line.
 
-    There is no Idempotency-Key: Stripe would repeat the first answer for a day, an internal error too. What makes a
-    retry harmless is the event's own identifier.
+    No Idempotency-Key is sent: with it Stripe would repeat its first answer for a day, even an internal error. The
+    event's identifier alone makes a retry harmless.
     """
 
     name, label = "stripe", "Stripe"
@@ -43,18 +43,18 @@ class Stripe(Service):
             "User-Agent": "ratelimits",
         }
 
-    def taken(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
-        found = read_json(answer)
-        return isinstance(found, dict) and found.get("identifier") == names[0]
+    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+        content = read_json(answer)
+        return isinstance(content, dict) and content.get("identifier") == names[0]
 
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        found = read_json(answer)
-        error = found.get("error") if isinstance(found, dict) else None
+        content = read_json(answer)
+        error = content.get("error") if isinstance(content, dict) else None
         if not isinstance(error, dict):
             return None
         message, code = str(error.get("message", "")), str(error.get("code") or "")
         if answer.status == 404 and code != "resource_missing":
-            return None  # the address
+            return None  # The URL is wrong.
         if message.startswith(_KNOWN) and names[0] in message:
             return PushOutcome(accepted={names[0]: "it had it already"})
         return PushOutcome(refused={names[0]: f"{answer.says}: {code} {message}"})

@@ -39,7 +39,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_changes_nothing(fakes: dict[str
     assert not PushedReport.objects.exists()
     assert not PushReceiver.objects.exists()
     out, err = run(dry_run=True, receiver="stripe")
-    assert (out, err.count("takes nothing older than 35 days")) == ("", 2)
+    assert (out, err.count("accepts no event older than 35 days")) == ("", 2)
 
 
 def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) -> None:
@@ -51,7 +51,7 @@ def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) ->
     with pytest.raises(CommandError, match="needs a person") as failed:
         call_command("ratelimits_push", stdout=out)
     assert failed.value.returncode == 1
-    assert out.getvalue().count("Stripe takes no event that is older than 35 days") == 2
+    assert out.getvalue().count("Stripe accepts no event that is older than 35 days") == 2
     assert len(fakes["lago"].taken) == 2
 
 
@@ -98,7 +98,7 @@ def test_what_makes_no_sense_is_an_error(about: dict[str, Any], message: str) ->
     ("answer", "why"),
     [
         (lambda name: {"acme": "cus_1"}[name], "KeyError: 'globex'"),
-        (lambda name: "cus_1" if name == "acme" else 42, "CUSTOMER answers 42 for 'globex': it must be a text"),
+        (lambda name: "cus_1" if name == "acme" else 42, "CUSTOMER returns 42 for 'globex': it must be a text"),
         (lambda name: "cus_1" if name == "acme" else "x" * 256, "it must be a text of at most 255 characters"),
     ],
     ids=["raises", "number", "long"],

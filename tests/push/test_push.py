@@ -21,7 +21,7 @@ from ratelimits.push import send as sending
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
-from ratelimits.push.service import NotTaken
+from ratelimits.push.service import NotAccepted
 from ratelimits.push.settle import NotSettledError, Settlement, settle
 from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
@@ -277,7 +277,7 @@ def test_a_refused_event_says_why_holds_up_no_other_and_can_be_sent_again(each: 
     assert row.meter == "tokens"
     assert {"stripe": "No active meter", "lago": "metric_not_found", "openmeter": "invalid event"}[name] in row.note
     assert push(name, 1) == {}
-    with pytest.raises(NotSettledError, match="never taken"):
+    with pytest.raises(NotSettledError, match="never accepted"):
         settle(receiver(name), [row.line_id], Settlement.ACCEPTED, "ada", "no")
     fake.unknown = set()
     settle(receiver(name), [row.line_id], Settlement.AGAIN, "ada", "the meter is there now", NOW)
@@ -380,7 +380,7 @@ def test_who_slept_between_claiming_and_sending_sends_nothing(stripe: Fake) -> N
     claimed = sending._claim(receiver("stripe"), NOW)
     assert claimed is not None
     for slept in (151, -1):
-        with pytest.raises(NotTaken):
+        with pytest.raises(NotAccepted):
             sending._exchange(receiver("stripe"), replace(claimed, at=time() - slept))
     assert stripe.requests == []
     assert sending._exchange(receiver("stripe"), claimed).accepted

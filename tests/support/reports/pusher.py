@@ -35,7 +35,7 @@ def impatient() -> None:
     from ratelimits.push import send
 
     send.CLAIM = timedelta(seconds=1)
-    send.FIRST_PAUSE, send.LONGEST_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
+    send.FIRST_PAUSE, send.MAX_PAUSE = timedelta(seconds=0.02), timedelta(seconds=0.1)
 
 
 def work(now: datetime, rng: random.Random) -> None:
