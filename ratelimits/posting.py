@@ -1,6 +1,6 @@
-"""POST over HTTP with one time limit for the whole exchange, from connecting to the answer's last byte.
+"""POST over HTTP with one time limit for the whole exchange, from connecting to the last byte of the answer.
 
-A socket's own timeout begins anew with each byte that arrives, so a slow peer could keep a worker for hours.
+A socket's own timeout starts again with each byte that arrives, so a slow peer could keep a worker busy for hours.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-#: The most of an answer's body that is read, in bytes.
+#: Maximum number of bytes of an answer's body that are read.
 MAX_BODY = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came back: the status, the headers, and the body up to MAX_BODY bytes."""
+    """An answer: its status, its headers, and at most MAX_BODY bytes of its body."""
 
     status: int
     headers: Message
@@ -33,11 +33,11 @@ class HttpAnswer:
 
     @property
     def says(self) -> str:
-        """The status in words, for messages."""
+        """Return the status in words, for messages."""
         return f"it answered {self.status} {http.client.responses.get(self.status, '')}".strip()
 
     def retry_after(self) -> float | None:
-        """Return the seconds that Retry-After asks to wait, from 0 up; None if it names none."""
+        """Return the seconds to wait from the header Retry-After, at least 0; None without a valid header."""
         value = (self.headers.get("Retry-After") or "").strip()
         if value.isascii() and value.isdecimal():
             return float(value)
@@ -54,15 +54,15 @@ class Deadline:
         self._at = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Return the seconds that are left; TimeoutError when none are."""
+        """Return the remaining seconds. Raises TimeoutError if there are none."""
         left = self._at - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
         return left
 
 
-class _Reading(io.RawIOBase):
-    """What arrives on a socket until a deadline."""
+class _TimedReader(io.RawIOBase):
+    """A raw stream of the bytes that arrive on a socket before the deadline."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock, self._deadline = sock, deadline
@@ -71,19 +71,19 @@ class _Reading(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read at least a byte, 0 at the end. Raises TimeoutError when the deadline comes first."""
+        """Read at least one byte and return the number of bytes, 0 at the end. Raises TimeoutError at the deadline."""
         self._sock.settimeout(self._deadline.left())
         return self._sock.recv_into(buffer)
 
 
 class _TimedSocket:
-    """A socket, as far as http.client uses one, whose every step ends at the deadline."""
+    """The methods of a socket that http.client uses; each ends at the deadline."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock, self._deadline = sock, deadline
 
     def sendall(self, data: ReadableBuffer) -> None:
-        """Send all of it. Raises TimeoutError when the deadline comes first."""
+        """Send all data. Raises TimeoutError at the deadline."""
         rest = memoryview(data).cast("B")
         while rest:
             self._sock.settimeout(self._deadline.left())
@@ -91,32 +91,32 @@ class _TimedSocket:
 
     def makefile(self, _mode: str) -> BinaryIO:
         """Return a buffered reader, as a socket's own method does."""
-        return io.BufferedReader(_Reading(self._sock, self._deadline))
+        return io.BufferedReader(_TimedReader(self._sock, self._deadline))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._sock.close()
 
 
 class Connection:
-    """A connection to the host of an address, for one exchange; close it, or use it as a context manager."""
+    """A connection to the host of a URL, for one exchange; close it, or use it as a context manager."""
 
     def __init__(self, url: str, timeout: float) -> None:
-        """Connect; the exchange must be over `timeout` seconds from then.
+        """Connect; from then on the exchange may take at most `timeout` seconds.
 
-        Looking up the host's name comes on top: the system's resolver has limits of its own. Raises OSError when there
-        is no connection, ValueError for what is no address: the host then knows nothing of any request.
+        The time to look up the host's name is not included, since the system's resolver has its own time limits. Raises
+        OSError if connecting fails, and ValueError if `url` is not a URL; in both cases no request was sent.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         if parts.hostname is None or not (secure or parts.scheme == "http"):
-            raise ValueError(f"{url!r} is no address")
+            raise ValueError(f"{url!r} is not a URL of http or https")
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port)
-        found = socket.getaddrinfo(self._connection.host, self._connection.port, type=socket.SOCK_STREAM)
+        connection_class = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._connection = connection_class(parts.hostname, parts.port)
+        addresses = socket.getaddrinfo(self._connection.host, self._connection.port, type=socket.SOCK_STREAM)
         deadline = Deadline(timeout)
-        sock = _connected(found, deadline)
+        sock = _connected(addresses, deadline)
         try:
             if secure:
                 sock.settimeout(deadline.left())
@@ -129,13 +129,13 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *about: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._connection.close()
 
     def post(self, content: bytes, fields: dict[str, str], *, body: bool = True) -> HttpAnswer:
-        """POST and return the answer; without `body` it ends with its headers. Redirects are not followed.
+        """POST and return the answer; if `body` is false, its body is not read. Redirects are not followed.
 
-        Raises OSError or http.client.HTTPException when no answer, or not all of it, came.
+        Raises OSError or http.client.HTTPException unless the whole answer arrived.
         """
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
@@ -143,10 +143,10 @@ class Connection:
             return HttpAnswer(response.status, response.headers, response.read(MAX_BODY) if body else b"")
 
 
-def _connected(found: list[Any], deadline: Deadline) -> socket.socket:
-    """Return a connection to the first of these addresses that answers. Raises OSError if none does."""
-    failure = OSError("there is no address")
-    for family, kind, protocol, _name, address in found:
+def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
+    """Return a socket connected to the first of these addresses that answers. Raises OSError if none does."""
+    failure = OSError("the host has no address")
+    for family, kind, protocol, _name, address in addresses:
         sock = socket.socket(family, kind, protocol)
         try:
             sock.settimeout(deadline.left())

@@ -10,16 +10,17 @@ from ratelimits.conf import conf
 
 
 class RatelimitsRouter:
-    """Keep every model of the app, its history included, in RATELIMITS["DATABASE"], and out of other databases.
+    """A router that keeps all models of the app, with their history, in RATELIMITS["DATABASE"] and nowhere else.
 
-    Rows of the app name users, who may be in another database.
+    Rows of the app may name users, who may be in another database.
     """
 
     def db_for_read(self, model: type[models.Model], **hints: Any) -> str | None:
         """Return the database that the app's rows are read from; None for other apps."""
         if _ours(model):
             return conf.DATABASE
-        # Whom a row of the app names is not beside it, where Django would look, but where other routers say.
+        # A user whom a row of the app names is in the database that other routers say, not in the row's database, where
+        # Django would look.
         return router.db_for_read(model) if _ours(hints.get("instance")) else None
 
     def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
@@ -38,5 +39,5 @@ class RatelimitsRouter:
 
 
 def _ours(row: Any) -> bool:
-    """Return whether this model, or row, is of the app."""
+    """Return whether a model or row belongs to the app."""
     return row is not None and row._meta.app_label == "ratelimits"

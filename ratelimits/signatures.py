@@ -1,4 +1,4 @@
-"""HMACs with SIGNING_KEY, and their check with that and the keys that were in use before."""
+"""HMACs made with SIGNING_KEY, and their verification with this key and with SIGNING_KEYS_OLD."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ def sign(text: str) -> str:
 
 
 def key_id(key: str) -> str:
-    """Return a short name of a key, which does not tell the key; "" without one."""
+    """Return a short name of a key, from which the key cannot be computed; "" for no key."""
     return _hmac(key, "ratelimits key id")[:16] if key else ""
 
 
 def wrong(text: str, signature: str) -> str:
-    """Return what is wrong with a signature, as a part of a sentence; "" if it holds, or if there is no key.
+    """Return what is wrong with a signature, as part of a sentence; "" if it is valid or there is no key.
 
-    It may be of SIGNING_KEY or of any of SIGNING_KEYS_OLD, of which an empty one stands for no signature.
+    A signature made with SIGNING_KEY or any of SIGNING_KEYS_OLD is valid. An empty key in SIGNING_KEYS_OLD means that
+    texts without signature are valid too.
     """
-    known = [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
-    if not known or any(hmac.compare_digest(_hmac(key, text).encode(), signature.encode()) for key in known):
+    keys = [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
+    if not keys or any(hmac.compare_digest(_hmac(key, text).encode(), signature.encode()) for key in keys):
         return ""
     if signature:
-        return "its signature is not the one of SIGNING_KEY, nor of one of SIGNING_KEYS_OLD"
+        return "its signature was made neither with SIGNING_KEY nor with one of SIGNING_KEYS_OLD"
     if "" in conf.SIGNING_KEYS_OLD:
         return ""
-    return "it has no signature: it was taken away, or there was no SIGNING_KEY yet, which SIGNING_KEYS_OLD can say"
+    return 'it has no signature: it was removed, or there was no SIGNING_KEY yet (if so, add "" to SIGNING_KEYS_OLD)'
 
 
 def checked() -> bool:
-    """Return whether there is a key, so that signatures are looked at."""
+    """Return whether there is a key, so that signatures are verified."""
     return any((conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD))
 
 

@@ -1,4 +1,4 @@
-"""Celery tasks: each only calls what does the work, and can be delivered twice or run beside itself.
+"""Celery tasks: each only calls the function that does the work. A task may be delivered twice or run twice at once.
 
 Add them to your app's beat schedule (docs/billing.md):
 
@@ -35,8 +35,9 @@ from ratelimits.usage.retention import compact as compacting
 
 logger = logging.getLogger(__name__)
 
-#: Sealing that was due so many seconds ago is dropped: what a worker meets that was away must not keep it for long.
-_LATEST_SEAL = 3600
+#: Seconds after which a waiting task that seals is dropped, so that a worker that was down does not run hundreds of
+#: them.
+_SEAL_EXPIRES = 3600
 
 
 @shared_task(name="ratelimits.seal", ignore_result=True, acks_late=True)
@@ -45,55 +46,55 @@ def seal() -> None:
     try:
         sealing.seal()
     except RedisError as error:
-        logger.warning("The usage could not be sealed: %s", error)
+        logger.warning("Usage could not be sealed; the next run of the task tries again: %s", error)
 
 
 @shared_task(name="ratelimits.drain", ignore_result=True, acks_late=True)
 def drain() -> None:
-    """Bring all sealed batches into the ledger, and add them to the totals by account and period."""
+    """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
         draining.drain()
         tallying.tally()
     except (NotFencedError, RedisError) as error:
-        logger.warning("The usage could not be drained; the next drain goes on: %s", error)
+        logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
-    """Close the billing periods whose usage is complete, and correct closed ones."""
+    """Close the billing periods whose usage is complete, and correct closed ones by new report versions."""
     for _closed in closing.finalise_each():
         pass
 
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
 def alerts() -> None:
-    """Raise the alerts that the ledger's totals are due, and have the deliveries made that wait."""
+    """Raise the alerts that the ledger's totals call for, and start a task for each delivery that is due."""
     try:
         evaluate()
     except RulesUnavailable as error:
-        logger.warning("Alerts could not be raised; the next look goes on: %s", error)
+        logger.warning("Alerts could not be raised; the next run of the task tries again: %s", error)
     for name in deliver.due():
-        # One that is not begun before the next look is found by that.
+        # A delivery that does not start before the next run is found again by that run.
         deliver_alert.apply_async((str(name),), expires=max(conf.ALERT_INTERVAL, 1))
 
 
 @shared_task(name="ratelimits.deliver_alert", ignore_result=True, acks_late=True, soft_time_limit=deliver.MAX_ATTEMPT)
 def deliver_alert(delivery: str) -> None:
-    """Make one delivery of an alert, if it is due; one that fails becomes due again, later each time."""
+    """Send one delivery of an alert, if it is due. A delivery that fails becomes due again after a growing pause."""
     deliver.deliver(UUID(delivery))
 
 
 @shared_task(name="ratelimits.push", ignore_result=True, acks_late=True)
 def push() -> None:
-    """Have each billing system of PUSH sent what it lacks."""
+    """Start a task for each billing system in PUSH that sends it the lines it does not have yet."""
     for name in conf.PUSH:
         push_to.apply_async((name,), expires=max(conf.PUSH_INTERVAL, 1))
 
 
 @shared_task(name="ratelimits.push_to", ignore_result=True, acks_late=True)
 def push_to(name: str) -> None:
-    """Send a billing system what it lacks, for PUSH_INTERVAL at most: the next look goes on."""
-    if name in conf.PUSH:  # a setting may change while a task waits
+    """Send a billing system the lines it does not have yet, for at most PUSH_INTERVAL; the next run continues."""
+    if name in conf.PUSH:  # The setting may change while a task waits.
         receiver = receivers.receiver(name)
         planning.plan(receiver)
         sending.send(receiver, max_seconds=conf.PUSH_INTERVAL)
@@ -108,11 +109,12 @@ def compact() -> None:
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:
-    """The periodic tasks, for Celery's `beat_schedule`; one that was not begun before the next is due is dropped.
+    """Return the periodic tasks for Celery's `beat_schedule`.
 
-    Not so sealing: where drains outlast their interval and fill the worker, one that waits is done when it can be.
+    A task that has not started when the next one is due is dropped. Only sealing waits for longer: if drains take
+    longer than their interval and keep the worker busy, sealing runs as soon as the worker is free.
     """
-    every = {
+    intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,
         "ratelimits.drain": conf.DRAIN_INTERVAL,
         "ratelimits.finalise": conf.FINALISE_INTERVAL,
@@ -120,9 +122,9 @@ def beat_schedule() -> dict[str, dict[str, Any]]:
         "ratelimits.alerts": conf.ALERT_INTERVAL,
     }
     if conf.PUSH:
-        every["ratelimits.push"] = conf.PUSH_INTERVAL
-    late = {"ratelimits.seal": _LATEST_SEAL}
+        intervals["ratelimits.push"] = conf.PUSH_INTERVAL
+    expires = {"ratelimits.seal": _SEAL_EXPIRES}
     return {
-        name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, late.get(name, 1))}}
-        for name, seconds in every.items()
+        name: {"task": name, "schedule": seconds, "options": {"expires": max(seconds, expires.get(name, 1))}}
+        for name, seconds in intervals.items()
     }

@@ -76,7 +76,7 @@ def test_who_is_away_has_heard_nothing() -> None:
     with pytest.raises(ConnectionRefusedError):
         Connection("http://127.0.0.1:1/", 30)
     for url in ("example.com", "ftp://example.com/", "http://"):
-        with pytest.raises(ValueError, match="is no address"):
+        with pytest.raises(ValueError, match="is not a URL"):
             Connection(url, 30)
 
 

@@ -21,7 +21,7 @@ from rest_framework.viewsets import ViewSet
 from ratelimits.decorators import limited
 from ratelimits.models import Account
 from ratelimits.unknown_names import in_key, in_rule
-from ratelimits.unknown_names.urlconf import Named, named_by_views
+from ratelimits.unknown_names.urlconf import ViewNames, named_by_views
 
 
 class Search(APIView):
@@ -92,7 +92,7 @@ class Urls:
         self.urlpatterns = [*KNOWN, *patterns]
 
 
-def named(settings: Any, *patterns: Any) -> Named:
+def named(settings: Any, *patterns: Any) -> ViewNames:
     settings.ROOT_URLCONF = Urls(*patterns)
     return named_by_views()
 
@@ -100,7 +100,7 @@ def named(settings: Any, *patterns: Any) -> Named:
 def test_what_views_name_is_known_from_the_urlconf(settings: Any) -> None:
     found = named(settings)
     scopes = {"*", "search", "other", "plain", "awaited", "by class", "by method", "things", "upload"}
-    assert found == Named(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}))
+    assert found == ViewNames(frozenset(scopes), frozenset({"requests", "tokens", "pages", "bytes"}))
 
 
 def test_what_a_view_works_out_for_each_request_is_not_known(settings: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings
     assert "No view has the scope “serach”" in scope
     assert "Scopes of views: awaited, by class, by method, other, plain, search, things, upload." in scope
     (meter,) = in_rule("search:POST", "tokenz")
-    assert "No view costs any “tokenz”" in meter
+    assert "No view has a cost in “tokenz”" in meter
     assert "Meters of views: bytes, pages, requests, tokens." in meter
     assert list(in_rule("*", "requests")) == list(in_rule("*", "storage")) == []
 
@@ -124,7 +124,7 @@ def test_a_scope_or_meter_of_no_view_is_named_with_those_that_there_are(settings
 def test_a_method_that_no_request_has_is_named_with_those_that_there_are(settings: Any) -> None:
     named(settings)
     (method,) = in_rule("search:GET,GTE", "requests")
-    assert "No request of HTTP has the method “GTE”. Methods: DELETE, GET, HEAD, OPTIONS," in method
+    assert "HTTP has no method “GTE”. Methods: DELETE, GET, HEAD, OPTIONS," in method
     assert list(in_rule("*:PATCH,TRACE", "requests")) == []
 
 

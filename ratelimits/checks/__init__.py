@@ -1,3 +1,3 @@
-"""System checks: mistakes that can be seen before the first request."""
+"""System checks, which report mistakes before the first request."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""System checks of what the database says, for `manage.py check --database default` and before a migration.
+"""System checks of the rows in the database, for `manage.py check --database default` and before a migration.
 
-Forms refuse what makes no sense. Raw SQL, fixtures and bulk edits do not ask them.
+Forms refuse invalid rows, but raw SQL, fixtures and bulk edits do not use forms.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ratelimits.models.validation.crowding import too_many
 def check_rows(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Return an error for each row that is not in force, and one for more rules than a decision takes."""
+    """Return an error for each row that is not in force, and one if more rules can apply to a request than allowed."""
     try:
         using = conf.DATABASE
     except ImproperlyConfigured:
-        return []  # said by the check of the settings
+        return []  # The check of the settings reports this.
     if using not in (databases or ()) or using not in connections:
         return []
     try:
         with transaction.atomic(using):
-            return [*_rules(using), *_overrides(using), *_accounts(using), *_crowd(using)]
+            return [*_rules(using), *_overrides(using), *_accounts(using), *_crowding(using)]
     except DatabaseError:
-        return []  # not migrated yet, or away, which others say
+        return []  # The tables do not exist yet, or the database is down, which Django reports.
 
 
 def _rules(using: str) -> Iterator[checks.CheckMessage]:
@@ -47,14 +47,14 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
         if reason:
             yield checks.Error(
                 f"Rule {rule.pk} ({rule}) is not in force: {reason}.",
-                hint="Correct or delete it in the admin. Until then its failure policy decides in its place.",
+                hint="Correct or delete it in the admin. Until then its failure policy decides instead.",
                 obj=rule,
                 id="ratelimits.E020",
             )
 
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
-    """One error for each way in which numbers do not fit a rule, by the first override that has them."""
+    """Yield one error for each set of numbers that a rule does not allow, with the first override that has them."""
     rules = readable_rules(using)
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:
@@ -63,8 +63,8 @@ def _overrides(using: str) -> Iterator[checks.CheckMessage]:
         if reason:
             yield checks.Error(
                 f"Override {first} of rule {name} is not in force: {reason}.",
-                hint="Correct or delete it, and others with these numbers. Until then the rule's failure policy"
-                " decides on requests of their keys.",
+                hint="Correct or delete it, and any other override with these numbers. Until then the rule's failure"
+                " policy decides about requests of their keys.",
                 id="ratelimits.E021",
             )
 
@@ -76,17 +76,20 @@ def _accounts(using: str) -> Iterator[checks.CheckMessage]:
             calendar.boundaries("month", timezone, anchor or None, 10**15)
         except ValueError as error:
             yield checks.Error(
-                f"The billing periods of account {first} cannot be told: {error}.",
-                hint="Correct its time zone or billing anchor. Until then its usage is booked by months in UTC.",
+                f"The billing periods of account {first} cannot be computed: {error}.",
+                hint="Correct its time zone or billing anchor. Until then its usage is counted by calendar months in"
+                " UTC.",
                 id="ratelimits.E022",
             )
 
 
-def _crowd(using: str) -> Iterator[checks.CheckMessage]:
+def _crowding(using: str) -> Iterator[checks.CheckMessage]:
     crowd = too_many(Rule.objects.using(using))
     if crowd is not None:
         yield checks.Error(
-            f"A request in scope {crowd.scope!r} could meet {crowd.rules} rules; at most {MAX_LIMITS} are decided.",
-            hint="Switch some off, delete them, or give them other scopes. Until then the failure policy decides.",
+            f"{crowd.rules} rules could apply to a request in scope {crowd.scope!r}, and at most {MAX_LIMITS} may.",
+            hint=(
+                "Switch some rules off, delete them, or give them other scopes. Until then the failure policy decides."
+            ),
             id="ratelimits.E023",
         )

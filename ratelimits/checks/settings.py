@@ -1,4 +1,4 @@
-"""System checks: every mistake in the settings that can be seen before the first request."""
+"""System checks of the project's settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 
 @checks.register("ratelimits")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Unknown names (a typing error would otherwise pass unnoticed) and values that make no sense."""
+    """Return errors for unknown names in RATELIMITS, such as misspelt ones, and for invalid values."""
     given = getattr(settings, "RATELIMITS", {})
     if not isinstance(given, dict):
         return [checks.Error(f"RATELIMITS is {shown(given)}.", hint=A_DICT, id="ratelimits.E002")]
@@ -51,7 +51,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _wrong(name: str) -> bool:
-    """Whether a setting has no value that can be looked at further; `check_settings` says so."""
+    """Return whether a setting is invalid, which `check_settings` reports, so that other checks cannot use it."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:
@@ -61,7 +61,7 @@ def _wrong(name: str) -> bool:
 
 @checks.register("ratelimits")
 def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """The alias that decides is a django-redis one, with a Redis database of its own."""
+    """Return errors unless CACHE_ALIAS names a django-redis cache with a Redis database that no other cache uses."""
     if _wrong("CACHE_ALIAS"):
         return []
     alias = conf.CACHE_ALIAS
@@ -70,43 +70,44 @@ def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
         return [
             checks.Error(
                 f"The cache {alias!r}, which RATELIMITS['CACHE_ALIAS'] names, is not a django-redis cache.",
-                hint="Give CACHES that alias with BACKEND 'django_redis.cache.RedisCache', or name another one.",
+                hint="Add this alias to CACHES with BACKEND 'django_redis.cache.RedisCache', or name another alias.",
                 id="ratelimits.E003",
             )
         ]
-    own = set(_databases(alias))
+    databases = set(_databases(alias))
     return [
         checks.Error(
             f"The caches {alias!r} and {other!r} share a Redis database.",
-            hint=f"cache.clear() empties a whole database, limits and usage included: give {alias!r} another number.",
+            hint=f"cache.clear() deletes everything in a Redis database, limits and usage too: give {alias!r} another"
+            " database number.",
             id="ratelimits.E004",
         )
         for other in settings.CACHES
-        if other != alias and own & set(_databases(other))
+        if other != alias and databases & set(_databases(other))
     ]
 
 
 def _databases(alias: str) -> Iterator[tuple[Any, ...]]:
-    """Server and number of each Redis database that a cache alias is kept in."""
+    """Yield the server and number of each Redis database that a cache alias uses."""
     locations: Any = settings.CACHES[alias].get("LOCATION", "")
     for location in locations if isinstance(locations, list | tuple) else str(locations).split(","):
         try:
-            place = ConnectionPool.from_url(location).connection_kwargs
+            options = ConnectionPool.from_url(location).connection_kwargs
         except ValueError:
-            continue  # no address of a Redis: a cache of another kind
-        yield place.get("host", "localhost"), place.get("port", 6379), place.get("path"), place.get("db", 0)
+            continue  # Not the URL of a Redis server: the cache is of another kind.
+        yield options.get("host", "localhost"), options.get("port", 6379), options.get("path"), options.get("db", 0)
 
 
 @checks.register("ratelimits")
 def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """No other throttle beside ours: DRF runs each of them even after one has refused."""
+    """Warn of other throttles beside QuotaThrottle: DRF runs each of them even after one has refused."""
     classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
     if _THROTTLE not in classes or len(classes) == 1:
         return []
     return [
         checks.Warning(
             "DEFAULT_THROTTLE_CLASSES has other throttles beside QuotaThrottle.",
-            hint="A request that another one refuses is charged and billed all the same: make them rules.",
+            hint="A request that another throttle refuses is still charged and billed: replace the others by rules.",
             id="ratelimits.W001",
         )
     ]
@@ -114,21 +115,24 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 
 @checks.register("ratelimits")
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Where other settings tell of a proxy, its number is said: else all clients have the proxy's address, or none."""
+    """Warn if other settings show that there is a proxy, but NUM_PROXIES is not set.
+
+    All clients would then be counted under the proxy's address, or under none.
+    """
     if _wrong("NUM_PROXIES"):
         return []
-    told = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
+    proxy_settings = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
     try:
-        if proxies() is not None or not told:
+        if proxies() is not None or not proxy_settings:
             return []
     except ImproperlyConfigured as error:
-        what, _stop, hint = str(error).partition(". ")
-        return [checks.Error(f"{what}.", hint=hint, id="ratelimits.E007")]
+        message, _stop, hint = str(error).partition(". ")
+        return [checks.Error(f"{message}.", hint=hint, id="ratelimits.E007")]
     return [
         checks.Warning(
-            f"{' and '.join(told)} tell of a proxy, but nothing says how many there are: every client is counted under"
-            " the proxy's address.",
-            hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies in front that you run yourself (0 for none).",
+            f"{' and '.join(proxy_settings)} show that there is a proxy, but no setting says how many there are: every"
+            " client is counted under the proxy's address.",
+            hint="Set RATELIMITS['NUM_PROXIES'] to the number of proxies that you run yourself (0 for none).",
             id="ratelimits.W003",
         )
     ]
@@ -136,7 +140,7 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 @checks.register("ratelimits")
 def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn of requests that are decided, but that no middleware finishes."""
+    """Warn if requests are decided, but QuotaMiddleware is missing, which finishes them."""
     if any(_is_a(QuotaMiddleware, import_string(path)) for path in settings.MIDDLEWARE):
         return []
     decided = next(_decided(), "")
@@ -144,27 +148,27 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
         return []
     return [
         checks.Warning(
-            f"MIDDLEWARE has no QuotaMiddleware, and requests are decided: {decided}.",
-            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware: without it PATHS are not"
-            " limited, server errors are billed, and the leases of requests that are cut off last until lease_ttl.",
+            f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {decided}.",
+            hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without it PATHS are not"
+            " limited, server errors are billed, and leases of interrupted requests last until lease_ttl.",
             id="ratelimits.W002",
         )
     ]
 
 
 def _decided() -> Iterator[str]:
-    """Yield what has requests decided: settings first, which are quick to look at, then views."""
+    """Yield the settings, then the views, that cause requests to be decided; settings come first as they are quick."""
     if _THROTTLE in getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ()):
         yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
     if conf.PATHS:
         yield "RATELIMITS['PATHS'] is set"
     for pattern in _patterns(get_resolver()) if getattr(settings, "ROOT_URLCONF", None) else ():
         view: Any = pattern.callback
-        # An extra action of a view set has throttles of its own in its arguments.
+        # An extra action of a viewset can have its own throttles among its arguments.
         throttles: Any = getattr(view, "initkwargs", {}).get("throttle_classes")
         if throttles is None:
             throttles = getattr(getattr(view, "cls", None), "throttle_classes", ())
-        if hasattr(view, "ratelimits") or any(_is_a(QuotaThrottle, one) for one in throttles):
+        if hasattr(view, "ratelimits") or any(_is_a(QuotaThrottle, throttle) for throttle in throttles):
             yield f"the view {pattern.lookup_str}"
 
 
@@ -176,31 +180,31 @@ def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
             yield pattern
 
 
-def _is_a(base: type, found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, base)
+def _is_a(base: type, value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, base)
 
 
 @checks.register("ratelimits", checks.Tags.database)
 def check_restored(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """The database has the configuration version that Redis asks for; with `--database` only."""
+    """Warn if Redis has a newer configuration version than the database; only with `--database`."""
     if _wrong("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:
-        asked, had = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
-        # An edit may just have been published.
-        had = had if asked <= had else ConfigVersion.read(conf.DATABASE)[0]
+        in_redis, in_database = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
+        # Read again, since an edit may have been published in between.
+        in_database = in_database if in_redis <= in_database else ConfigVersion.read(conf.DATABASE)[0]
     except (DatabaseError, RedisError, Unavailable, OSError, ValueError, ImproperlyConfigured):
-        return []  # not migrated yet, or a server away
-    if asked <= had:
+        return []  # The tables do not exist yet, or a server is down.
+    if in_redis <= in_database:
         return []
     return [
         checks.Warning(
-            f"Redis asks for configuration version {asked}, and the database {conf.DATABASE!r} has {had}.",
+            f"Redis has configuration version {in_redis}, but the database {conf.DATABASE!r} has {in_database}.",
             hint="If the database was restored to an older state, run `manage.py ratelimits_reload`: until then its"
-            " rules are in force, but an edit takes up to a second to be. If another project uses this Redis database,"
-            " give each its own RATELIMITS['NAMESPACE'].",
+            " rules are in force, but an edit takes effect up to a second late. If another project uses this Redis"
+            " database, give each project its own RATELIMITS['NAMESPACE'].",
             id="ratelimits.W010",
         )
     ]
@@ -208,44 +212,45 @@ def check_restored(
 
 @checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Refuse routers that keep the app's rows out of DATABASE, where rules are read from, or away from their users."""
+    """Return an error if routers keep the app's rows in another database than DATABASE, or apart from their users."""
     if _wrong("DATABASE"):
-        return []  # said by the check of the settings
+        return []  # The check of the settings reports this.
     models = apps.get_app_config("ratelimits").get_models()
-    astray = [
+    elsewhere = [
         model.__name__
         for model in models
         if router.db_for_write(model) != conf.DATABASE or not router.allow_migrate_model(conf.DATABASE, model)
     ]
-    if not astray:
-        return _users_out_of_reach()
+    if not elsewhere:
+        return _unreachable_users()
     return [
         checks.Error(
-            f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, and the routers keep elsewhere: {', '.join(astray)}.",
-            hint="Write DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …], then run `manage.py migrate"
+            f"RATELIMITS['DATABASE'] is {conf.DATABASE!r}, but the routers keep these models elsewhere:"
+            f" {', '.join(elsewhere)}.",
+            hint="Set DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …], then run `manage.py migrate"
             f" --database {conf.DATABASE}`: rules in another database are never in force.",
             id="ratelimits.E005",
         )
     ]
 
 
-def _users_out_of_reach() -> list[checks.CheckMessage]:
-    """Refuse routers by which no row could name its user where users are in another database than DATABASE."""
+def _unreachable_users() -> list[checks.CheckMessage]:
+    """Return an error if users are in another database than DATABASE and the routers do not let rows name them."""
     users, alias = get_user_model(), conf.DATABASE
     elsewhere = router.db_for_write(users)
     if elsewhere == alias:
         return []
     rule, user = apps.get_model("ratelimits", "Rule")(), users()
     rule._state.db, user._state.db = alias, elsewhere
-    beside = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
-    if router.allow_relation(user, rule) and not beside:
+    read_beside = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
+    if router.allow_relation(user, rule) and not read_beside:
         return []
     return [
         checks.Error(
-            f"Rules are in the database {alias!r} and users in {elsewhere!r}, and by the routers no row of the one can"
-            " name a user of the other.",
-            hint="Write DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …]: history and adjustments name"
-            " who made them.",
+            f"Rules are in the database {alias!r} and users in {elsewhere!r}, and the routers do not allow rows of one"
+            " to name users of the other.",
+            hint="Set DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …]: history and adjustments name the"
+            " users who made them.",
             id="ratelimits.E006",
         )
     ]

@@ -1,4 +1,4 @@
-"""System checks of what usage depends on until it is in the ledger: the server's settings, and a worker that drains."""
+"""System checks of what brings usage into the ledger: the Redis server's settings, and a worker that drains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
 
-#: Intervals of sealing after which a watermark that stands still is a worker that does not run.
+#: If the watermark has not advanced for this number of SEAL_INTERVALs, no worker is running.
 _INTERVALS = 10
 
 
@@ -26,13 +26,13 @@ _INTERVALS = 10
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn where metered usage may be lost, or never reaches the ledger; with `--database` only."""
+    """Warn if metered usage may be lost or never reaches the ledger; only with `--database`."""
     try:
         if not databases or conf.DATABASE not in databases or not _is_metered():
             return []
         return [*_server(), *_worker(), *_shards()]
     except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
-        return []  # not migrated yet, a server away, or settings that another check names
+        return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
 
 def _is_metered() -> bool:
@@ -44,15 +44,15 @@ def _server() -> Iterator[checks.CheckMessage]:
     info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
     if conf.FENCE != "none" and not info.get("aof_enabled"):
         yield checks.Warning(
-            "Rules bill, and the Redis server keeps no append-only file: no usage reaches the ledger.",
+            "Rules bill, but the Redis server keeps no append-only file: no usage reaches the ledger.",
             hint="Set `appendonly yes` on the server (RATELIMITS['FENCE'] = 'none' is for development only).",
             id="ratelimits.W030",
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield checks.Warning(
-            f"Rules bill, and the Redis server's maxmemory-policy is {policy}: it may drop usage that is not drained.",
-            hint="Set `maxmemory-policy noeviction`, on a server of its own if others need another policy.",
+            f"Rules bill, but the Redis server's maxmemory-policy is {policy}: it may drop usage that is not drained.",
+            hint="Set `maxmemory-policy noeviction`. If other data needs another policy, use a separate server.",
             id="ratelimits.W031",
         )
 
@@ -64,7 +64,7 @@ def _worker() -> Iterator[checks.CheckMessage]:
         yield checks.Warning(
             f"The Redis server's clock is {ahead // 1_000_000:,} seconds ahead of the worker's: usage may be counted at"
             " wrong times, and no billing period is closed.",
-            hint="Put the wrong clock right (NTP): the next seal and drain go on by themselves.",
+            hint="Correct the wrong clock (NTP): sealing and draining then continue by themselves.",
             id="ratelimits.W033",
         )
         return
@@ -74,30 +74,31 @@ def _worker() -> Iterator[checks.CheckMessage]:
         return
     since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
     yield checks.Warning(
-        f"Rules bill, and nothing was sealed and drained {since}: usage waits in Redis.",
-        hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or the commands"
+        f"Rules bill, but no usage was sealed and drained {since}: it waits in Redis.",
+        hint="Run a Celery worker with beat for the tasks ratelimits.tasks.seal and drain, or run the commands"
         " ratelimits_seal and ratelimits_drain every minute.",
         id="ratelimits.W032",
     )
 
 
 def _shards() -> Iterator[checks.CheckMessage]:
-    """Usage in shards that SHARDS leaves out stays where it is: nothing seals, drains or closes it."""
+    """Warn of usage in shards beyond SHARDS, which is no longer sealed, drained or closed."""
     open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
     accounts = open_usage.order_by().values("account").distinct().count()
-    batches = _left_in_redis()
-    if accounts or batches:
+    shards = _shards_in_redis()
+    if accounts or shards:
         yield checks.Warning(
-            f"RATELIMITS['SHARDS'] is {conf.SHARDS}, and was larger: {accounts} accounts have open billing periods, and"
-            f" {batches} shards usage in Redis, that nothing drains or closes any more.",
-            hint="Set SHARDS back until their periods are closed, or close them by force (`ratelimits_finalise --open`"
+            f"RATELIMITS['SHARDS'] is {conf.SHARDS} but was larger. In the shards beyond it, {accounts} accounts have"
+            f" open billing periods that are not closed any more, and {shards} shards have usage in Redis that is not"
+            " drained any more.",
+            hint="Set SHARDS back until these periods are closed, or close them by force (`ratelimits_finalise --open`"
             " lists those that are over).",
             id="ratelimits.W034",
         )
 
 
-def _left_in_redis() -> int:
-    """How many shards beyond SHARDS, of those that the ledger knows, have batches in Redis, open or sealed."""
+def _shards_in_redis() -> int:
+    """Return the number of shards beyond SHARDS that the ledger knows and that have open or sealed batches in Redis."""
     server = current_server()
     beyond = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
     keys, wire = server.keyspace, server.wire

@@ -1,4 +1,7 @@
-"""Names in a row that nothing else has: a scope or meter of no view, a key of nobody. Warnings: they may come."""
+"""Warnings of names in a row that refer to nothing: a scope or meter that no view has, a key that nobody has.
+
+They are only warnings, since a view or a user may be added later.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _METHODS = frozenset(map(str.upper, View.http_method_names))
 
 
 def in_row(row: Model) -> Iterator[str]:
-    """Yield a sentence for each name in a saved row that nothing has."""
+    """Yield a sentence for each name in a saved row that refers to nothing."""
     if isinstance(row, Rule):
         yield from in_rule(row.scope, row.meter)
     elif isinstance(row, Plan):
@@ -33,37 +36,37 @@ def in_row(row: Model) -> Iterator[str]:
 
 
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
-    """Yield, for rules as code, what each such sentence is about, and the sentence."""
+    """Yield, for a document of rules as code, the plan or rule of each such sentence, and the sentence."""
     for slug, plan in document["plans"].items():
         for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
-            yield from ((f"plan “{slug}”", said) for said in in_rule("*", meter))
+            yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
     for entry in document["rules"]:
         names = entry.get("scope", "*"), entry.get("meter", "requests")
-        yield from ((f"rule {as_code.shown(entry)}", said) for said in in_rule(*names))
+        yield from ((f"rule {as_code.shown(entry)}", sentence) for sentence in in_rule(*names))
 
 
 def in_rule(scope: str, meter: str) -> Iterator[str]:
-    """Yield a sentence for a scope, and for a meter, that no view of the URLconf names, and for unknown methods."""
+    """Yield a sentence for a scope or meter that no view of the URLconf names, and for each unknown method."""
     named, (scope, methods) = named_by_views(), split_scope(scope)
     if scope != "*" and named.scopes is not None and scope not in named.scopes:
         text = _("No view has the scope “%(scope)s”, so the rule limits nothing yet. Scopes of views: %(known)s.")
         yield text % {"scope": scope, "known": ", ".join(sorted(named.scopes - {"*"})) or "–"}
     for method in sorted(methods - _METHODS):
-        text = _("No request of HTTP has the method “%(method)s”. Methods: %(known)s.")
+        text = _("HTTP has no method “%(method)s”. Methods: %(known)s.")
         yield text % {"method": method, "known": ", ".join(sorted(_METHODS))}
     if named.meters is not None and meter not in named.meters | conf.UNITS.keys():
-        text = _("No view costs any “%(meter)s”, so nothing is counted under it yet. Meters of views: %(known)s.")
+        text = _("No view has a cost in “%(meter)s”, so nothing is counted by it yet. Meters of views: %(known)s.")
         yield text % {"meter": meter, "known": ", ".join(sorted(named.meters))}
 
 
 def in_key(key: str) -> Iterator[str]:
-    """Yield a sentence if a key names a user or an account that is not there; of other kinds no table is known."""
+    """Yield a sentence if a key names a user or account that does not exist. Other kinds of key cannot be looked up."""
     kind, _colon, name = key.partition(":")
     if kind == "user" and not _is_user(name):
-        text = _("No user has the primary key “%(name)s”, so %(key)s is nobody's key yet.")
+        text = _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet.")
         yield text % {"name": name, "key": key}
     elif kind == "account" and not _is_account(name):
-        text = _("No account has the identifier “%(name)s”, so %(key)s is nobody's key yet.")
+        text = _("No account has the identifier “%(name)s”, so nobody has the key %(key)s yet.")
         yield text % {"name": name, "key": key}
 
 
@@ -73,10 +76,10 @@ def _is_user(name: str) -> bool:
         pk = users._meta.pk.to_python(name)
     except ValidationError:
         return False
-    # Requests of user 7 have the key user:7, and no other way to write it.
+    # Requests of user 7 have the key user:7; another spelling such as user:07 matches no request.
     return str(pk) == name and users._base_manager.filter(pk=pk).exists()
 
 
 def _is_account(name: str) -> bool:
-    """By default each user is an account, with a row of its own or without."""
+    """Return whether there is an account with this identifier; without RATELIMITS["ACCOUNT"] each user is one."""
     return Account.objects.filter(identifier=name).exists() or (conf.ACCOUNT is None and _is_user(name))

@@ -1,4 +1,4 @@
-"""Which scopes and meters the views of the project's URLconf name, as far as that can be known without a request."""
+"""The scopes and meters that the views of the project's URLconf name, as far as they are known without a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
-#: What QuotaThrottle and `limited` count if a view names no cost.
+#: The meter that QuotaThrottle and `limited` count if a view names no cost.
 _DEFAULT_METER = "requests"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What the views name; None where some view works it out for each request."""
+class ViewNames:
+    """The names in all views; None if a view computes its scope or cost for each request."""
 
     scopes: frozenset[str] | None
     meters: frozenset[str] | None
 
 
-def named_by_views() -> Named:
+def named_by_views() -> ViewNames:
     """Return the scopes and meters of all views of ROOT_URLCONF."""
     scopes: set[str] = set()
     meters = {_DEFAULT_METER}
@@ -34,20 +34,21 @@ def named_by_views() -> Named:
             meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
             every_meter = False
-    return Named(frozenset(scopes) if every_scope else None, frozenset(meters) if every_meter else None)
+    return ViewNames(frozenset(scopes) if every_scope else None, frozenset(meters) if every_meter else None)
 
 
 def _governed(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
-    """Yield the scope and cost of each view: of DRF's by its attributes, of others by the decorator."""
+    """Yield the scope and cost of each view: DRF's views have attributes for them, others the decorator's."""
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _governed(pattern.url_patterns)
             continue
         view: Any = pattern.callback
         decorated = [view]
-        kind = getattr(view, "cls", None) or getattr(view, "view_class", None)
-        if kind is not None:
-            given = getattr(view, "initkwargs", {})
-            yield tuple(given.get(name, getattr(kind, name, None)) for name in ("throttle_scope", "throttle_cost"))
-            decorated += [getattr(kind, method, None) for method in ("dispatch", *kind.http_method_names)]
-        yield from (each.ratelimits for each in decorated if isinstance(getattr(each, "ratelimits", None), tuple))
+        view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+        if view_class is not None:
+            options = getattr(view, "initkwargs", {})
+            names = ("throttle_scope", "throttle_cost")
+            yield tuple(options.get(name, getattr(view_class, name, None)) for name in names)
+            decorated += [getattr(view_class, method, None) for method in ("dispatch", *view_class.http_method_names)]
+        yield from (func.ratelimits for func in decorated if isinstance(getattr(func, "ratelimits", None), tuple))

@@ -127,7 +127,7 @@ def test_a_scope_that_no_view_has_is_saved_and_warned_of(admin_client: Client) -
 def test_a_meter_of_no_view_is_warned_of(admin_client: Client, settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.admin.urls"
     (said,) = warnings(admin_client, RULES, {**BUCKET, "meter": "tokenz"})
-    assert "No view costs any “tokenz”" in said
+    assert "No view has a cost in “tokenz”" in said
     inline = {"inclusions-TOTAL_FORMS": "1", "inclusions-INITIAL_FORMS": "0", "inclusions-0-quantity": "5"}
     inline |= {"prices-TOTAL_FORMS": "0", "prices-INITIAL_FORMS": "0"}
     typed = {"name": "Pro", "slug": "pro", **inline, "inclusions-0-meter": "tokenz"}

@@ -65,4 +65,7 @@ def test_a_changed_number_of_shards_says_whose_usage_it_leaves_behind(settings: 
     assert ids() == []
     settings.RATELIMITS = {**settings.RATELIMITS, "SHARDS": 8}
     (found,) = (each for each in checks.run_checks(databases=["default"]) if each.id == "ratelimits.W034")
-    assert "1 accounts have open billing periods, and 1 shards usage in Redis" in found.msg
+    assert (
+        "1 accounts have open billing periods that are not closed any more, and 1 shards have usage in Redis"
+        in found.msg
+    )

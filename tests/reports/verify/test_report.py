@@ -133,7 +133,7 @@ def test_with_a_key_a_rebuilt_digest_is_not_enough() -> None:
         (report,) = close("2026-11-02")
         assert findings() == []
         Report.objects.filter(pk=report.pk).update(digest="0" * 64)
-        assert any("signature is not the one of SIGNING_KEY" in finding for finding in findings())
+        assert any("signature was made neither with SIGNING_KEY" in finding for finding in findings())
 
 
 def test_a_new_key_leaves_what_an_old_one_signed_verifiable() -> None:
@@ -143,7 +143,7 @@ def test_a_new_key_leaves_what_an_old_one_signed_verifiable() -> None:
         assert findings() == []
     new = {**SIGNED, "SIGNING_KEY": "a new one"}
     with override_settings(RATELIMITS=new):
-        assert any("signature is not the one of SIGNING_KEY" in finding for finding in findings())
+        assert any("signature was made neither with SIGNING_KEY" in finding for finding in findings())
     with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": ["older still", SIGNED["SIGNING_KEY"]]}):
         assert findings() == []
         spend("acme", "2026-10-20", 7)
