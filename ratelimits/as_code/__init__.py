@@ -1,4 +1,4 @@
-"""Plans and rules as code: the database as one JSON document, and such a document into the database."""
+"""Plans and rules as code: write those in the database to a JSON document, and load such a document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
 
-#: What a rule has beside the parameters of its algorithm, and what is left out when it holds.
+#: Fields of a rule besides the parameters of its algorithm. A field with this default is left out of the document.
 _DEFAULTS: dict[str, Any] = {
     "scope": "*",
     "key_kind": "key",
@@ -32,7 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "prefetch": None,
 }
 _FEES = ("flat_fee", "minimum")
-#: What a plan keeps where its entry does not name it: a file from before there were prices takes none away.
+#: Fields that a plan keeps if its entry does not name them, so that loading an old file without prices deletes none.
 _KEPT = ("currency", "prices")
 _SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
@@ -40,7 +40,7 @@ Document = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """A document that makes no sense; `problems` says where and why."""
+    """Raised for a document that cannot be loaded; `problems` has a sentence for each error."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
-    """A rule as an entry of the document."""
+    """Return a rule as an entry of the document."""
     entry: dict[str, Any] = {"name": rule.name} | ({"plan": plan} if plan else {})
     entry |= {name: _plain(value) for name, value in rule.parameters().items()}
     for name, default in _DEFAULTS.items():
@@ -65,30 +65,30 @@ def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
 
 
 def dump(using: str) -> Document:
-    """All plans and rules of the database."""
+    """Return all plans and rules of the database as a document."""
     plans = Plan.objects.using(using).prefetch_related("inclusions", "prices").order_by("slug")
     rules = Rule.objects.using(using).select_related("plan").order_by("plan__slug", "name")
     entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
     return {
         "plans": {plan.slug: _plan_as_code(plan) for plan in plans},
-        "rules": sorted(entries, key=_place),
+        "rules": sorted(entries, key=_position),
     }
 
 
 def _plan_as_code(plan: Plan) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": plan.name,
-        "includes": {one.meter: one.quantity for one in plan.inclusions.all()},
+        "includes": {inclusion.meter: inclusion.quantity for inclusion in plan.inclusions.all()},
     }
     if plan.currency:
         entry["currency"] = plan.currency
-    if prices := {one.meter: price_as_code(one) for one in plan.prices.all()}:
+    if prices := {price.meter: price_as_code(price) for price in plan.prices.all()}:
         entry["prices"] = prices
     return entry
 
 
 def price_as_code(price: PlanPrice) -> dict[str, Any]:
-    """A price as a part of its plan's entry: decimals as texts, tiers as a list of lines."""
+    """Return a price as part of its plan's entry, with decimals as texts and tiers as a list of lines."""
     entry: dict[str, Any] = {"pricing": price.pricing}
     if price.unit_price is not None:
         entry["unit_price"] = written(price.unit_price)
@@ -97,12 +97,12 @@ def price_as_code(price: PlanPrice) -> dict[str, Any]:
     return entry | {name: written(getattr(price, name)) for name in _FEES if getattr(price, name)}
 
 
-def _place(entry: dict[str, Any]) -> tuple[str, str]:
+def _position(entry: dict[str, Any]) -> tuple[str, str]:
     return str(entry.get("plan") or ""), str(entry.get("name"))
 
 
 def to_text(document: Document) -> str:
-    """A document as text, one rule a line."""
+    """Return a document as text, with one rule per line."""
     plans = ",\n".join(f"    {json.dumps(slug)}: {json.dumps(plan)}" for slug, plan in document["plans"].items())
     rules = ",\n".join(f"    {json.dumps(entry)}" for entry in document["rules"])
     return (
@@ -112,7 +112,10 @@ def to_text(document: Document) -> str:
 
 
 def parse(raw: bytes) -> Document:
-    """The document in a file's bytes, its shape and types checked; RefusedError says what is wrong, and where."""
+    """Return the document in a file's bytes.
+
+    Raises RefusedError, with each error and its position, if it is invalid.
+    """
     try:
         document = decoded(raw)
     except ValueError as error:
@@ -121,30 +124,30 @@ def parse(raw: bytes) -> Document:
         raise RefusedError([f"write an object such as {_SHAPE}"])
     plans, rules = document.get("plans", {}), document.get("rules", [])
     if not isinstance(plans, dict) or not isinstance(rules, list):
-        raise RefusedError([f"plans is an object by slug and rules a list, as in {_SHAPE}"])
+        raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_SHAPE}"])
     problems = [
-        f"plan “{printable(slug)}”: {one}" for slug, plan in plans.items() for one in _plan_problems(slug, plan)
+        f"plan “{printable(slug)}”: {problem}" for slug, plan in plans.items() for problem in _plan_problems(slug, plan)
     ]
     for number, entry in enumerate(rules, 1):
         problems += [f"rule {number}: {problem}" for problem in _rule_problems(entry)]
     if problems:
         raise RefusedError(problems)
-    places = Counter(map(_place, rules))
+    counts = Counter(map(_position, rules))
     problems = [
-        f"rule “{name}” of plan “{plan}” is there twice" for (plan, name), count in sorted(places.items()) if count > 1
+        f"rule “{name}” of plan “{plan}” is there twice" for (plan, name), count in sorted(counts.items()) if count > 1
     ]
     if problems:
         raise RefusedError(problems)
-    return {"plans": plans, "rules": sorted(rules, key=_place)}
+    return {"plans": plans, "rules": sorted(rules, key=_position)}
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
     if not isinstance(plan, dict) or plan.keys() - {"name", "includes", "currency", "prices"}:
         yield 'write {"name": "Pro", "includes": {"requests": 10000}}'
     elif not isinstance(plan.get("includes", {}), dict):
-        yield 'includes is an object such as {"requests": 10000}'
+        yield 'includes must be an object such as {"requests": 10000}'
     elif not isinstance(plan.get("prices", {}), dict):
-        yield 'prices is an object such as {"requests": {"unit_price": "0.10"}}'
+        yield 'prices must be an object such as {"requests": {"unit_price": "0.10"}}'
     else:
         yield from plan_problems(slug, plan)
 
@@ -160,84 +163,84 @@ def _rule_problems(entry: Any) -> Iterator[str]:
     known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
     if not ALGORITHMS[algorithm].may_wait:
         known.discard("max_wait")
-    takes = ", ".join(fields_of(algorithm))
+    own_fields = ", ".join(fields_of(algorithm))
     for field in sorted(entry.keys() - known):
-        yield f"“{name}”: {algorithm} takes no {printable(field)}: its own fields are {takes}"
+        yield f"“{name}”: {algorithm} has no field {printable(field)}: its own fields are {own_fields}"
     for problem in rule_problems({field: value for field, value in entry.items() if field in known}):
         yield f"“{name}”: {problem}"
 
 
 def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
-    """Make the database say what the document says, in one edit; what it says already is left alone.
+    """Change plans and rules in the database to those of the document, in one edit; return a line for each change.
 
-    With `delete`, plans and rules that the document does not name go away; a plan whose entry names no currency or no
-    prices keeps them. Returns a line for each change; RefusedError, with nothing changed, if a rule makes no sense.
+    With `delete`, plans and rules that the document does not name are deleted. A plan whose entry names no currency or
+    no prices keeps them. Raises RefusedError, with nothing changed, if a plan or rule is not valid.
     """
     problems: list[str] = []
     with editing(using):
         before = dump(using)
-        said = _delete_rules(before, document, using) if delete else []
-        said += _load_plans(before, document, using, problems)
-        said += _load_rules(before, document, using, problems)
-        said += _delete_plans(before, document, using, problems) if delete else []
+        changes = _delete_rules(before, document, using) if delete else []
+        changes += _load_plans(before, document, using, problems)
+        changes += _load_rules(before, document, using, problems)
+        changes += _delete_plans(before, document, using, problems) if delete else []
         if problems:
             raise RefusedError(problems)
-        if not said:
-            transaction.set_rollback(True, using=using)  # an edit that changed nothing takes no version
-    return said
+        if not changes:
+            transaction.set_rollback(True, using=using)  # An edit that changes nothing takes no version.
+    return changes
 
 
 def _delete_rules(before: Document, document: Document, using: str) -> list[str]:
-    wanted = {_place(entry) for entry in document["rules"]}
-    gone = [entry for entry in before["rules"] if _place(entry) not in wanted]
-    for entry in gone:
+    wanted = {_position(entry) for entry in document["rules"]}
+    deleted = [entry for entry in before["rules"] if _position(entry) not in wanted]
+    for entry in deleted:
         _find(entry, using).delete(using=using)
-    return [f"deleted rule {shown(entry)}" for entry in gone]
+    return [f"deleted rule {shown(entry)}" for entry in deleted]
 
 
 def _delete_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
-    said = []
+    changes = []
     for slug in before["plans"].keys() - document["plans"].keys():
         plan = Plan.objects.using(using).get(slug=slug)
         if plan.memberships.exists() or plan.accounts.exists():
             problems.append(f"plan “{slug}”: keys or accounts are on it; move them to another plan first")
         else:
             plan.delete(using=using)
-            said.append(f"deleted plan {slug}")
-    return said
+            changes.append(f"deleted plan {slug}")
+    return changes
 
 
 def _load_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
-    said = []
+    changes = []
     for slug, wanted in document["plans"].items():
-        held = before["plans"].get(slug)
-        wanted = {name: held[name] for name in _KEPT if name in (held or ())} | wanted
+        old = before["plans"].get(slug)
+        wanted = {name: old[name] for name in _KEPT if name in (old or ())} | wanted
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
         plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
         includes: dict[str, Any] = wanted.get("includes", {})
         try:
             prices = _prices(plan, wanted.get("prices", {}), using)
             plan.full_clean()
-            if held is None or (held["name"], held.get("currency", "")) != (plan.name, plan.currency):
+            if old is None or (old["name"], old.get("currency", "")) != (plan.name, plan.currency):
                 plan.save(using=using)
-            if held is None or held["includes"] != includes:
+            if old is None or old["includes"] != includes:
                 _load_inclusions(plan, includes, using)
-            changed = _load_prices(prices, {} if held is None else held.get("prices", {}), using)
+            changed = _load_prices(prices, {} if old is None else old.get("prices", {}), using)
         except ValidationError as error:
             problems += [f"plan “{slug}”: {line}" for line in _lines(error)]
             continue
         terms = (plan.name, plan.currency, includes)
-        if held is None or changed or terms != (held["name"], held.get("currency", ""), held["includes"]):
-            said.append(f"{'added' if held is None else 'changed'} plan {slug}")
-    return said
+        if old is None or changed or terms != (old["name"], old.get("currency", ""), old["includes"]):
+            changes.append(f"{'added' if old is None else 'changed'} plan {slug}")
+    return changes
 
 
 def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
-    """The prices as they are wanted, not saved yet; those that are not wanted any more are gone."""
+    """Delete the plan's prices that the document does not name; return those that it names, not saved yet."""
     rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
     for meter in rows.keys() - wanted.keys():
         rows.pop(meter).delete(using=using)
-    found = []
+    prices = []
     for meter, entry in wanted.items():
         row = rows.get(meter) or PlanPrice(plan=plan, meter=meter)
         row.plan, row.pricing = plan, entry.get("pricing", PlanPrice.Pricing.PER_UNIT)
@@ -245,21 +248,21 @@ def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
         row.tiers = "\n".join(entry.get("tiers", ()))
         for name in _FEES:
             setattr(row, name, Decimal(entry.get(name, ZERO)))
-        found.append(row)
-    return found
+        prices.append(row)
+    return prices
 
 
-def _load_prices(prices: list[PlanPrice], held: dict[str, Any], using: str) -> bool:
-    """Save the prices that say something else than those that are held, and return whether any does, or is gone."""
-    changed = held.keys() != {row.meter for row in prices}
+def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bool:
+    """Save the prices that differ from the old ones; return whether a price was changed, added or deleted."""
+    changed = old.keys() != {row.meter for row in prices}
     for row in prices:
-        row.plan = row.plan  # saved by now
+        row.plan = row.plan  # The plan has its primary key only now.
         try:
             row.full_clean()
         except ValidationError as error:
-            wrong = [f"price of {row.meter}: {line}" for line in _lines(error)]
-            raise ValidationError({NON_FIELD_ERRORS: wrong}) from error
-        if price_as_code(row) != held.get(row.meter):
+            messages = [f"price of {row.meter}: {line}" for line in _lines(error)]
+            raise ValidationError({NON_FIELD_ERRORS: messages}) from error
+        if price_as_code(row) != old.get(row.meter):
             row.save(using=using)
             changed = True
     return changed
@@ -279,15 +282,15 @@ def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
 
 
 def _load_rules(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
-    said = []
-    held = {_place(entry): entry for entry in before["rules"]}
-    # Those that do not bill first: a rule may hand its billing over to another one.
+    changes = []
+    old = {_position(entry): entry for entry in before["rules"]}
+    # Rules that do not bill come first, so that billing can move from one rule to another.
     for entry in sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False))):
-        about, existing = shown(entry), held.get(_place(entry))
+        quoted, existing = shown(entry), old.get(_position(entry))
         slug = entry.get("plan") or None
         plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None
         if slug and plan is None:
-            problems.append(f"rule {about}: there is no plan “{slug}”: write it under plans")
+            problems.append(f"rule {quoted}: there is no plan “{slug}”: add it under plans")
             continue
         rule = _find(entry, using) if existing else Rule(name=entry["name"], plan=plan)
         for name in fields_of(entry["algorithm"]):
@@ -298,13 +301,13 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
         try:
             rule.full_clean()
         except ValidationError as error:
-            problems += [f"rule {about}: {line}" for line in _lines(error)]
+            problems += [f"rule {quoted}: {line}" for line in _lines(error)]
             continue
         if rule_as_code(rule, slug) != existing:
             rule._change_reason = "ratelimits_rules load"  # type: ignore[attr-defined]
             rule.save(using=using)
-            said.append(f"{'changed' if existing else 'added'} rule {about}: {rule.sentence()}")
-    return said
+            changes.append(f"{'changed' if existing else 'added'} rule {quoted}: {rule.sentence()}")
+    return changes
 
 
 def _find(entry: dict[str, Any], using: str) -> Rule:
@@ -312,7 +315,7 @@ def _find(entry: dict[str, Any], using: str) -> Rule:
 
 
 def shown(entry: dict[str, Any]) -> str:
-    """A rule as messages name it."""
+    """Return the name of a rule for messages, with its plan."""
     return f"“{entry['name']}”" + (f" of plan “{entry['plan']}”" if entry.get("plan") else "")
 
 

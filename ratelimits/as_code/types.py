@@ -1,4 +1,4 @@
-"""The types of a document of rules as code: what each field may hold, before any of it meets a model."""
+"""The types of the fields in a document of rules as code, which are checked before models are made from them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.parsing import MAX_PERMITS
 
-#: Most characters of a value that a message repeats.
-_SHOWN = 60
+#: Maximum number of characters of a value in a message.
+_MAX_SHOWN = 60
 
 
-class Kind(NamedTuple):
-    """What a field holds, in words, and whether a value is such."""
+class FieldType(NamedTuple):
+    """The type of a field: its description for messages, and a function that says whether a value has this type."""
 
-    words: str
-    holds: Callable[[Any], bool]
+    description: str
+    accepts: Callable[[Any], bool]
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a database can hold the value as text: JSON may name half a character, or a NUL."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    """Return whether the value is a text that a database can store: JSON can contain surrogates and NUL characters."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _whole(value: Any) -> bool:
-    # What is below 0 is for the models to refuse, field by field.
+    # Numbers below 0 are accepted here, since the models refuse them with a message for each field.
     return type(value) is int and -MAX_PERMITS <= value <= MAX_PERMITS
 
 
 def _number(value: Any) -> bool:
-    # A database would round what has more digits.
+    # A database would round a number with more digits.
     return _whole(value) or (
         type(value) is Decimal
         and value.is_finite()
@@ -41,22 +41,22 @@ def _number(value: Any) -> bool:
     )
 
 
-_TEXT = Kind("a text", is_text)
-_NAME = Kind("a text that is not empty", lambda value: is_text(value) and value != "")
-_WHOLE = Kind(f"a whole number from 0 to {MAX_PERMITS}", _whole)
-_NUMBER = Kind(f"a number from 0 to {MAX_PERMITS}", _number)
-_TIME = Kind(
+_TEXT = FieldType("a text", is_text)
+_NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
+_WHOLE = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _whole)
+_NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _number)
+_TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
     lambda value: is_text(value) or _number(value),
 )
-_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-_INITIAL = Kind('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
+_FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
+_INITIAL = FieldType('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
 
-_LINES = Kind(
+_LINES = FieldType(
     'a list of texts such as "1000: 0.10"',
-    lambda value: isinstance(value, list) and all(is_text(one) and "\n" not in one for one in value),
+    lambda value: isinstance(value, list) and all(is_text(line) and "\n" not in line for line in value),
 )
-_DECIMAL = Kind('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _number(value))
+_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _number(value))
 
 
 def _is_decimal(value: Any) -> bool:
@@ -64,7 +64,7 @@ def _is_decimal(value: Any) -> bool:
 
 
 #: Fields of a plan's price.
-PRICE: dict[str, Kind] = {
+PRICE: dict[str, FieldType] = {
     "pricing": _NAME,
     "unit_price": _DECIMAL,
     "tiers": _LINES,
@@ -72,8 +72,8 @@ PRICE: dict[str, Kind] = {
     "minimum": _DECIMAL,
 }
 
-#: Fields of a rule that null leaves out.
-_OPTIONAL: dict[str, Kind] = {
+#: Fields of a rule for which null means that they are left out.
+_OPTIONAL: dict[str, FieldType] = {
     "plan": _NAME,
     "capacity": _WHOLE,
     "rate": _NUMBER,
@@ -92,7 +92,7 @@ _OPTIONAL: dict[str, Kind] = {
     "max_wait": _TIME,
     "prefetch": _WHOLE,
 }
-RULE: dict[str, Kind] = _OPTIONAL | {
+RULE: dict[str, FieldType] = _OPTIONAL | {
     "name": _NAME,
     "algorithm": _NAME,
     "weighted": _FLAG,
@@ -106,39 +106,39 @@ RULE: dict[str, Kind] = _OPTIONAL | {
 
 
 def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each field of a rule that holds something of another type."""
+    """Yield a sentence for each field of a rule whose value has a wrong type."""
     for field, value in entry.items():
-        kind = RULE.get(field)
-        if kind is not None and not kind.holds(value) and not (value is None and field in _OPTIONAL):
-            yield f"{field} must be {kind.words}, not {as_json(value)}"
+        field_type = RULE.get(field)
+        if field_type is not None and not field_type.accepts(value) and not (value is None and field in _OPTIONAL):
+            yield f"{field} must be {field_type.description}, not {as_json(value)}"
 
 
 def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each part of a plan that is of another type."""
-    if not _NAME.holds(slug):
-        yield f"a plan's slug must be {_NAME.words}, not {as_json(slug)}"
-    if "name" in plan and not _NAME.holds(plan["name"]):
-        yield f"name must be {_NAME.words}, not {as_json(plan['name'])}"
+    """Yield a sentence for each value in a plan that has a wrong type."""
+    if not _NAME.accepts(slug):
+        yield f"a plan's slug must be {_NAME.description}, not {as_json(slug)}"
+    if "name" in plan and not _NAME.accepts(plan["name"]):
+        yield f"name must be {_NAME.description}, not {as_json(plan['name'])}"
     for meter, quantity in plan.get("includes", {}).items():
-        if not _NAME.holds(meter):
-            yield f"a meter must be {_NAME.words}, not {as_json(meter)}"
-        if not _WHOLE.holds(quantity):
-            yield f"includes of {as_json(meter)} must be {_WHOLE.words}, not {as_json(quantity)}"
-    if "currency" in plan and not _TEXT.holds(plan["currency"]):
-        yield f"currency must be {_TEXT.words}, not {as_json(plan['currency'])}"
+        if not _NAME.accepts(meter):
+            yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
+        if not _WHOLE.accepts(quantity):
+            yield f"includes of {as_json(meter)} must be {_WHOLE.description}, not {as_json(quantity)}"
+    if "currency" in plan and not _TEXT.accepts(plan["currency"]):
+        yield f"currency must be {_TEXT.description}, not {as_json(plan['currency'])}"
     for meter, price in plan.get("prices", {}).items():
-        if not _NAME.holds(meter):
-            yield f"a meter must be {_NAME.words}, not {as_json(meter)}"
+        if not _NAME.accepts(meter):
+            yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
         if not isinstance(price, dict) or price.keys() - PRICE.keys():
-            yield f'the price of {as_json(meter)} is an object such as {{"unit_price": "0.10", "flat_fee": "5"}}'
+            yield f'the price of {as_json(meter)} must be an object such as {{"unit_price": "0.10", "flat_fee": "5"}}'
             continue
         for field, value in price.items():
-            if not PRICE[field].holds(value):
-                yield f"{field} of {as_json(meter)} must be {PRICE[field].words}, not {as_json(value)}"
+            if not PRICE[field].accepts(value):
+                yield f"{field} of {as_json(meter)} must be {PRICE[field].description}, not {as_json(value)}"
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON has it, for no longer than a message should be."""
+    """Return a value as JSON, shortened for a message."""
     if type(value) is Decimal:
         text = str(value)
     else:
@@ -146,16 +146,16 @@ def as_json(value: Any) -> str:
             text = json.dumps(value, default=str)
         except (ValueError, RecursionError):
             text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal and a log can show: escapes in the place of half a character or a NUL."""
+    """Return a text that a terminal and a log can show, with escapes for surrogates and control characters."""
     return text if text.isprintable() else as_json(text)
 
 
 def decoded(raw: bytes) -> Any:
-    """Return the JSON value of a text in UTF-8, its decimals exact; raise ValueError that says where it is wrong."""
+    """Return the value of a JSON text in UTF-8, with exact decimals. Raises ValueError that names the wrong line."""
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
     except json.JSONDecodeError as error:
@@ -164,6 +164,6 @@ def decoded(raw: bytes) -> Any:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line}: byte {error.start + 1} of the file is not UTF-8: save it as UTF-8") from error
     except RecursionError as error:
-        raise ValueError("this is nested too deeply: plans and rules are lists of flat objects") from error
+        raise ValueError("this is nested too deeply: plans and rules contain only flat objects") from error
     except (InvalidOperation, ValueError) as error:
         raise ValueError(f"a number has too many digits: write one of at most {MAX_PERMITS}") from error

@@ -57,7 +57,7 @@ def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) ->
 
 def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
     october()
-    assert "  not looked at yet: 1 reports" in run(status=True, receiver="lago")[0]
+    assert "  not planned yet: 1 reports" in run(status=True, receiver="lago")[0]
     fakes["lago"].troubles = [(503, {})]
     assert "paused until" in run(receiver="lago")[0]
     assert "it answered 503 Service Unavailable" in run(status=True, receiver="lago")[0]
@@ -166,7 +166,7 @@ def test_the_documented_settings_make_sense(monkeypatch: pytest.MonkeyPatch) -> 
     exec(code, names)
     assert complaint("PUSH", names["RATELIMITS"]["PUSH"]) == ""
     with override_settings(RATELIMITS={**settings.RATELIMITS, **names["RATELIMITS"]}):
-        assert "not looked at yet: 0" not in run(status=True)[0]
+        assert "not planned yet: 0" not in run(status=True)[0]
 
 
 def test_no_message_shows_a_key() -> None:

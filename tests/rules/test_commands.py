@@ -180,7 +180,7 @@ class TestRulesAsCode:
             ({"rules": [{**BURST, "algorithm": "dice"}]}, "rule 1: “burst”: algorithm must be one of fixed_window"),
             ({"rules": [{**BURST, "sub_windows": 3}]}, "token_bucket takes no sub_windows"),
             ({"rules": [{**BURST, "colour": "red"}]}, "token_bucket takes no colour"),
-            ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: write it under plans"),
+            ({"rules": [{**BURST, "plan": "pro"}]}, "there is no plan “pro”: add it under plans"),
             ({"rules": [BURST, BURST]}, "rule “burst” of plan “” is there twice"),
             ({"rules": [{**BURST, "mode": "sometimes"}]}, "mode: Value 'sometimes' is not a valid choice."),
             ({"rules": ["burst"]}, "rule 1: write an object such as"),
@@ -200,7 +200,7 @@ class TestRulesAsCode:
                 "plan “pro”: price of requests: tiers: “9” is not a tier: write a tier as",
             ),
             ({"limits": []}, "write an object such as"),
-            ({"rules": {}}, "plans is an object by slug and rules a list"),
+            ({"rules": {}}, "plans must be an object whose keys are slugs, and rules a list"),
         ],
     )
     def test_nonsense_is_said_and_nothing_is_changed(
@@ -288,5 +288,5 @@ class TestReload:
             **settings.CACHES,
             "ratelimits": {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"},
         }
-        assert "the processes follow within 30 s" in run("ratelimits_reload")
+        assert "processes read everything again within 30 s" in run("ratelimits_reload")
         rules.forget()

@@ -12,24 +12,24 @@ from ratelimits.usage.retention import archive
 
 
 def _months_ago(months: int) -> str:
-    """The month that lies so many months before this one."""
+    """Return the month that is this number of months before the current one. Raises ValueError below 1."""
     if months < 1:
-        raise ValueError("keep at least one month: --keep 1")
+        raise ValueError("keep at least one month, such as --keep 1")
     number = now().year * 12 + now().month - 1 - months
     return f"{number // 12:04d}-{number % 12 + 1:02d}"
 
 
 class Command(BaseCommand):
-    help = "Moves old usage out of the ledger into files that ratelimits_verify accepts, or brings it back."
+    help = "Moves old usage from the ledger to archive files, which ratelimits_verify can read, or restores it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("directory", type=Path, help="where the files are")
+        parser.add_argument("directory", type=Path, help="the directory of the archive files")
         what = parser.add_mutually_exclusive_group(required=True)
-        what.add_argument("--before", help="move what was used before a month, such as 2026-01")
+        what.add_argument("--before", help="move usage from before this month, such as 2026-01")
         what.add_argument(
-            "--keep", type=int, metavar="MONTHS", help="keep this month and so many before it, move the rest"
+            "--keep", type=int, metavar="MONTHS", help="keep the current month and this number of months before it"
         )
-        what.add_argument("--restore", action="store_true", help="bring back all files of the directory")
+        what.add_argument("--restore", action="store_true", help="restore all archive files of the directory")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -37,7 +37,7 @@ class Command(BaseCommand):
                 self._restore(options["directory"])
             else:
                 month = options["before"] or _months_ago(options["keep"])
-                # The earliest moment at which that month begins anywhere.
+                # The moment at which the month begins in the easternmost time zone.
                 before = month_window(month)[0] // SECOND
                 for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
                     self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")
@@ -47,6 +47,6 @@ class Command(BaseCommand):
     def _restore(self, directory: Path) -> None:
         paths = archive.files(directory)
         if not paths:
-            raise CommandError(f"{directory} holds no archive")
+            raise CommandError(f"there are no archives in {directory}")
         for path in paths:
             self.stdout.write(f"{path}: {archive.restore(conf.DATABASE, path)} batches")

@@ -11,20 +11,21 @@ from ratelimits.usage.retention.compact import compact
 
 
 class Command(BaseCommand):
-    help = "Joins the batches of past hours in the ledger, so that each key has one line for each quarter of an hour."
+    help = "Joins the batches of past hours in the ledger, so that a key has only one line for each 15 minutes."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--mark",
             action="store_true",
-            help="first mark where reports end, in a database that is older than these marks: nothing is joined across",
+            help="first add the marks at the ends of reports, across which no batches are joined; for a database with"
+            " reports that are older than these marks",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["mark"]:
             reports = Report.objects.using(conf.DATABASE).order_by().values_list("chain", flat=True)
             mark_ends(conf.DATABASE, reports.iterator())
-        done = list(compact())
-        before, after = sum(each.lines_before for each in done), sum(each.lines for each in done)
-        batches = sum(each.batches for each in done)
-        self.stdout.write(f"Joined {batches} batches to {len(done)}: {before} lines became {after}.")
+        joined = list(compact())
+        before, after = sum(batch.lines_before for batch in joined), sum(batch.lines for batch in joined)
+        batches = sum(batch.batches for batch in joined)
+        self.stdout.write(f"Joined {batches} batches to {len(joined)}: {before} lines became {after}.")

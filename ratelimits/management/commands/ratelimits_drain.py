@@ -10,7 +10,7 @@ from ratelimits.usage.fence import NotFencedError
 
 
 class Command(BaseCommand):
-    help = "Brings all sealed batches of usage from Redis into the ledger."
+    help = "Writes all sealed batches of usage in Redis to the ledger."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -18,7 +18,7 @@ class Command(BaseCommand):
         except NotFencedError as error:
             raise CommandError(str(error)) from error
         except RedisError as error:
-            raise CommandError(f"Redis could not be asked: {error}") from error
+            raise CommandError(f"Redis does not answer: {error}") from error
         self.stdout.write(f"Drained {drained.batches} batches, {drained.lines} lines (appendfsync {drained.fsync}).")
         for outcome, count in drained.outcomes.items():
             if outcome.name not in ("APPLIED", "KNOWN"):

@@ -15,21 +15,23 @@ from ratelimits.usage.tally import tally
 
 class Command(BaseCommand):
     help = (
-        "Finalises the billing periods whose usage is complete, and corrects finalised ones by a further version."
-        " Says of every period that is over and still open what it waits for."
+        "Finalises the billing periods whose usage is complete, and corrects finalised ones by a new version. Lists the"
+        " periods that are over but still open, with the reason for each."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--account", type=ledger_name, help="of this account alone")
-        parser.add_argument("--open", action="store_true", help="finalise nothing, only say what is open, and why")
+        parser.add_argument("--account", type=ledger_name, help="only this account")
+        parser.add_argument(
+            "--open", action="store_true", help=("finalise nothing, only list all open periods with the reasons")
+        )
         parser.add_argument(
             "--force",
             metavar="START",
-            help="close --account's period that starts then (as --open shows it) with what there is of it;"
-            " its report declares that usage may be missing",
+            help="close the period of --account that starts at this moment (as --open shows it) with the usage that is"
+            " in the ledger now; its report states that usage may be missing",
         )
-        parser.add_argument("--by", help="with --force: who decided it")
-        parser.add_argument("--reason", help="with --force: why")
+        parser.add_argument("--by", help="with --force: the person who decided it")
+        parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
         tally()
@@ -40,9 +42,9 @@ class Command(BaseCommand):
             for closed in finalise_each(account=options["account"]):
                 for report in closed.reports:
                     self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
-        for found in open_periods(account=options["account"]):
-            if found.over or options["open"]:
-                self.stdout.write(_line(found))
+        for period in open_periods(account=options["account"]):
+            if period.over or options["open"]:
+                self.stdout.write(_line(period))
 
     def _force(self, options: dict[str, Any]) -> None:
         if options["account"] is None or not options["by"] or not options["reason"]:
@@ -52,7 +54,7 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(f"{options['force']!r} is not a moment: write it as --open shows it.") from error
         if moment.tzinfo is None:
-            raise CommandError(f"{options['force']!r} names no offset: write it as --open shows it, with its Z.")
+            raise CommandError(f"{options['force']!r} has no UTC offset: write it as --open shows it, with its Z.")
         try:
             report = force(options["account"], instant(moment), options["by"], options["reason"])
         except NotForcedError as error:
@@ -60,6 +62,6 @@ class Command(BaseCommand):
         self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
 
 
-def _line(found: OpenPeriod) -> str:
-    units = ", ".join(f"{count:,} {meter}" for meter, count in found.units.items())
-    return f"open: {found.account or 'anonymous'} {iso(found.start)} ({units or 'adjustments only'}): {found.why}"
+def _line(period: OpenPeriod) -> str:
+    units = ", ".join(f"{count:,} {meter}" for meter, count in period.units.items())
+    return f"open: {period.account or 'anonymous'} {iso(period.start)} ({units or 'adjustments only'}): {period.why}"

@@ -12,13 +12,13 @@ from ratelimits.reports.verify.manifest import build
 
 class Command(BaseCommand):
     help = (
-        "Writes the manifest of a month: one small signed file, to be kept outside the database, with which"
-        " ratelimits_verify proves every report, adjustment and gap that it lists."
+        "Writes the manifest of a month: a small signed file that you keep outside the database. With it"
+        " ratelimits_verify can prove every report, adjustment and gap that it lists."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("month", help="the month, such as 2026-10")
-        parser.add_argument("--output", type=Path, metavar="FILE", help="instead of standard output; not overwritten")
+        parser.add_argument("--output", type=Path, metavar="FILE", help="a new file instead of standard output")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -26,17 +26,19 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         if not manifest["signature"]:
-            self.stderr.write("It is not signed: without SIGNING_KEY whoever can change it can change it unseen.")
-        if left := manifest["open"]:
-            named = f"{', '.join(left[:3])}{', …' if left[3:] else ''}"
             self.stderr.write(
-                f"{len(left)} periods of {options['month']} are open ({named}): write a further manifest once they are"
-                " closed (ratelimits_finalise --open says what each waits for)."
+                "The manifest is not signed, since there is no SIGNING_KEY: nobody can notice if it is changed."
+            )
+        if open_periods := manifest["open"]:
+            first = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
+            self.stderr.write(
+                f"{len(open_periods)} periods of {options['month']} are open ({first}): write another manifest once"
+                " they are closed (ratelimits_finalise --open lists the reasons)."
             )
         if manifest["unsettled"]:
             self.stderr.write(
-                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write a further manifest"
-                " once they are (ratelimits_push --status says what each waits for)."
+                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write another manifest once"
+                " they are (ratelimits_push --status lists the reasons)."
             )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]

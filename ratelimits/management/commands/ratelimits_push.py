@@ -14,32 +14,36 @@ from ratelimits.push.send import resume, send
 from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
 from ratelimits.push.status import Status, preview, status
 
-#: Deliveries that --status names, by receiver and state; the admin lists all.
-_NAMED = 50
+#: Maximum number of deliveries that --status names, by receiver and state; the admin lists all.
+_MAX_NAMED = 50
 
 
 class Command(BaseCommand):
     help = (
-        "Sends the lines of finalised reports to the billing systems of RATELIMITS['PUSH'], each once: what is new"
-        " since the last time. Says what was accepted and refused; ends with status 1 if something needs a person."
+        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH'], each line once. Lists the"
+        " number of accepted and refused lines. The exit status is 1 if a delivery needs a person's decision."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--receiver", metavar="NAME", help="this billing system alone")
-        parser.add_argument("--now", action="store_true", help="do not wait until pauses after failures are over")
+        parser.add_argument("--receiver", metavar="NAME", help="only this billing system")
+        parser.add_argument("--now", action="store_true", help="end the pauses after failures and send at once")
         what = parser.add_mutually_exclusive_group()
-        what.add_argument("--dry-run", action="store_true", help="send and write nothing, print what would be sent")
-        what.add_argument("--status", action="store_true", help="send nothing, only say what was delivered")
+        what.add_argument(
+            "--dry-run", action="store_true", help=("send and write nothing, only print the events that would be sent")
+        )
+        what.add_argument("--status", action="store_true", help="send nothing, only list the deliveries by state")
         what.add_argument(
             "--settle",
-            choices=[each.value for each in Settlement],
-            help="settle what needs a person: 'accepted' (it is there), 'elsewhere' (it was billed in another way),"
-            " 'again' (it is not there, send it)",
+            choices=[settlement.value for settlement in Settlement],
+            help="settle deliveries that need a person's decision: 'accepted' (the billing system has the event),"
+            " 'elsewhere' (it was billed in another way), 'again' (the billing system does not have it: send it again)",
         )
-        parser.add_argument("--line", action="append", default=[], help="with --settle: a line's id; may be repeated")
-        parser.add_argument("--all", choices=["refused", "unsure", "expired", "skipped"], help="with --settle")
-        parser.add_argument("--by", help="with --settle: who decided it")
-        parser.add_argument("--reason", help="with --settle: why")
+        parser.add_argument("--line", action="append", default=[], help="with --settle: a line_id; may be repeated")
+        parser.add_argument(
+            "--all", choices=["refused", "unsure", "expired", "skipped"], help="with --settle: all lines in this state"
+        )
+        parser.add_argument("--by", help="with --settle: the person who decided it")
+        parser.add_argument("--reason", help="with --settle: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = self._chosen(options["receiver"])
@@ -48,20 +52,20 @@ class Command(BaseCommand):
             self._settle(chosen, options)
             return
         if options["dry_run"]:
-            for each in chosen:
-                self._preview(each, now)
+            for receiver in chosen:
+                self._preview(receiver, now)
             return
         if not options["status"]:
-            for each in chosen:
-                plan(each)
+            for receiver in chosen:
+                plan(receiver)
                 if options["now"]:
-                    resume(each, timezone.now())
-                send(each)
-        found = [status(each, timezone.now()) for each in chosen]
-        for one in found:
-            self._show(one)
-        if any(one.open or one.failing for one in found):
-            raise CommandError("Some of it needs a person: see above, and --settle.", returncode=1)
+                    resume(receiver, timezone.now())
+                send(receiver)
+        states = [status(receiver, timezone.now()) for receiver in chosen]
+        for state in states:
+            self._show(state)
+        if any(state.open or state.failing for state in states):
+            raise CommandError("The deliveries above need a person's decision: see --settle.", returncode=1)
 
     def _chosen(self, name: str | None) -> list[Receiver]:
         if not conf.PUSH:
@@ -72,18 +76,18 @@ class Command(BaseCommand):
             raise CommandError(f"RATELIMITS['PUSH'] has no {name!r}, only {', '.join(conf.PUSH)}.")
         return [receivers.receiver(name)]
 
-    def _show(self, found: Status) -> None:
-        self.stdout.write(f"{found.name}:")
-        for state, (count, overage) in found.counts.items():
+    def _show(self, receiver: Status) -> None:
+        self.stdout.write(f"{receiver.name}:")
+        for state, (count, overage) in receiver.counts.items():
             self.stdout.write(f"  {state}: {count:,} lines, {overage:,} units of overage")
-        if found.unplanned:
-            self.stdout.write(f"  not looked at yet: {found.unplanned:,} reports")
-        for report, why in found.failing:
+        if receiver.unplanned:
+            self.stdout.write(f"  not planned yet: {receiver.unplanned:,} reports")
+        for report, why in receiver.failing:
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
-        if found.paused:
-            self.stdout.write(f"  paused until {found.paused:%Y-%m-%d %H:%M:%S} UTC: {found.error}")
+        if receiver.paused:
+            self.stdout.write(f"  paused until {receiver.paused:%Y-%m-%d %H:%M:%S} UTC: {receiver.error}")
         for state in OPEN:
-            for row in found.open.filter(state=state).order_by("pk")[:_NAMED]:
+            for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
                 self.stdout.write(f"  {state} {row.line_id} ({row.report}, {row.overage:,} {row.meter}): {row.note}")
 
     def _preview(self, receiver: Receiver, now: datetime) -> None:
@@ -100,7 +104,7 @@ class Command(BaseCommand):
 
     def _settle(self, chosen: list[Receiver], options: dict[str, Any]) -> None:
         if len(chosen) != 1:
-            raise CommandError("--settle needs --receiver: more than one is in RATELIMITS['PUSH'].")
+            raise CommandError("--settle needs --receiver, since RATELIMITS['PUSH'] has several.")
         (receiver,) = chosen
         if not options["by"] or not options["reason"]:
             raise CommandError("--settle needs --by and --reason.")

@@ -1,4 +1,4 @@
-"""Bring into force what was written behind the app's back: raw SQL, a restored database."""
+"""Put rows in force that were written without the app: by raw SQL or by restoring a database."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Tombstones younger than this, in µs, still say since when the limits that replaced theirs hold.
+#: Tombstones younger than this (µs) are kept: they say since when the limits that replaced the deleted ones are in
+#: force.
 _KEPT = 30 * 86_400_000_000
 
 
 class Command(BaseCommand):
     help = (
-        "Give rules, plans and overrides that were written by raw SQL a version and a history, and let every process "
-        "read everything again with its next decision. Also after restoring the database from a backup."
+        "Gives rules, plans and overrides that were written by raw SQL a version and a history, and makes every process"
+        " read everything again before its next decision. Run it also after restoring the database from a backup."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -32,14 +33,16 @@ class Command(BaseCommand):
                 for line in adopt(edit, "ratelimits_reload"):
                     self.stdout.write(line)
                 ConfigVersion.require_full_read(using, edit.version)
-                # Nobody starts from a delta now, so that nobody needs what old tombstones say.
+                # Every process now reads everything again, so old tombstones are not needed any more.
                 Tombstone.objects.using(using).filter(since__lt=edit.since - _KEPT).delete()
         self.stdout.write(self.style.SUCCESS(f"Version {edit.version} is in force."))
 
     def _in_force(self) -> int:
-        """What Redis asks of every process: more than the database has, if that was restored."""
+        """Return the version in Redis, which is newer than that of the database if the database was restored."""
         try:
             return publish_version(0)
         except (RedisError, OSError) as error:
-            self.stderr.write(f"Redis cannot be told ({error}): the processes follow within {conf.RELOAD_INTERVAL} s.")
+            self.stderr.write(
+                f"Redis does not answer ({error}): processes read everything again within {conf.RELOAD_INTERVAL} s."
+            )
             return 0

@@ -28,19 +28,20 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
-        parser.add_argument("--format", choices=sorted(FORMATS), help="default: what --output ends in, else csv")
-        parser.add_argument("--output", metavar="FILE", help="instead of standard output; it appears when it is whole")
-        parser.add_argument("--account", type=ledger_name, help="of this account alone")
+        parser.add_argument("--format", choices=sorted(FORMATS), help="default: by the ending of --output, else csv")
+        parser.add_argument(
+            "--output", metavar="FILE", help=("a file instead of standard output; it appears once it is complete")
+        )
+        parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
             "--all-accounts",
             action="store_true",
-            help="also a provisional line of zeros for each account without usage",
+            help="add a provisional line of zeros for each account without usage",
         )
-
         parser.add_argument(
             "--final-only",
             action="store_true",
-            help="leave out what is not finalised yet, and may change",
+            help="leave out usage that is not finalised yet and may change",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -51,20 +52,21 @@ class Command(BaseCommand):
             raise CommandError(form.missing)
         if options["final_only"] and options["all_accounts"]:
             raise CommandError(
-                "What --all-accounts adds is provisional, and --final-only leaves it out: name one of them."
+                "The lines that --all-accounts adds are provisional, so --final-only would leave them out: use only one"
+                " of the two."
             )
         counts: Counter[str] = Counter()
         try:
             expected = _expected(month, account)
-            stated = statements(month, account=account, all_accounts=options["all_accounts"])
-            found = lines_for(form, _chosen(stated, counts, final_only=options["final_only"]))
+            reports = statements(month, account=account, all_accounts=options["all_accounts"])
+            lines = lines_for(form, _chosen(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
-            found = _shown(found, expected, cast("IO[str]", self.stderr._out))
+            lines = _with_progress(lines, expected, cast("IO[str]", self.stderr._out))
         if form.accepted is not None:
-            found = form.accepted(found, time_ns() // 1000)
-        chunks = form.stream(found)
+            lines = form.accepted(lines, time_ns() // 1000)
+        chunks = form.stream(lines)
         try:
             if printed:
                 self._print(form, chunks)
@@ -83,7 +85,7 @@ class Command(BaseCommand):
     def _print(self, form: Format, chunks: Iterator[bytes]) -> None:
         raw = getattr(self.stdout, "buffer", None)
         if form.module == "xlsxwriter" and (raw is None or self.stdout.isatty()):
-            raise CommandError("A workbook is nothing for a terminal: name a file with --output.")
+            raise CommandError("A workbook cannot be shown in a terminal: name a file with --output.")
         for chunk in chunks:
             if raw is None:
                 self.stdout.write(chunk.decode(), ending="")
@@ -92,22 +94,22 @@ class Command(BaseCommand):
         self.stdout.flush()
 
 
-def _chosen(found: Iterable[Statement], counts: Counter[str], *, final_only: bool) -> Iterator[Statement]:
-    """The statements that are wanted; all are counted by their status."""
-    for each in found:
-        counts[each.status] += 1
-        if each.status == FINAL or not final_only:
-            yield each
+def _chosen(reports: Iterable[Statement], counts: Counter[str], *, final_only: bool) -> Iterator[Statement]:
+    """Yield the statements to be written, and count all statements by their status."""
+    for report in reports:
+        counts[report.status] += 1
+        if report.status == FINAL or not final_only:
+            yield report
 
 
 def _notice(counts: Counter[str], *, final_only: bool) -> str:
-    """What to know of a month that is not finalised for every account."""
+    """Return the notice for a month that is not finalised for every account."""
     provisional, total = counts[PROVISIONAL], counts.total()
     if final_only:
         text = f"{provisional} of {total} reports are left out: their periods are not finalised"
     else:
         text = f"{provisional} of {total} reports are provisional and may change: leave them out with --final-only"
-    return f"{text}. ratelimits_finalise --open says what those that are over wait for."
+    return f"{text}. ratelimits_finalise --open lists the reasons why periods are still open."
 
 
 def _format(name: str | None, output: str | None) -> Format:
@@ -130,43 +132,43 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 
 def _expected(month: str, account: str | None) -> int | None:
-    """About how many lines there will be, for the progress bar; None if some of them are yet to be added up."""
+    """Return the approximate number of lines for the progress bar; None if there is usage that has no lines yet."""
     start, end = month_window(month)
-    about = {} if account is None else {"account": account}
-    usage = PeriodUsage.objects.using(conf.DATABASE).filter(**about, covered=None)
+    filters = {} if account is None else {"account": account}
+    usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)
     if usage.filter(period__gte=start // SECOND, period__lt=end // SECOND).exists():
         return None
-    reports = Report.objects.using(conf.DATABASE).filter(**about, period_start__gte=start, period_start__lt=end)
+    reports = Report.objects.using(conf.DATABASE).filter(**filters, period_start__gte=start, period_start__lt=end)
     lines: int | None = reports.aggregate(lines=Sum("line_count"))["lines"]
     return lines
 
 
-def _shown(found: Iterable[Any], expected: int | None, terminal: IO[str]) -> Iterator[Any]:
-    """The rows, with a progress bar while they pass; where rich is not installed, with their count."""
+def _with_progress(lines: Iterable[Any], expected: int | None, terminal: IO[str]) -> Iterator[Any]:
+    """Yield the lines and show a progress bar meanwhile; without the library rich, show their number."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
-        yield from _counted(found, terminal)
+        yield from _counted(lines, terminal)
         return
     columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(file=terminal)
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as progress:
         task = progress.add_task("lines", total=expected)
-        done = 0
-        for done, row in enumerate(found, 1):
-            yield row
-            if done % 1000 == 0:
-                progress.update(task, completed=done)
-        progress.update(task, completed=done, total=done)
+        count = 0
+        for count, line in enumerate(lines, 1):
+            yield line
+            if count % 1000 == 0:
+                progress.update(task, completed=count)
+        progress.update(task, completed=count, total=count)
 
 
-def _counted(found: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
-    done, told = 0, monotonic()
-    for done, row in enumerate(found, 1):
-        yield row
-        if done % 1000 == 0 and monotonic() > told + 0.2:
-            told = monotonic()
-            terminal.write(f"\rlines: {done:,}")
+def _counted(lines: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
+    count, shown_at = 0, monotonic()
+    for count, line in enumerate(lines, 1):
+        yield line
+        if count % 1000 == 0 and monotonic() > shown_at + 0.2:
+            shown_at = monotonic()
+            terminal.write(f"\rlines: {count:,}")
             terminal.flush()
-    terminal.write(f"\rlines: {done:,}\n")
+    terminal.write(f"\rlines: {count:,}\n")

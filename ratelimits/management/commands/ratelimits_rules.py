@@ -1,4 +1,4 @@
-"""Rules as code: dump, diff, load."""
+"""Rules as code: dump, diff or load them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from ratelimits.conf import conf
 
 
 class Command(BaseCommand):
-    help = "Keep plans and rules as code: dump them as JSON, diff a file against the database, or load it."
+    help = "Keeps plans and rules as code: dumps them as JSON, compares a file with the database, or loads it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
         commands.add_parser("dump", help="write all plans and rules to standard output")
         for name, text in (
-            ("diff", "show what loading a file would change; exit status 1 if anything"),
-            ("load", "make the database say what a file says, all of it or nothing"),
+            ("diff", "show what loading a file would change; the exit status is 1 if there is a change"),
+            ("load", "change plans and rules to those of a file, all of them or none"),
         ):
             command = commands.add_parser(name, help=text)
-            command.add_argument("file", help="a file as dump writes it, or - for standard input")
-            command.add_argument("--delete", action="store_true", help="delete plans and rules that it does not name")
+            command.add_argument("file", help="a file in the format of dump, or - for standard input")
+            command.add_argument(
+                "--delete", action="store_true", help=("delete plans and rules that the file does not name")
+            )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["command"] == "dump":
@@ -47,12 +49,12 @@ class Command(BaseCommand):
             raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
 
     def _warn(self, document: as_code.Document) -> None:
-        """Say on standard error which scopes and meters of the document no view has."""
-        for about, sentence in unknown_names.in_document(document):
-            self.stderr.write(f"Warning: {about}: {sentence}")
+        """Write a warning to standard error for each scope and meter of the document that no view has."""
+        for entry, sentence in unknown_names.in_document(document):
+            self.stderr.write(f"Warning: {entry}: {sentence}")
 
     def _diff(self, document: as_code.Document, *, delete: bool) -> None:
-        """Load it, look at the difference, and take it back."""
+        """Load the document, show the difference, and roll the transaction back."""
         with transaction.atomic(using=conf.DATABASE):
             before = as_code.to_text(as_code.dump(conf.DATABASE))
             as_code.load(document, conf.DATABASE, delete=delete)

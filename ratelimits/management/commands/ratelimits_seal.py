@@ -15,5 +15,5 @@ class Command(BaseCommand):
         try:
             sealed = seal()
         except RedisError as error:
-            raise CommandError(f"Redis could not be asked: {error}") from error
+            raise CommandError(f"Redis does not answer: {error}") from error
         self.stdout.write(f"Sealed {sum(bool(shard.batch) for shard in sealed)} batches of {len(sealed)} shards.")

@@ -16,23 +16,23 @@ from ratelimits.verification import Verification
 
 class Command(BaseCommand):
     help = (
-        "Makes finalised reports again from the ledger, checks the digest chains and the sums, and names the first"
-        " thing that does not hold. The exit status is 0 if all holds, else 1. Says on standard error what was checked,"
-        " and what could not be seen."
+        "Computes finalised reports again from the ledger, checks the digest chains and the sums, and names the first"
+        " error. The exit status is 0 if there is none, else 1. Standard error says what was checked, and what could"
+        " not be checked."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--period", help="only reports of a month, such as 2026-11")
+        parser.add_argument("--period", help="only reports of this month, such as 2026-11")
         parser.add_argument("--account", type=ledger_name, help="only reports of this account")
-        parser.add_argument("--archive", type=Path, help="the directory of archived usage that reports may be made of")
+        parser.add_argument("--archive", type=Path, help="the directory of the archive files with older usage")
         parser.add_argument(
             "--manifest",
             type=Path,
             action="append",
             metavar="FILE",
-            help="what ratelimits_manifest wrote: compare with it; can be given several times",
+            help="a file that ratelimits_manifest wrote, to compare with; may be repeated",
         )
-        parser.add_argument("--all", action="store_true", help="name everything that does not hold")
+        parser.add_argument("--all", action="store_true", help="name all errors instead of the first one")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
