@@ -148,7 +148,7 @@ def test_the_page_says_what_is_owed_before_and_after(admin_client: Client, close
     assert "12.50 EUR" in text(page)
     admin_client.post(ADD, sent_again(page))
     made = Adjustment.objects.get(quantity=-20)
-    assert "owed for the period: 13.16 EUR before, 12.50 after" in text(
+    assert "owed for the period: 13.16 EUR before, 12.50 EUR after" in text(
         admin_client.get(url(Adjustment, "change", made.pk))
     )
     written = close("2026-11-03")

@@ -69,7 +69,7 @@ def test_several_keys_in_one_field_are_refused(admin_client: Client, url: str, m
     rule()
     plan = Plan.objects.create(name="Pro", slug="pro")
     typed = {"key": "api_key:4, api_key:5", "rule": "burst", "capacity": "5", "mode": "", "plan": plan.pk}
-    assert "These are 2 keys: write api_key:4 alone" in errors(admin_client.post(url, typed))["key"]
+    assert "These are 2 keys: write only api_key:4 here" in errors(admin_client.post(url, typed))["key"]
     assert not model.objects.exists()
 
 

@@ -39,7 +39,7 @@ def test_staff_see_why_a_period_is_open_and_close_it_by_force(admin_client: Clie
 
 
 def test_without_open_periods_the_page_says_so(admin_client: Client) -> None:
-    assert "None." in text(admin_client.get(url(Report, "open")))
+    assert "There are no such periods." in text(admin_client.get(url(Report, "open")))
     for start in ("²", "9" * 20, "-1"):
         assert admin_client.get(url(Report, "force"), {"start": start}).status_code == 200
         assert admin_client.post(url(Report, "force"), {"start": start, "reason": "x"}).status_code == 200

@@ -132,7 +132,7 @@ def test_reports_are_verified_by_an_action(admin_client: Client, report: Report,
     assert "acme 2026-11-01 v1 is correct." in verify()
     Line.objects.update(admitted_units=8)
     assert f"line {report.lines.get().line_id} (api_key:1, requests) has consumed_quantity 7" in verify()
-    monkeypatch.setattr(pages, "_VERIFIED", 0)
+    monkeypatch.setattr(pages, "_MAX_VERIFIED", 0)
     assert "is too large for this page: use the command ratelimits_verify" in verify()
 
 

@@ -192,7 +192,7 @@ def test_what_is_in_quarantine_is_resolved_by_an_action_that_says_who_did_it(
     chosen = {"action": action, "_selected_action": [kept.pk]}
     asked = text(admin_client.post(QUARANTINE, chosen))
     assert "acme api_key:1: 2 requests" in asked
-    assert "cannot be taken back" in asked
+    assert "cannot be undone" in asked
     kept.refresh_from_db()
     assert kept.resolved_at is None, "it was only shown what would be done"
     chosen["post"] = "yes"
