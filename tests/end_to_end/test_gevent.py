@@ -14,8 +14,6 @@ from gevent import monkey
 monkey.patch_all()
 import json, django, gevent
 from collections import Counter
-from django.conf import settings
-settings.RATELIMITS.update(TIMEOUT=10)
 django.setup()
 from ratelimits.quota import checking as quota
 from ratelimits.engine.server import current_server

@@ -41,7 +41,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def proxy(servers: TestServers, settings: Any) -> Iterator[Proxy]:
     """Put a proxy in front of the server of the limits."""
-    settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 10, "DENY_CACHE_SECONDS": 0}
+    settings.RATELIMITS = {**settings.RATELIMITS, "DENY_CACHE_SECONDS": 0}
     with Proxy(servers.redis.port) as running:
         away(settings, running.port)
         yield running

@@ -496,7 +496,6 @@ class TestHangUps:
         if way == "path" and stack == "alone":
             way = "decorated"  # there the middleware itself makes the decision, and is cancelled
         settings.MIDDLEWARE = STACKS[stack]
-        settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": 30}
         if waits:
             await asyncio.to_thread(rule, "queue", "leaky_bucket_queue", key_kind="global", **QUEUE)
         with Proxy(servers.redis.port) as proxy:

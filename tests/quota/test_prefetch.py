@@ -25,7 +25,7 @@ from ratelimits.quota.prefetch import (
 )
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
-from tests.support.faces import Clock, away
+from tests.support.faces import Clock, away, short_timeout
 from tests.support.servers import TestServers
 
 
@@ -201,7 +201,8 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
     processes = [Process(call(key=f"user:{number}")) for number in range(10)]
     assert all(process.request() for process in processes for _ in range(2))
     with Proxy(servers.redis.port) as proxy:
-        hanging = _server_at(settings, proxy.port)
+        with short_timeout():
+            hanging = _server_at(settings, proxy.port)
         for process in processes:
             process.permits._server = hanging
         proxy.lose.set()

@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 #: Seconds after which it was waited for in vain.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

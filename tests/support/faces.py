@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.db.backends.utils import CursorWrapper
+from django.test import override_settings
 
 from ratelimits import rules
+from ratelimits.conf import DEFAULTS
 from ratelimits.engine.transport.breaker import Breaker
 from ratelimits.quota import checking, process_totals
 from ratelimits.quota.fallback import LocalLimiter
@@ -70,3 +73,10 @@ def away(settings: Any, port: int) -> None:
     """The server of the limits is (or is not) at another port."""
     place = {**settings.CACHES["ratelimits"], "LOCATION": f"redis://127.0.0.1:{port}/0"}
     settings.CACHES = {**settings.CACHES, "ratelimits": place}
+
+
+@contextmanager
+def short_timeout() -> Iterator[None]:
+    """A call of the server may take no longer than by default meanwhile: for a test that waits for one in vain."""
+    with override_settings(RATELIMITS={**django_settings.RATELIMITS, "TIMEOUT": DEFAULTS["TIMEOUT"]}):
+        yield

@@ -32,7 +32,8 @@ from tests.support.engine.proxy import Proxy
 from tests.support.eventually import until
 from tests.support.servers import TestServers, server_binary
 
-TIMEOUT = 0.25
+#: Seconds for a reply in tests that wait for one in vain; in all others a busy machine may take its time.
+TIMEOUT, PATIENT = 0.25, 10.0
 
 
 @dataclass
@@ -66,7 +67,7 @@ def opened() -> Iterator[Callable[..., Wire]]:
     """Open wires to a URL, with options of django-redis."""
     made: list[Wire] = []
 
-    def open_wire(url: str, timeout: float = TIMEOUT, **options: Any) -> Wire:
+    def open_wire(url: str, timeout: float = PATIENT, **options: Any) -> Wire:
         caches["wire"] = RedisCache(url, {"OPTIONS": options})
         try:
             made.append(Wire("wire", timeout))
@@ -154,13 +155,13 @@ class TestLoss:
     def test_a_lost_reply_is_unanswered_in_time_and_the_command_was_sent_once(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
     ) -> None:
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         wire.call(WHO, b"")
         proxy.lose.set()
         started = time.monotonic()
         with pytest.raises(Unanswered):
             wire.call(say(b"INCR", b"counter"), b"")
-        assert time.monotonic() - started < 4 * TIMEOUT
+        assert time.monotonic() - started < PATIENT / 2
         proxy.lose.clear()
         assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
 
@@ -168,14 +169,14 @@ class TestLoss:
         self, opened: Callable[..., Wire], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(idle, "IDLE", -1.0)
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         for _ in range(3):
             wire.call(WHO, b"")
         proxy.lose.set()
         started = time.monotonic()
         with pytest.raises(Unanswered, match=f"no reply within {TIMEOUT:g} s"):
             wire.call(WHO, b"")
-        assert time.monotonic() - started < 4 * TIMEOUT
+        assert time.monotonic() - started < PATIENT / 2
 
     def test_it_is_unanswered_in_time_where_a_timer_signals_all_the_time(
         self, opened: Callable[..., Wire], proxy: Proxy
@@ -184,13 +185,13 @@ class TestLoss:
         before = signal.signal(signal.SIGALRM, lambda number, frame: signals.append(number))
         signal.setitimer(signal.ITIMER_REAL, TIMEOUT / 10, TIMEOUT / 10)
         try:
-            wire = opened(proxy.url)
+            wire = opened(proxy.url, TIMEOUT)
             wire.call(WHO, b"")
             proxy.lose.set()
             started = time.monotonic()
             with pytest.raises(Unanswered):
                 wire.call(WHO, b"")
-            assert time.monotonic() - started < 4 * TIMEOUT
+            assert time.monotonic() - started < PATIENT / 2
             assert signals
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -199,7 +200,7 @@ class TestLoss:
     def test_a_reply_that_comes_late_is_not_taken_for_the_next_one(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         assert wire.call(say(b"ECHO", b"first"), b"") == b"first"
         proxy.hold()
         with pytest.raises(Unanswered):
@@ -223,7 +224,7 @@ class TestLoss:
     def test_many_commands_whose_replies_are_lost_are_unanswered(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         wire.call(WHO, b"")
         proxy.lose.set()
         with pytest.raises(Unanswered):
@@ -240,7 +241,7 @@ class TestLoss:
     def test_a_server_that_accepts_and_says_nothing_was_sent_no_command(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         proxy.lose.set()
         with pytest.raises(NotSent):
             wire.call(say(b"INCR", b"counter"), b"")
@@ -285,7 +286,7 @@ class TestLoss:
     def test_what_is_no_decision_is_not_sent_again_either(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis, command: str
     ) -> None:
-        wire = opened(proxy.url, CONNECTION_POOL_KWARGS={"retry_on_timeout": True})
+        wire = opened(proxy.url, TIMEOUT, CONNECTION_POOL_KWARGS={"retry_on_timeout": True})
         wire.client.ping()
         proxy.lose.set()
         with pytest.raises(RedisError):
@@ -302,7 +303,7 @@ class TestThreadsAndProcesses:
     ) -> None:
         monkeypatch.setattr(idle, "IDLE_CONNECTIONS", 3)
         monkeypatch.setattr(idle, "CONNECTING", 8)
-        wire, replies = opened(proxy.url, timeout=10), []
+        wire, replies = opened(proxy.url), []
         proxy.hold()
         greeted = [threading.Thread(target=lambda: replies.append(wire.call(say(b"PING"), b""))) for _ in range(10)]
         for thread in greeted:
@@ -319,7 +320,7 @@ class TestThreadsAndProcesses:
     def test_many_threads_at_once_are_all_told_of_the_attempts_that_failed(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire, errors = opened(proxy.url), []
+        wire, errors = opened(proxy.url, TIMEOUT), []
         proxy.lose.set()
 
         def work() -> None:
@@ -345,7 +346,7 @@ class TestThreadsAndProcesses:
         assert seen == [first] * 20
 
     def test_a_call_that_was_interrupted_gives_nothing_back(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
-        wire = opened(proxy.url, timeout=10)
+        wire = opened(proxy.url)
         assert wire.call(say(b"ECHO", b"first"), b"") == b"first"
         proxy.hold()
 
@@ -509,14 +510,14 @@ class TestConfiguration:
     def test_whatever_the_alias_says_replies_are_bytes_and_timeouts_short(
         self, opened: Callable[..., Wire], proxy: Proxy, options: dict[str, Any]
     ) -> None:
-        wire = opened(proxy.url, **options)
+        wire = opened(proxy.url, TIMEOUT, **options)
         assert wire.call(say(b"ECHO", b"hello"), b"") == b"hello"
         assert asyncio.run(wire.acall(say(b"ECHO", b"hello"), b"")) == b"hello"
         proxy.lose.set()
         started = time.monotonic()
         with pytest.raises(Unanswered):
             wire.call(say(b"INCR", b"counter"), b"")
-        assert time.monotonic() - started < 4 * TIMEOUT
+        assert time.monotonic() - started < PATIENT / 2
         assert proxy.count(b"INCR") == 1
 
     def test_a_client_of_ones_own_names_the_server_and_each_thread_keeps_its_own_connection(
@@ -578,7 +579,7 @@ class TestAsync:
     async def test_many_at_once_share_one_connection(
         self, opened: Callable[..., Wire], redis_url: str, redis_client: redis.Redis
     ) -> None:
-        wire = opened(redis_url, timeout=5)
+        wire = opened(redis_url)
         before = clients(redis_client)
         replies = await asyncio.gather(*(wire.acall(say(b"ECHO", b"%d" % n), b"") for n in range(500)))
         assert replies == [b"%d" % n for n in range(500)]
@@ -628,7 +629,7 @@ class TestAsync:
     async def test_a_lost_reply_is_unanswered_and_a_late_one_is_nobodys(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
     ) -> None:
-        wire = opened(proxy.url)
+        wire = opened(proxy.url, TIMEOUT)
         await wire.acall(WHO, b"")
         proxy.hold()
         with pytest.raises(Unanswered):
@@ -640,7 +641,7 @@ class TestAsync:
     async def test_a_call_that_is_cancelled_once_it_is_written_has_its_reply_first(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url, timeout=5)
+        wire = opened(proxy.url)
         await wire.acall(WHO, b"")
         proxy.hold()
         waiting = asyncio.ensure_future(wire.acall(say(b"ECHO", b"cancelled"), b""))
@@ -692,7 +693,7 @@ class TestMultiplexing:
     async def test_callers_that_are_cancelled_in_a_burst_leave_no_reply_to_another_one(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url, timeout=10)
+        wire = opened(proxy.url)
         await wire.acall(WHO, b"")
         proxy.hold()
         tasks = [asyncio.ensure_future(wire.acall(say(b"ECHO", b"%d" % n), b"")) for n in range(1000)]
@@ -712,7 +713,7 @@ class TestMultiplexing:
     async def test_what_was_written_on_a_connection_that_is_cut_is_unanswered_and_the_rest_not_sent(
         self, opened: Callable[..., Wire], proxy: Proxy
     ) -> None:
-        wire = opened(proxy.url, timeout=10)
+        wire = opened(proxy.url)
         await wire.acall(WHO, b"")
         proxy.cut.set()
         tasks = [asyncio.ensure_future(wire.acall(say(b"INCR", b"counter"), b"")) for _ in range(1000)]
@@ -728,7 +729,7 @@ class TestMultiplexing:
     async def test_a_server_that_stops_answers_nobody_and_is_connected_to_anew(
         self, opened: Callable[..., Wire], own_server: RunningServer
     ) -> None:
-        wire = opened(own_server.url)
+        wire = opened(own_server.url, TIMEOUT)
         await wire.acall(WHO, b"")
         own_server.process.send_signal(signal.SIGSTOP)
         try:
@@ -755,7 +756,7 @@ class TestMultiplexing:
         assert proxy.connections == 2
 
     async def test_the_caller_that_connects_may_be_cancelled(self, opened: Callable[..., Wire], proxy: Proxy) -> None:
-        wire = opened(proxy.url, timeout=10)
+        wire = opened(proxy.url)
         proxy.hold()
         first, second = (asyncio.ensure_future(wire.acall(say(b"ECHO", word), b"")) for word in (b"a", b"b"))
         await asyncio.to_thread(until, lambda: proxy.connections, "somebody connects")
@@ -767,19 +768,22 @@ class TestMultiplexing:
     async def test_waiting_for_ones_own_turn_takes_as_long_as_it_takes(
         self, opened: Callable[..., Wire], redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nine calls one after the other take longer together than TIMEOUT."""
+        """Twelve calls one after the other take longer, in all, than the timeout of each."""
         monkeypatch.setattr(multiplexed, "IN_FLIGHT", 1)
-        wire = opened(redis_url, timeout=2)
-        waits = [wire.acall(say(b"BLPOP", b"nobody pushes", b"0.4"), b"") for _ in range(9)]
-        assert await asyncio.gather(*waits) == [None] * 9
+        wire = opened(redis_url, 1)
+        waits = [wire.acall(say(b"BLPOP", b"nobody pushes", b"0.1"), b"") for _ in range(12)]
+        assert await asyncio.gather(*waits) == [None] * 12
 
     @pytest.mark.parametrize("connected", [True, False])
-    async def test_a_loop_that_is_busy_is_no_failure_of_the_server(self, wire: Wire, connected: bool) -> None:
+    async def test_a_loop_that_is_busy_is_no_failure_of_the_server(
+        self, opened: Callable[..., Wire], redis_url: str, connected: bool
+    ) -> None:
+        wire = opened(redis_url, TIMEOUT)
         if connected:
             await wire.acall(WHO, b"")
         waiting = asyncio.ensure_future(wire.acall(say(b"ECHO", b"a"), b""))
         for _ in range(5):
-            time.sleep(2 * TIMEOUT)  # noqa: ASYNC251  (the loop has other things to do)
+            time.sleep(1.2 * TIMEOUT)  # noqa: ASYNC251  (the loop has other things to do)
             await asyncio.sleep(0)
         assert await waiting == b"a"
 
@@ -811,7 +815,7 @@ class TestMultiplexing:
     def test_what_waits_as_the_loop_ends_is_let_go(
         self, opened: Callable[..., Wire], proxy: Proxy, redis_client: redis.Redis
     ) -> None:
-        wire, before = opened(proxy.url, timeout=10), clients(redis_client)
+        wire, before = opened(proxy.url, TIMEOUT), clients(redis_client)
 
         async def leave() -> None:
             await wire.acall(WHO, b"")
