@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -18,6 +14,7 @@ from project.demo import processes
 from project.models import ApiKey
 from ratelimits.models import Account
 from tests.support.servers import TestServers
+from tests.support.siblings import Sibling, siblings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -31,53 +28,17 @@ def environment(servers: TestServers, transactional_db: None) -> dict[str, str]:
         "DJANGO_SETTINGS_MODULE": "project.settings",
         "DATABASE_URL": servers.url_of_database(name),
         "RATELIMITS_NAMESPACE": "test",
+        "RATELIMITS_TIMEOUT": "10",
         "PYTHONPATH": str(ROOT),
     }
 
 
-@dataclass
-class Asker:
-    """Another process, which makes requests with a given key."""
-
-    process: subprocess.Popen[str]
-
-    def ask(self, secret: str, times: int = 1) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps({"secret": secret, "times": times}), file=self.process.stdin, flush=True)
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-
 @pytest.fixture
-def askers(environment: dict[str, str]) -> Iterator[Callable[[int], list[Asker]]]:
-    """Return a function that starts this number of other processes."""
+def askers(environment: dict[str, str]) -> Iterator[Callable[[int], list[Sibling]]]:
+    """Return a function that starts this number of other processes (tests.support.end_to_end.asker)."""
     with ExitStack() as stack:
-
-        def start(count: int) -> list[Asker]:
-            started = [
-                Asker(
-                    stack.enter_context(
-                        subprocess.Popen(
-                            [sys.executable, "-m", "tests.support.end_to_end.asker"],
-                            stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE,
-                            text=True,
-                            env=environment,
-                            cwd=ROOT,
-                        )
-                    )
-                )
-                for _ in range(count)
-            ]
-            for asker in started:
-                assert asker.process.stdout is not None
-                assert asker.process.stdout.readline() == "ready\n"
-            return started
-
-        yield start
+        module = "tests.support.end_to_end.asker"
+        yield lambda count: stack.enter_context(siblings(module, count, environment=environment))
 
 
 @pytest.fixture

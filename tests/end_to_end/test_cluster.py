@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Sum
 from django.test import override_settings
@@ -47,6 +47,7 @@ from tests.support.faces import begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 from tests.support.servers import TestServers, server_binary
+from tests.support.siblings import siblings
 from tests.support.usage.traffic import flow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,20 @@ def cluster(nodes: Cluster) -> Iterator[Cluster]:
     nodes.empty()
     with nodes.settings():
         yield nodes
+
+
+@contextmanager
+def frozen(cluster: Cluster, node: int) -> Iterator[None]:
+    """A node answers nothing meanwhile, and nobody waits long for it."""
+    process = cluster.servers[node].process
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "TIMEOUT": 0.5}):
+        # There is a way to every node that has no reply to wait for then.
+        engine.peek(spread(cluster), account=ACCOUNT)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
 
 def elsewhere(cluster: Cluster) -> list[str]:
@@ -351,13 +366,9 @@ def test_an_edit_makes_every_shard_stale_and_nothing_was_taken(cluster: Cluster)
 def test_where_a_reply_is_lost_the_other_shards_have_their_permits_back(cluster: Cluster, lost: int) -> None:
     limits = spread(cluster)
     assert engine.decide(limits, account=ACCOUNT, usage=usage()).allowed
-    frozen = cluster.servers[cluster.node_of(shard(KEYS, limits[lost].key, ACCOUNT))].process
-    frozen.send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(Unanswered):
-            engine.decide(limits, account=ACCOUNT, usage=usage())
-    finally:
-        frozen.send_signal(signal.SIGCONT)
+    node = cluster.node_of(shard(KEYS, limits[lost].key, ACCOUNT))
+    with frozen(cluster, node), pytest.raises(Unanswered):
+        engine.decide(limits, account=ACCOUNT, usage=usage())
     left = [one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]
     assert [each for number, each in enumerate(left) if number != lost] == [9, 9]
     assert left[lost] in (8, 9)
@@ -404,16 +415,12 @@ def test_while_a_node_is_away_the_failure_policy_answers_for_its_shards_and_the_
         return answer.decision is not None
 
     assert [decided(node) for node in range(NODES)] == [True, True, True]
-    frozen = cluster.servers[1].process
-    frozen.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(cluster, 1):
         for _ in range(FAILURES + 2):
             assert [decided(node) for node in (1, 0, 2)] == [False, True, True]
         # No request waits for it any longer.
         with pytest.raises(NotSent, match="did not answer just now"):
             engine.decide([limit()], account=accounts[1])
-    finally:
-        frozen.send_signal(signal.SIGCONT)
     until(lambda: decided(1), "it is asked again after a pause")
 
 
@@ -568,23 +575,10 @@ def test_a_replica_that_takes_over_is_followed_and_counts_under_an_incarnation_o
 @pytest.mark.django_db(transaction=True)
 def test_what_several_processes_were_served_is_charged_on_every_node_and_in_the_ledger(cluster: Cluster) -> None:
     keys = [*elsewhere(cluster), "user:1"]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.end_to_end.cluster_asker", cluster.url, str(seed), "100", *keys],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for seed in range(3)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        print("go", file=process.stdin, flush=True)
-    admitted = sum(int(process.communicate()[0]) for process in processes)
+    with siblings("tests.support.end_to_end.cluster_asker", 3, cluster.url) as processes:
+        for process in processes:
+            process.ask({"times": 100, "keys": keys})
+        admitted = sum(process.answer() for process in processes)
     limits = [limit("fixed_window", key, capacity=CAPACITY, period=1_000_000) for key in keys]
     charged = [CAPACITY - one.remaining for one in engine.peek(limits, account=ACCOUNT).standings]
     assert charged == [admitted] * NODES

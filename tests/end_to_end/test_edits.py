@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from project.models import ApiKey
 from ratelimits.models import Rule
-from tests.end_to_end.conftest import Asker
+from tests.support.siblings import Sibling
 
 
 def form_of(page: Any) -> dict[str, Any]:
@@ -50,32 +50,34 @@ def capacities(answer: dict[str, Any]) -> list[tuple[float, int]]:
 
 def test_an_edit_holds_for_the_very_next_request_of_every_other_process(
     edit_capacity: Edit,
-    askers: Callable[[int], list[Asker]],
+    askers: Callable[[int], list[Sibling]],
     issue_key: Callable[[str], tuple[ApiKey, str]],
     long_run: bool,
 ) -> None:
     _, secret = issue_key("acme")
     others = askers(3)
-    edits = 100 if long_run else 25
+    edits = 100 if long_run else 8
     for capacity in (10_000, *range(10_001, 10_001 + edits)):
         if capacity > 10_000:
             edit_capacity(capacity)
         for other in others:
-            other.ask(secret)
+            other.ask({"secret": secret, "times": 1})
         assert [capacities(other.answer())[0][1] for other in others] == [capacity] * 3
 
 
 def test_no_request_begun_after_an_edit_is_decided_by_the_old_rule_while_others_are_under_way(
     edit_capacity: Edit,
-    askers: Callable[[int], list[Asker]],
+    askers: Callable[[int], list[Sibling]],
     issue_key: Callable[[str], tuple[ApiKey, str]],
+    long_run: bool,
 ) -> None:
     _, secret = issue_key("acme")
+    requests, count = (500, 20) if long_run else (200, 8)
     others = askers(3)
     for other in others:
-        other.ask(secret, times=500)
+        other.ask({"secret": secret, "times": requests})
     edits = []
-    for capacity in range(10_001, 10_021):
+    for capacity in range(10_001, 10_001 + count):
         edit_capacity(capacity)
         edits.append((time.monotonic(), capacity))
     decided = [pair for other in others for pair in capacities(other.answer())]

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.db.models import Sum
 
+from project.celery import app
 from project.demo import processes
 from project.models import ApiKey
 from ratelimits.models import DurabilityGap, ProcessTotal
@@ -31,7 +33,7 @@ SERVERS = {
     "gunicorn, gthread": (*GUNICORN, "--threads", "4", "project.wsgi"),
     "gunicorn, gevent": (*GUNICORN, "-k", "gevent", "project.wsgi"),
     "gunicorn, preload": (*GUNICORN, "--threads", "4", "--preload", "project.wsgi"),
-    "gunicorn, recycled": (*GUNICORN, "--max-requests", "10", "project.wsgi"),
+    "gunicorn, recycled": (*GUNICORN, "--max-requests", "20", "project.wsgi"),
     "gunicorn, asgi": (*GUNICORN, "-k", "asgi", "project.asgi"),
     "gunicorn, uvicorn": (*GUNICORN, "-k", "uvicorn.workers.UvicornWorker", "project.asgi:application"),
     "uvicorn": ("uvicorn", "--fd", "{fd}", "project.asgi:application"),
@@ -154,36 +156,33 @@ def worker(pool: str, environment: dict[str, str], log: Path) -> Iterator[subpro
         stop(process)
 
 
-def have_asked(environment: dict[str, str], times: int) -> None:
+def have_asked(times: int) -> None:
     """Have one task make this many requests, and wait for it."""
-    order = f"from tests.support.end_to_end.stopping_tasks import ask; ask.delay('user:7', {times})"
-    subprocess.run([sys.executable, "-c", order], env=environment, check=True)
+    app.send_task("tests.ask", ("user:7", times))
+    with redis.Redis.from_url(settings.CELERY_BROKER_URL) as broker:
+        until(lambda: broker.llen("asked"), "the task has asked")
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_celery_worker_that_stops_has_written_what_its_tasks_counted(
-    pool: str, settings_of_others: dict[str, str], redis_client: redis.Redis, redis_url: str, tmp_path: Path
+    pool: str, settings_of_others: dict[str, str], redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     rule("one", "fixed_window", key_kind="user", capacity=1, period=700_000_000)
-    broker = redis.Redis.from_url(f"{redis_url[:-1]}2")
     log = tmp_path / "celery.log"
-    with broker, worker(pool, settings_of_others, log):
-        have_asked(settings_of_others, 36)
-        until(lambda: broker.llen("asked"), "the task has asked")
+    with worker(pool, settings_of_others, log):
+        have_asked(36)
     assert (denied(redis_client), said("admitted")) == (35, 1), log.read_text()
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_celery_worker_that_stops_has_declared_what_its_tasks_did_unmetered(
-    pool: str, settings_of_others: dict[str, str], redis_url: str, nowhere: str, tmp_path: Path
+    pool: str, settings_of_others: dict[str, str], nowhere: str, tmp_path: Path
 ) -> None:
     rule("one", "fixed_window", key_kind="user", capacity=1, period=700_000_000)
     environment: dict[str, Any] = {**settings_of_others, "LIMITS_URL": nowhere}
-    broker = redis.Redis.from_url(f"{redis_url[:-1]}2")
     log = tmp_path / "celery.log"
-    with broker, worker(pool, environment, log):
-        have_asked(environment, 30)
-        until(lambda: broker.llen("asked"), "the task has asked")
+    with worker(pool, environment, log):
+        have_asked(30)
     assert said("unmetered") == 30, log.read_text()
 
 
@@ -211,7 +210,7 @@ def test_a_process_that_ends_while_redis_hangs_tries_it_once_and_writes_its_tota
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Prefetched permits last longer than the test, so that none is given back before the process stops.
-            env={**settings_of_others, "LIMITS_URL": proxy.url, "HELD_SECONDS": "3600"},
+            env={**settings_of_others, "LIMITS_URL": proxy.url, "HELD_SECONDS": "3600", "RATELIMITS_TIMEOUT": "0.25"},
         )
         assert holding.stdout is not None
         assert holding.stdout.readline() == b"held\n"

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from ratelimits.engine import Limit, algorithm_from_json, decide, peek
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.decider import CAPACITIES
+from tests.support.siblings import siblings
 
-PROCESSES, DECISIONS = 8, 10_000
-#: The factor for the deciders' capacities: large enough that each process gets some requests admitted.
-FACTOR = 6
+PROCESSES = 8
 
 
-def five(cost: int) -> list[Limit]:
-    """Return the deciders' limits; no permit comes back during a test."""
+def five(cost: int, factor: int = 1) -> list[Limit]:
+    """The deciders' limits: nothing comes back in a test's time."""
     numbers = {"rate": 1, "period": 1_000_000, "lease_ttl": 1_000_000, "window_start": "first_hit"}
     return [
         Limit(
             f"user:{number % 2}",
-            algorithm_from_json({"algorithm": name, "capacity": capacity * FACTOR, **numbers}),
+            algorithm_from_json({"algorithm": name, "capacity": capacity * factor, **numbers}),
             name,
             cost,
         )
@@ -39,32 +35,21 @@ def test_a_decision_over_five_algorithms_is_one_round_trip(redis_url: str) -> No
     assert [command.split()[0] for command in commands] == ["EVALSHA"]
 
 
-def test_eight_processes_charge_all_five_or_none(capsys: pytest.CaptureFixture[str]) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.engine.decider", str(seed), str(DECISIONS // PROCESSES), str(FACTOR)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for seed in range(PROCESSES)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    began = time.monotonic()
-    for process in processes:
-        assert process.stdin is not None
-        print("go", file=process.stdin, flush=True)
-    permits = sum(int(process.communicate()[0]) for process in processes)
-    seconds = time.monotonic() - began
-    charged = {one.name: FACTOR * CAPACITIES[one.name] - peek([one]).remaining for one in five(0)}
+def test_eight_processes_charge_all_five_or_none(capsys: pytest.CaptureFixture[str], long_run: bool) -> None:
+    # So much of the deciders' capacities that some of each process' requests are admitted.
+    decisions, factor = (10_000, 6) if long_run else (2_000, 2)
+    with siblings("tests.support.engine.decider", PROCESSES) as processes:
+        began = time.monotonic()
+        for process in processes:
+            process.ask({"times": decisions // PROCESSES, "factor": factor})
+        permits = sum(process.answer() for process in processes)
+        seconds = time.monotonic() - began
+    charged = {one.name: factor * CAPACITIES[one.name] - peek([one]).remaining for one in five(0, factor)}
     with capsys.disabled():
         print(
-            f"\n{DECISIONS:,} decisions over 5 limits of 5 algorithms by {PROCESSES} processes in {seconds:.1f} s: "
+            f"\n{decisions:,} decisions over 5 limits of 5 algorithms by {PROCESSES} processes in {seconds:.1f} s: "
             f"{permits:,} permits admitted, charged: {charged}"
         )
     assert charged == dict.fromkeys(charged, permits)
-    least = FACTOR * min(CAPACITIES.values())
+    least = factor * min(CAPACITIES.values())
     assert least - 2 <= permits <= least

@@ -1,16 +1,13 @@
-"""A process that spends when it is told to.
-
-`python -m tests.support.end_to_end.spender TRIALS` waits for a line; each trial is another user's.
+"""Siblings that spend: each order is a number of trials, each of another user's permits.
 
 Of each it asks for requests until one is refused, and answers with how many were admitted in each trial.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-
 import django
+
+from tests.support.siblings import obey
 
 #: Past it something admits without end.
 MOST = 20_000
@@ -26,6 +23,4 @@ def spend(user: str) -> int:
 
 if __name__ == "__main__":
     django.setup()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    print(json.dumps([spend(f"user:{trial}") for trial in range(int(sys.argv[1]))]), flush=True)
+    obey(lambda _number, trials: [spend(f"user:{trial}") for trial in range(trials)])

@@ -1,0 +1,83 @@
+"""Processes that do what they are told, beside each other: one sets Django up, and the others are forked from it.
+
+So a server with `--preload` has its workers, at the cost of one start. A module for them ends with
+`django.setup(); obey(work)`; a test enters `siblings(module, count)`, and speaks with each in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Sibling:
+    """One of the processes."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+
+    def ask(self, order: Any) -> None:
+        """Give it something to do."""
+        print(json.dumps(order), file=self._lines, flush=True)
+
+    def answer(self) -> Any:
+        """Wait for what came of it."""
+        return json.loads(self._lines.readline())
+
+
+@contextmanager
+def siblings(
+    module: str, count: int, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Sibling]]:
+    """Start so many processes, all of them ready; they end with the block."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(count)]
+        theirs = [their.fileno() for _own, their in pairs]
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, ",".join(map(str, theirs)), *arguments],
+            env=environment,
+            cwd=ROOT,
+            pass_fds=theirs,
+        )
+        stack.enter_context(process)
+        for own, their in pairs:
+            their.close()
+            stack.enter_context(own)
+        started = [Sibling(stack.enter_context(own.makefile("rw"))) for own, _their in pairs]
+        assert [one.answer() for one in started] == ["ready"] * count
+        yield started
+    assert process.returncode == 0
+
+
+def obey(work: Callable[[int, Any], Any]) -> None:
+    """Fork a process for each descriptor that is named; each does `work(number, order)` for every line, until the end.
+
+    The process that forks them ends as soon as all have.
+    """
+    descriptors = [int(each) for each in sys.argv[1].split(",")]
+    gc.freeze()  # what they share is not written to by their garbage collectors
+    for number, descriptor in enumerate(descriptors):
+        if os.fork():
+            continue
+        for other in descriptors:
+            if other != descriptor:
+                os.close(other)
+        with socket.socket(fileno=descriptor) as connection, connection.makefile("rw") as lines:
+            print(json.dumps("ready"), file=lines, flush=True)
+            for line in lines:
+                print(json.dumps(work(number, json.loads(line))), file=lines, flush=True)
+        os._exit(0)  # at once: to end in order it would copy, page by page, what it shares with the others
+    for descriptor in descriptors:
+        os.close(descriptor)
+    statuses = [os.wait()[1] for _ in descriptors]
+    os._exit(any(statuses))
