@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,9 @@ from tests.support.servers import TestServers
 # reason pyproject.toml does not name the settings: pytest-django would read them before this file.
 if settings.configured:
     raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests bring settings of their own.")
+# Or each of the hundred processes that tests start would compile the project anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 _SERVERS = TestServers(
     redis=os.environ.get("RATELIMITS_TEST_SERVER", "valkey"),
     database=os.environ.get("RATELIMITS_TEST_DATABASE", "sqlite"),
