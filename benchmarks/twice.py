@@ -103,21 +103,21 @@ def _cases(url: str) -> list[Case]:
 def _making() -> dict[str, Callable[[], object]]:
     """Make the command of one simulated decision, in both ways."""
     from benchmarks.measured import ours
-    from ratelimits.engine.call import Call, Command
+    from ratelimits.engine.call import Call, Command, Op
     from ratelimits.engine.keys import Keyspace
     from ratelimits.engine.program import Term, program
-    from ratelimits.simulate.batch import Asking, Op
+    from ratelimits.simulate.batch import CommandMaker
 
     keyspace = Keyspace("twice", 1)
     terms = program(tuple(Term(algorithm, name, 0, 0) for name, algorithm in ours.three_limits()))
-    asking, start = Asking(keyspace, terms), time.time_ns() // 1000
+    maker, start = CommandMaker(keyspace, terms), time.time_ns() // 1000
     moments = iter(range(start, start + 10**9))
     call = Call(terms, ("42",), (1,), virtual=True)
 
     def whole() -> bytes:
         return Command(keyspace, call._replace(now=next(moments))).to("virtual", b"0")
 
-    return {"batch own": lambda: asking.question(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
+    return {"batch own": lambda: maker.command(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
 
 
 # A decision with rules that are known takes three steps that may wait: the rules, the server, and what follows.

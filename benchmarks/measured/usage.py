@@ -20,15 +20,16 @@ from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanI
 
 #: Counters of one batch: it is sealed when it has as many.
 FIELDS = 5_000
-#: Behind batch.lua. KEYS[1] `open`; ARGV[1] run, ARGV[2] nonce, then counters, each of which counts one request.
+#: Loaded after batch.lua. KEYS[1] `open`, KEYS[2] `meta`; ARGV[1] run, ARGV[2] nonce, ARGV[3] the keys' prefix, then
+#: counters, each of which counts one request.
 _FILL = """
-local open, prefix = KEYS[1], string.sub(KEYS[1], 1, -5)
+local open, meta, prefix = KEYS[1], KEYS[2], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
-for i = 3, #ARGV do redis.call('HINCRBY', open, ARGV[i], 1) end
+for i = 4, #ARGV do redis.call('HINCRBY', open, ARGV[i], 1) end
 batch_open(prefix, ARGV[2], ARGV[1], now)
 batch_seal(prefix, now, ARGV[1], ARGV[2])
-redis.call('HSET', prefix .. 'meta', 'sealed_at', string.format('%.0f', now))
+redis.call('HSET', meta, 'sealed_at', string.format('%.0f', now))
 return 1
 """
 
@@ -66,7 +67,8 @@ def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
     for shard, counters in _by_shard(first, count, keys, server.keyspace.shards, per_account).items():
         for start in range(0, len(counters), FIELDS):
             names = counters[start : start + FIELDS]
-            client.eval(text, 1, server.keyspace.open(shard), run, secrets.token_hex(12), *names)
+            both = server.keyspace.open(shard), server.keyspace.meta(shard)
+            client.eval(text, 2, *both, run, secrets.token_hex(12), server.keyspace.prefix(shard), *names)
 
 
 def make_accounts(count: int) -> None:

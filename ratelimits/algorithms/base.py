@@ -16,13 +16,14 @@ Params = tuple[int, ...]
 class Storage(NamedTuple):
     """Where the state of a limit is kept in Redis; engine/keys.py names the keys.
 
-    `packed`: as an entry in the packed string of its key, where all that is of fixed size belongs. `own` is the letter
-    by which its own key is called ("": it has none), `endings` are those of the keys that belong to that one.
+    packed    whether it is an entry in the packed string of its key: states of fixed size are
+    own       the letter that names its own key; "" if it has none
+    endings   what further keys have behind the own key, by the names that its Lua file calls them: "${name}"
     """
 
     packed: bool = True
     own: str = ""
-    endings: tuple[str, ...] = ()
+    endings: Mapping[str, str] = {}
 
 
 class FastPath(NamedTuple):

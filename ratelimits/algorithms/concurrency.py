@@ -18,7 +18,7 @@ class Concurrency(Bounded):
     label = gettext_noop("concurrency")
     code = 11
     script = "concurrency"
-    storage = Storage(own="c", endings=(":n", ":x"))
+    storage = Storage(own="c", endings={"by_name": ":n", "beyond_one": ":x"})
     leases = True
     #: Any lease may be released before it ends.
     refusals_stand = False

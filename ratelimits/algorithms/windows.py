@@ -165,7 +165,7 @@ class SlidingLog(Bounded):
     label = gettext_noop("sliding log")
     code = 8
     script = "sliding_log"
-    storage = Storage(own="l", endings=(":b",))
+    storage = Storage(own="l", endings={"tree": ":b"})
     period: Decimal
 
     def _check(self) -> None:

@@ -82,6 +82,10 @@ def own_name(letter: str, name: str) -> str:
     return f"{letter}:{name_id(name):x}"
 
 
+#: The names, after a shard's prefix, of the keys that Lua makes too. engine/scripts.py puts them into the scripts.
+SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
+
+
 @lru_cache(maxsize=16384)
 def _prefix(namespace: str, shard: int) -> str:
     return f"rl:{SCHEMA}:{namespace}:{{{shard:02d}}}:"
@@ -108,23 +112,23 @@ class Keyspace:
 
     def head(self, shard: int) -> str:
         """String "<configuration version> <run>": what every decision is compared with."""
-        return self.prefix(shard) + "head"
+        return self.prefix(shard) + SHARD_KEYS["head"]
 
     def open(self, shard: int) -> str:
         """Hash: the open batch of usage (lua/batch.lua says what is in it)."""
-        return self.prefix(shard) + "open"
+        return self.prefix(shard) + SHARD_KEYS["open"]
 
     def meta(self, shard: int) -> str:
         """Hash: incarnation, seq, cum, run of the shard's batches."""
-        return self.prefix(shard) + "meta"
+        return self.prefix(shard) + SHARD_KEYS["meta"]
 
     def sealed(self, shard: int) -> str:
         """List of "<incarnation>:<seq>", oldest first."""
-        return self.prefix(shard) + "sealed"
+        return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def batch(self, shard: int, identity: str) -> str:
         """Hash: a sealed batch, by its "<incarnation>:<seq>"."""
-        return f"{self.prefix(shard)}b:{identity}"
+        return self.prefix(shard) + SHARD_KEYS["batch"] + identity
 
     def state(self, shard: int, key: str) -> str:
         """String: the packed fixed-size states of all limits of a key."""

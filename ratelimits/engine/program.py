@@ -83,7 +83,11 @@ class Program:
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
         """The states' keys, in the order of the script's KEYS, the packed ones first."""
-        own = [StateKey(term.key, _own(term), term.algorithm.storage.endings) for term in self.terms if _own(term)]
+        own = [
+            StateKey(term.key, _own(term), tuple(term.algorithm.storage.endings.values()))
+            for term in self.terms
+            if _own(term)
+        ]
         return *(StateKey(key) for key in self._packed_keys), *own
 
     @cached_property

@@ -1,15 +1,22 @@
-"""The Lua scripts, each put together from the files in ratelimits/lua that it needs, and no others."""
+"""The Lua scripts, each put together from the files in ratelimits/lua that it needs, and no others.
+
+No Lua file spells a part of a Redis key. It has a placeholder such as "${open}", which is replaced as it is read.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from ratelimits.algorithms.base import Algorithm
+from ratelimits.engine.keys import SHARD_KEYS
 
 _DIRECTORY = files("ratelimits") / "lua"
+_PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +29,28 @@ class Script:
 
 @cache
 def read(*names: str) -> Script:
-    """The script made of these files of ratelimits/lua, in that order."""
-    text = "\n".join((_DIRECTORY / f"{name}.lua").read_text() for name in names).encode()
+    """Return the script made of these files of ratelimits/lua, in that order."""
+    return _script("\n".join(_source(name, SHARD_KEYS) for name in names))
+
+
+def _source(name: str, key_parts: Mapping[str, str]) -> str:
+    """Return the text of a file of ratelimits/lua, in which each "${name}" is replaced by that part of a Redis key."""
+    return _PLACEHOLDER.sub(lambda found: key_parts[found[1]], (_DIRECTORY / f"{name}.lua").read_text())
+
+
+@cache
+def _script(source: str) -> Script:
+    text = source.encode()
     return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
 @cache
 def deciding(algorithms: frozenset[type[Algorithm]]) -> Script:
-    """The deciding script that knows these algorithms."""
+    """Return the deciding script that knows these algorithms."""
     first, then = (("fast",), ("counted",)) if all(one.has_fast_path for one in algorithms) else ((), ())
     ordered = sorted(algorithms, key=lambda one: one.code)
     needed = dict.fromkeys(name for one in ordered for name in (*one.builds_on, one.script))
-    chosen = [f"algorithms/{name}" for name in needed]
-    return read(*first, "run", "batch", "usage", *then, "prelude", *chosen, "decide")
+    endings = {name: ending for one in ordered for name, ending in one.storage.endings.items()}
+    chosen = [_source(f"algorithms/{name}", endings) for name in needed]
+    before = [_source(name, SHARD_KEYS) for name in (*first, "run", "batch", "usage", *then, "prelude")]
+    return _script("\n".join([*before, *chosen, _source("decide", SHARD_KEYS)]))

@@ -1,7 +1,8 @@
 -- The open batch of usage of one shard: how it begins and how it is sealed.
 -- decide.lua and seal.lua are made by putting this file in front of them; it runs nothing by itself.
 --
--- Keys, all made from `prefix` (rl:1:<namespace>:{07}:), all in one slot, none with a time to live:
+-- Keys, all made from `prefix` (rl:1:<namespace>:{07}:), all in one slot, none with a time to live. engine/keys.py names
+-- them: "${open}" and the like are replaced when the script is loaded.
 --   open    hash: the open batch. Identity, written before the first counter:
 --             #i incarnation   #s seq   #o opened at (µs)   #r run it was opened under
 --             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
@@ -20,21 +21,21 @@
 
 -- Writes the identity of a fresh `open`. A new run, or a lost `meta`, begins a new incarnation.
 local function batch_open(prefix, nonce, run, now)
-  local was = redis.call('HMGET', prefix .. 'meta', 'incarnation', 'seq', 'cum', 'run')
+  local was = redis.call('HMGET', prefix .. '${meta}', 'incarnation', 'seq', 'cum', 'run')
   local incarnation, seq, cum, follows = was[1], was[2], was[3], ''
   if not (incarnation and seq and cum and was[4] == run) then
     if incarnation and seq then follows = incarnation .. ':' .. seq end
     incarnation, seq, cum = nonce, '0', '0'
   end
   seq = string.format('%.0f', tonumber(seq) + 1)
-  redis.call('HSET', prefix .. 'meta', 'incarnation', incarnation, 'seq', seq, 'cum', cum, 'run', run)
-  redis.call('HSET', prefix .. 'open', '#i', incarnation, '#s', seq, '#o', string.format('%.0f', now),
+  redis.call('HSET', prefix .. '${meta}', 'incarnation', incarnation, 'seq', seq, 'cum', cum, 'run', run)
+  redis.call('HSET', prefix .. '${open}', '#i', incarnation, '#s', seq, '#o', string.format('%.0f', now),
     '#r', run, '#p', cum, '#f', follows)
 end
 
 -- Seals `open`, if there is one, under the identity it was opened with. Returns "<incarnation>:<seq>" or false.
 local function batch_seal(prefix, now, run, nonce)
-  local open, meta = prefix .. 'open', prefix .. 'meta'
+  local open, meta = prefix .. '${open}', prefix .. '${meta}'
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')
   if not identity[1] then
     if redis.call('EXISTS', open) == 0 then return false end
@@ -54,11 +55,11 @@ local function batch_seal(prefix, now, run, nonce)
   redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)
   local id = identity[1] .. ':' .. identity[2]
   -- Never overwrite: a batch of this name that is still there means the server's data was put back to an older state.
-  if redis.call('RENAMENX', open, prefix .. 'b:' .. id) == 0 then
+  if redis.call('RENAMENX', open, prefix .. '${batch}' .. id) == 0 then
     id = id .. '~' .. nonce
-    redis.call('RENAME', open, prefix .. 'b:' .. id)
+    redis.call('RENAME', open, prefix .. '${batch}' .. id)
   end
-  redis.call('RPUSH', prefix .. 'sealed', id)
+  redis.call('RPUSH', prefix .. '${sealed}', id)
   local known = redis.call('HMGET', meta, 'incarnation', 'seq')
   if known[1] == identity[1] and known[2] == identity[2] then redis.call('HSET', meta, 'cum', cum) end
   return id

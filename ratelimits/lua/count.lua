@@ -7,7 +7,7 @@
 -- Returns the version of the configuration in force: who refuses without asking learns of an edit by it.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
-local prefix, head = string.sub(KEYS[2], 1, -5), redis.call('GET', KEYS[1])
+local prefix, head = string.sub(KEYS[2], 1, -1 - #'${open}'), redis.call('GET', KEYS[1])
 local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
 local own = ARGV[1]
 -- The caller learnt its run when it connected, and a server can become another run under its connections.

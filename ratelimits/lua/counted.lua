@@ -12,6 +12,6 @@ if fast_reply then
     end
   end
   -- What was decided stands, whatever keeps the batch from being sealed: the periodic seal takes it.
-  if full then pcall(batch_seal, string.sub(fast_new.open, 1, -5), fast_new.now, run, ARGV[1]) end
+  if full then pcall(batch_seal, string.sub(fast_new.open, 1, -1 - #'${open}'), fast_new.now, run, ARGV[1]) end
   return fast_reply
 end

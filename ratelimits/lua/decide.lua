@@ -56,7 +56,7 @@ for i = 1, heads do
 end
 for i, version in pairs(other) do
   -- Another run of the server: what it may have forgotten ends with its batch.
-  if begun[i] then batch_seal(string.sub(KEYS[i], 1, -5), now, run, ARGV[1]) end
+  if begun[i] then batch_seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
   call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
@@ -245,7 +245,7 @@ if meters > 0 and (op == TRY or op == SETTLE) then
     end
   end
   -- What was decided stands, whatever keeps the batch from being sealed: the periodic seal takes it.
-  if full then pcall(batch_seal, string.sub(open, 1, -5), now, run, ARGV[1]) end
+  if full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
 end
 
 -- 7. The answer.

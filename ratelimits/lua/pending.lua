@@ -10,7 +10,7 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 -- The uptime is the difference of two whole seconds: it may be a second more than has passed.
 local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
 local since = now - up * 1000000
-local sealed = string.sub(KEYS[1], 1, -5) .. 'sealed'
+local sealed = string.sub(KEYS[1], 1, -1 - #'${meta}') .. '${sealed}'
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock')
 return {run, string.format('%.0f', since), string.format('%.0f', now), known[1] or '', known[2] or '',
   known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or ''}

@@ -8,7 +8,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
-local prefix = string.sub(KEYS[1], 1, -5)
+local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
-return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. 'sealed')}
+return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}')}

@@ -3,7 +3,7 @@
 -- To be called for so many counters that are new: the first of a batch bring the batch's identity. True when it is full.
 local function usage_new(open, nonce, run, now, count)
   local fields = redis.call('HLEN', open)
-  if fields == count then batch_open(string.sub(open, 1, -5), nonce, run, now) end
+  if fields == count then batch_open(string.sub(open, 1, -1 - #'${open}'), nonce, run, now) end
   return fields >= 5000
 end
 

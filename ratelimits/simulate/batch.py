@@ -122,7 +122,7 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
 
 def forget(server: Server, keys: Iterable[str]) -> None:
     """Leave nothing behind of these states."""
-    endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings)}
+    endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
     found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):
         server.wire.client.unlink(*found[start : start + 1000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import redis
 
 from ratelimits.algorithms.limits import ALGORITHMS, Gcra, TokenBucket
 from ratelimits.engine import scripts
+from ratelimits.engine.keys import SHARD_KEYS
 from ratelimits.engine.scripts import deciding, read
 
 #: One algorithm for each file.
@@ -53,3 +55,21 @@ def test_a_file_says_what_it_is_and_makes_no_text_of_numbers_by_itself(name: str
     # tostring and cjson write fourteen digits, fewer than a time in microseconds has.
     assert "tostring" not in text
     assert "cjson" not in text
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(LUA)) for path in LUA.rglob("*.lua")))
+def test_a_file_spells_no_part_of_a_key(name: str) -> None:
+    """engine/keys.py and the algorithms name them once; a file of Lua only says which it means."""
+    code = re.sub(r"--.*", "", (LUA / name).read_text())
+    endings = {ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values()}
+    owns = {f"{kind.storage.own}:" for kind in ALGORITHMS.values() if kind.storage.own}
+    parts = {*SHARD_KEYS.values(), *endings, *owns, "s:", "r:", "rl:", "fence"}
+    assert not parts & set(re.findall(r"'([^']*)'", code))
+    # Nor does it rely on how long a name is.
+    assert not re.search(r"string\.sub\(\w*KEYS?\b[^)]*-\d+\)|string\.sub\([\w.]*open, 1, -\d\)", code)
+
+
+def test_whole_scripts_have_no_placeholder_left() -> None:
+    whole = [deciding(frozenset(ALGORITHMS.values())), read("run", "batch", "usage", "count"), read("run", "pending")]
+    whole += [read("run", "batch", "seal"), read("drop"), read("publish")]
+    assert not [script for script in whole if b"${" in re.sub(rb"--.*", b"", script.text)]

@@ -31,7 +31,7 @@ do
     local count = redis.call('ZCOUNT', l.own, '-inf', int(t))
     powers(l.extra, function(letter, power)
       local last = letter .. string.format('%016.0f', t) .. ';'
-      count = count + power * redis.call('ZLEXCOUNT', l.own .. ':x', '[' .. letter, '(' .. last)
+      count = count + power * redis.call('ZLEXCOUNT', l.own .. '${beyond_one}', '[' .. letter, '(' .. last)
     end)
     return count
   end
@@ -88,21 +88,21 @@ do
     local short, name = string.match(member, '^(%d+:%d+):(.*)$')
     local number, count = string.match(short, '^(%d+):(%d+)$')
     redis.call('ZREM', l.own, member)
-    extras(number, tonumber(count), expiry, function(extra) redis.call('ZREM', l.own .. ':x', extra) end)
+    extras(number, tonumber(count), expiry, function(extra) redis.call('ZREM', l.own .. '${beyond_one}', extra) end)
     local left = {}
-    for other in string.gmatch(redis.call('HGET', l.own .. ':n', name) or '', '%S+') do
+    for other in string.gmatch(redis.call('HGET', l.own .. '${by_name}', name) or '', '%S+') do
       if other ~= short then left[#left + 1] = other end
     end
     if #left == 0 then
-      redis.call('HDEL', l.own .. ':n', name)
+      redis.call('HDEL', l.own .. '${by_name}', name)
     else
-      redis.call('HSET', l.own .. ':n', name, table.concat(left, ' '))
+      redis.call('HSET', l.own .. '${by_name}', name, table.concat(left, ' '))
     end
     l.total = l.total - permits(member)
   end
 
   local function forget(l)
-    redis.call('UNLINK', l.own, l.own .. ':n', l.own .. ':x')
+    redis.call('UNLINK', l.own, l.own .. '${by_name}', l.own .. '${beyond_one}')
     l.total, l.gone, l.extra = 0, 0, 0
   end
 
@@ -121,14 +121,14 @@ do
 
   local function add(l, name, count, expiry)
     local short = int(l.number) .. ':' .. int(count)
-    local current = redis.call('HGET', l.own .. ':n', name)
-    if l.total == 0 then redis.call('ZADD', l.own .. ':x', 0, '') end
+    local current = redis.call('HGET', l.own .. '${by_name}', name)
+    if l.total == 0 then redis.call('ZADD', l.own .. '${beyond_one}', 0, '') end
     redis.call('ZADD', l.own, int(expiry), short .. ':' .. name)
     extras(int(l.number), count, expiry, function(extra, power)
-      redis.call('ZADD', l.own .. ':x', 0, extra)
+      redis.call('ZADD', l.own .. '${beyond_one}', 0, extra)
       if l.extra % (2 * power) < power then l.extra = l.extra + power end
     end)
-    redis.call('HSET', l.own .. ':n', name, current and current .. ' ' .. short or short)
+    redis.call('HSET', l.own .. '${by_name}', name, current and current .. ' ' .. short or short)
     l.number, l.total, l.live = l.number + 1, l.total + count, l.live + count
   end
 
@@ -140,7 +140,7 @@ do
   -- The leases of the name that have not ended, oldest first, and their expiries.
   local function leases_of_name(l)
     local out, expiries = {}, {}
-    for short in string.gmatch(redis.call('HGET', l.own .. ':n', l.lease) or '', '%S+') do
+    for short in string.gmatch(redis.call('HGET', l.own .. '${by_name}', l.lease) or '', '%S+') do
       local member = short .. ':' .. l.lease
       local expiry = tonumber(redis.call('ZSCORE', l.own, member))
       if expiry > l.now - l.base then
@@ -193,7 +193,7 @@ do
 
   function leases.keep(l, ttl)
     if ttl then
-      for _, behind in ipairs({'', ':n', ':x'}) do redis.call('PEXPIRE', l.own .. behind, ttl) end
+      for _, behind in ipairs({'', '${by_name}', '${beyond_one}'}) do redis.call('PEXPIRE', l.own .. behind, ttl) end
     end
   end
 

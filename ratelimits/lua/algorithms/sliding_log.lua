@@ -26,7 +26,7 @@ do
   end
 
   local function load(l, level, number)
-    local packed = redis.call('HGET', l.own .. ':b', level .. ':' .. int(number))
+    local packed = redis.call('HGET', l.own .. '${tree}', level .. ':' .. int(number))
     if not packed then return nil end
     local node = cmsgpack.unpack(packed)
     for i = 3, #node, 2 do node[i] = node[i] + node[1] end
@@ -36,7 +36,7 @@ do
   local function store(l, level, number, node)
     local first = node[1]
     for i = 3, #node, 2 do node[i] = node[i] - first end
-    redis.call('HSET', l.own .. ':b', level .. ':' .. int(number), cmsgpack.pack(node))
+    redis.call('HSET', l.own .. '${tree}', level .. ':' .. int(number), cmsgpack.pack(node))
     for i = 3, #node, 2 do node[i] = node[i] + first end
   end
 
@@ -131,7 +131,7 @@ do
         end
       end
     end
-    redis.call('HDEL', l.own .. ':b', unpack(fields))
+    redis.call('HDEL', l.own .. '${tree}', unpack(fields))
   end
 
   function log.initial(l)
@@ -149,7 +149,7 @@ do
     if e[5] ~= l.p[1] then l.since = math.max(l.since, l.changed - l.base - e[5]) end
     l.cutoff = math.max(l.since, l.now - l.base - l.p[1])
     -- The server may have let go of either.
-    if l.old > 0 and redis.call('EXISTS', l.own .. ':b') == 0 then l.old, l.blocks, l.first = 0, 0, 0 end
+    if l.old > 0 and redis.call('EXISTS', l.own .. '${tree}') == 0 then l.old, l.blocks, l.first = 0, 0, 0 end
     -- Of the list: how many times, and how many permits, have ended.
     l.ended, l.gone = 0, 0
     local size, more = 1, l.total > 0
@@ -196,9 +196,9 @@ do
     l.retry = t + l.base + l.p[1] - l.now
   end
 
-  local function forget(l) redis.call('UNLINK', l.own, l.own .. ':b') end
+  local function forget(l) redis.call('UNLINK', l.own, l.own .. '${tree}') end
 
-  local function keep_tree(l) redis.call('HSET', l.own .. ':b', '', '') end
+  local function keep_tree(l) redis.call('HSET', l.own .. '${tree}', '', '') end
 
   local function trim(l)
     if l.fresh then forget(l) l.fresh = false end
@@ -207,7 +207,7 @@ do
       l.total, l.ended, l.gone = l.total - l.gone, 0, 0
     end
     if l.blocks > 0 and l.over == l.old then
-      redis.call('UNLINK', l.own .. ':b')
+      redis.call('UNLINK', l.own .. '${tree}')
       keep_tree(l)
       l.old, l.over, l.blocks, l.first, l.keep_from = 0, 0, 0, 0, 0
     end
@@ -248,7 +248,7 @@ do
       for j = 2, #node, 2 do sum = sum + node[j] end
       -- One that is still to be added to stays.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.blocks then
-        redis.call('HDEL', l.own .. ':b', level .. ':' .. int(number))
+        redis.call('HDEL', l.own .. '${tree}', level .. ':' .. int(number))
       else
         store(l, level, number, node)
       end
@@ -302,7 +302,7 @@ do
   end
 
   function log.keep(l, ttl)
-    for _, key in ipairs({l.own, l.own .. ':b'}) do
+    for _, key in ipairs({l.own, l.own .. '${tree}'}) do
       if ttl then redis.call('PEXPIRE', key, ttl) else redis.call('PERSIST', key) end
     end
   end
