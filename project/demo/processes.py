@@ -49,9 +49,9 @@ def listening_socket(port: int) -> socket.socket:
 
 
 def gunicorn_arguments(listener: socket.socket) -> list[str]:
-    """The web server, two workers of four threads, on a socket that it inherits."""
+    """The web server on a socket that it inherits: two workers of four threads, forked when all is imported."""
     return [
-        *("gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--workers", "2"),
+        *("gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--workers", "2", "--preload"),
         *("--threads", "4", "--keep-alive", "60", "--no-control-socket"),
     ]
 
