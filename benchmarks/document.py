@@ -209,6 +209,22 @@ def closing(runs: dict[str, Run]) -> str:
     return markdown(heads, rows)
 
 
+def verifying(runs: dict[str, Run]) -> str:
+    """A month's manifest and verification."""
+    rows = [
+        (
+            {"postgres": "PostgreSQL", "sqlite": "SQLite"}[one["database"]],
+            f"`ratelimits_{one['what']}`",
+            one["reports"],
+            float(one["seconds"]),
+            float(one["ms_per_report"]),
+            float(one["grows_mb"]),
+        )
+        for one in runs["verifying"]["results"]
+    ]
+    return markdown(("database", "command", "reports", "seconds", "ms per report", "it grows by, MB"), rows)
+
+
 def exports(runs: dict[str, Run]) -> str:
     """Finalised reports to files."""
     run = runs["exports"]
@@ -283,6 +299,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
     "closing": (("closing",), closing),
+    "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),
     "twice": (("twice",), twice),
     "capacity": (("decide", "server"), capacity),
