@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db import InterfaceError, OperationalError
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import Count, Exists, OuterRef, QuerySet, Sum
 
 from ratelimits.conf import conf
-from ratelimits.models import PushDelivery, PushReceiver, Report
+from ratelimits.models import Account, PushDelivery, PushReceiver, Report
 from ratelimits.push.plan import deliveries, unplanned
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
@@ -18,6 +19,15 @@ from ratelimits.push.settle import OPEN
 State = PushDelivery.State
 #: Maximum number of unplanned reports that are tried: before the first push there may be many.
 _MAX_TRIED = 50
+
+
+class Former(NamedTuple):
+    """What was skipped of an account under a name that it no longer has: lines, and their overage."""
+
+    name: str
+    current: str
+    lines: int
+    overage: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,13 @@ class Status:
     error: str
     #: The deliveries that need a person.
     open: QuerySet[PushDelivery]
+    #: Customers under names of before, for which CUSTOMER has no answer: nobody bills them for that usage.
+    former: list[Former]
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Return whether something is not billed unless somebody decides."""
+        return bool(self.open or self.failing or self.former)
 
 
 def status(receiver: Receiver, now: datetime) -> Status:
@@ -53,7 +70,21 @@ def status(receiver: Receiver, now: datetime) -> Status:
         paused=paused if paused is not None and paused > now else None,
         error=state.error if state is not None else "",
         open=rows.filter(state__in=OPEN).select_related("report"),
+        former=_former(rows),
     )
+
+
+def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
+    """Return what was skipped of accounts under names that no account has now, and one of today had before."""
+    named = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
+    skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(named))
+    sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
+    found = {name: (lines, overage) for name, lines, overage in sums if overage}
+    history: Any = Account.history
+    records = history.using(conf.DATABASE).filter(identifier__in=list(found)).order_by("version", "history_id")
+    rows_of = dict(records.values_list("identifier", "id"))
+    current = Account.objects.using(conf.DATABASE).in_bulk(set(rows_of.values()))
+    return [Former(name, str(current[row]), *found[name]) for name, row in sorted(rows_of.items()) if row in current]
 
 
 def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:

@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from project.celery import app
 from ratelimits import tasks
 from ratelimits.conf.setting_rules import complaint
-from ratelimits.models import PushDelivery, PushedReport, PushReceiver
+from ratelimits.models import Account, PushDelivery, PushedReport, PushReceiver
 from tests.admin.test_usage import text, url
 from tests.push.fakes import Fake
 from tests.push.test_push import october, states
@@ -48,7 +48,7 @@ def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) ->
         assert "  accepted: 2 lines, 9 units of overage\n" in run(receiver=name)[0]
         assert len(fakes[name].taken) == 2
     out = io.StringIO()
-    with pytest.raises(CommandError, match="needs a person") as failed:
+    with pytest.raises(CommandError, match="need a person") as failed:
         call_command("ratelimits_push", stdout=out)
     assert failed.value.returncode == 1
     assert out.getvalue().count("Stripe accepts no event that is older than 35 days") == 2
@@ -67,7 +67,7 @@ def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
 
 def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
     october("acme", "globex")
-    with pytest.raises(CommandError, match="needs a person"):
+    with pytest.raises(CommandError, match="need a person"):
         run(receiver="stripe")
     about = {"settle": "elsewhere", "receiver": "stripe", "by": "ada", "reason": "on invoice 7"}
     first, second = PushDelivery.objects.order_by("pk").values_list("line_id", flat=True)
@@ -111,13 +111,38 @@ def test_a_report_that_cannot_be_pushed_needs_a_person(answer: Any, why: str, fa
         assert (len(out.splitlines()), why in err) == (1, True)
         for about in ({}, {"status": True}):
             told = io.StringIO()
-            with pytest.raises(CommandError, match="needs a person"):
+            with pytest.raises(CommandError, match="need a person"):
                 call_command("ratelimits_push", stdout=told, **about)
             assert "  cannot be pushed: globex 2026-10-01 v1: " in told.getvalue()
             assert why in told.getvalue()
     assert len(fakes["lago"].taken) == 1
     run(receiver="lago")
     assert len(fakes["lago"].taken) == 2
+
+
+def test_usage_under_a_former_name_that_customer_does_not_know_needs_a_person(fakes: dict[str, Fake]) -> None:
+    october("acme", "free")
+    acme = Account.objects.get(identifier="acme")
+    acme.identifier = "newname"
+    acme.save()
+    customers: dict[str, Any] = {"newname": "cus_1"}
+    pushed = settings.RATELIMITS["PUSH"]["lago"] | {"CUSTOMER": lambda name: customers.get(name)}
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": pushed}}):
+        for about in ({}, {"status": True}):
+            out = io.StringIO()
+            with pytest.raises(CommandError, match="need a person"):
+                call_command("ratelimits_push", stdout=out, **about)
+            assert "skipped: acme, 1 lines, 2 units of overage" in out.getvalue()
+            assert "a former name of newname" in out.getvalue()
+            assert "skipped: free" not in out.getvalue()  # it has its name still: it is not billed here
+        acme_line = PushDelivery.objects.get(report__account="acme").line_id
+        customers["acme"] = "cus_1"
+        settled = {"settle": "again", "line": [acme_line], "by": "ada", "reason": "it is the same customer"}
+    with override_settings(RATELIMITS={**settings.RATELIMITS, "PUSH": {"lago": pushed}}):
+        run(receiver="lago", **settled)
+        assert "need a person" not in run()[0]
+    (event,) = fakes["lago"].taken
+    assert event["external_subscription_id"] == "cus_1"
 
 
 def test_without_billing_systems_there_is_nothing_to_push() -> None:

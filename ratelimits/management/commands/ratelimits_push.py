@@ -64,7 +64,7 @@ class Command(BaseCommand):
         states = [status(receiver, timezone.now()) for receiver in chosen]
         for state in states:
             self._show(state)
-        if any(state.open or state.failing for state in states):
+        if any(state.needs_a_person for state in states):
             raise CommandError("The deliveries above need a person's decision: see --settle.", returncode=1)
 
     def _chosen(self, name: str | None) -> list[Receiver]:
@@ -86,6 +86,12 @@ class Command(BaseCommand):
             self.stdout.write(f"  cannot be pushed: {report}: {why}")
         if receiver.paused:
             self.stdout.write(f"  paused until {receiver.paused:%Y-%m-%d %H:%M:%S} UTC: {receiver.error}")
+        for former in receiver.former:
+            self.stdout.write(
+                f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: a former name"
+                f" of {former.current} that CUSTOMER does not know. Let it return one customer for both names, then settle"
+                " these lines with 'again', or with 'elsewhere'"
+            )
         for state in OPEN:
             for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
                 self.stdout.write(f"  {state} {row.line_id} ({row.report}, {row.overage:,} {row.meter}): {row.note}")
