@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     core = servers.cores()[0]
     with servers.redis_server(core) as redis_server, servers.database("sqlite") as database:
-        servers.start_django(servers.environment(redis_server, database), migrate=False)
+        servers.start_django(servers.environment(redis_server, database), tables=False)
         servers.pin(core)
         about = report.machine(redis_server.url)
         with redis.Redis.from_url(redis_server.url) as client:

@@ -182,7 +182,7 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
                     "SELECT sum(admitted_units), sum(CASE meter WHEN 'requests' THEN denied_requests END)"
                     " FROM ratelimits_line"
                 )
-            return found == (client.statuses[200] + 3, client.statuses[429])
+            return bool(found == (client.statuses[200] + 3, client.statuses[429]))
 
         def billed() -> bool:
             """Whether the report has what the client saw, and the words that it asked for."""
