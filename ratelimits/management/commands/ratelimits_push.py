@@ -89,8 +89,8 @@ class Command(BaseCommand):
         for former in receiver.former:
             self.stdout.write(
                 f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: a former name"
-                f" of {former.current} that CUSTOMER does not know. Let it return one customer for both names, then settle"
-                " these lines with 'again', or with 'elsewhere'"
+                f" of {former.current} that CUSTOMER does not know. Let it return one customer for both names, then"
+                " settle these lines with 'again', or with 'elsewhere'"
             )
         for state in OPEN:
             for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
