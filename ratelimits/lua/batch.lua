@@ -1,5 +1,4 @@
--- The open batch of usage of one shard: how it begins and how it is sealed.
--- decide.lua and seal.lua are made by putting this file in front of them; it runs nothing by itself.
+-- Opens and seals the batch of usage of one shard. Defines functions only; loaded before the scripts that call them.
 --
 -- Keys, all made from `prefix` (rl:1:<namespace>:{07}:), all in one slot, none with a time to live. engine/keys.py names
 -- them: "${open}" and the like are replaced when the script is loaded.
@@ -9,17 +8,17 @@
 --           every other field is a counter (a whole number >= 0).
 --   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run,
 --             sealed_at (µs; what was counted before it is in sealed batches)
---   b:<incarnation>:<seq>   hash: a sealed batch, as `open` was, and
+--   b:<incarnation>:<seq>   hash: a sealed batch, with all fields that `open` had, and
 --             #c cum after it   #t sealed at (µs)   #x run it was sealed under
 --   sealed  list of "<incarnation>:<seq>", oldest first
--- cum is the sum of all requests and units of the incarnation so far (a counter "…|1" counts as both) modulo 10^15, so
--- that it stays exact in a double.
+-- cum is the sum of all requests and units that the incarnation has counted, modulo 10^15, so that it stays exact in a
+-- double. A counter "…|1" adds to both.
 --
--- Arguments: prefix, run (as run.lua has it) and nonce (unique, it becomes the incarnation) are strings; now is µs, a number.
--- A deciding script calls batch_open after the first counter of an empty `open`, and batch_seal at 5,000 fields or when the
--- run is another than before.
+-- Arguments: prefix, run (see run.lua) and nonce (unique; it becomes the name of a new incarnation) are strings; now is a
+-- number, in µs. A deciding script calls batch_open after it has written the first counter of an empty `open`. It calls
+-- batch_seal when `open` has 5,000 fields, or when the server's run has changed.
 
--- Writes the identity of a fresh `open`. A new run, or a lost `meta`, begins a new incarnation.
+-- Writes the identity of a new `open`. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)
   local was = redis.call('HMGET', prefix .. '${meta}', 'incarnation', 'seq', 'cum', 'run')
   local incarnation, seq, cum, follows = was[1], was[2], was[3], ''
@@ -33,7 +32,7 @@ local function batch_open(prefix, nonce, run, now)
     '#r', run, '#p', cum, '#f', follows)
 end
 
--- Seals `open`, if there is one, under the identity it was opened with. Returns "<incarnation>:<seq>" or false.
+-- Seals `open` under the identity that it was opened with. Returns "<incarnation>:<seq>", or false if there is no `open`.
 local function batch_seal(prefix, now, run, nonce)
   local open, meta = prefix .. '${open}', prefix .. '${meta}'
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')
@@ -54,7 +53,7 @@ local function batch_seal(prefix, now, run, nonce)
   cum = string.format('%.0f', cum)
   redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)
   local id = identity[1] .. ':' .. identity[2]
-  -- Never overwrite: a batch of this name that is still there means the server's data was put back to an older state.
+  -- Never overwrite: if a batch of this name is still there, the server's data was restored to an older state.
   if redis.call('RENAMENX', open, prefix .. '${batch}' .. id) == 0 then
     id = id .. '~' .. nonce
     redis.call('RENAME', open, prefix .. '${batch}' .. id)

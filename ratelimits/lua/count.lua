@@ -1,16 +1,16 @@
--- Counts refusals that were not decided in this shard: a process or another shard did. Behind batch.lua and usage.lua.
+-- Counts refusals that this shard did not decide: a process or another shard did. Loaded after batch.lua and usage.lua.
 -- KEYS[1]  head of the shard, "<version> <run>"     KEYS[2]  its open batch
 -- ARGV[1]  run, as the connection learnt it   ARGV[2]  nonce
--- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs), and the kind that is
---          counted: "d" denied, "s" refused by a shadow rule alone
--- ARGV[4]  then threes: a field's name behind "kind|bin|period|", units of a request, number of requests
--- Returns the version of the configuration in force: who refuses without asking learns of an edit by it.
+-- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs), then the kind of counter:
+--          "d" denied, "s" refused by a shadow rule alone
+-- ARGV[4…] three for each counter: its field's name after "kind|bin|period|", units per request, number of requests
+-- Returns the version of the configuration in force, by which a process that refuses without a call learns of an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local prefix, head = string.sub(KEYS[2], 1, -1 - #'${open}'), redis.call('GET', KEYS[1])
 local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
 local own = ARGV[1]
--- The caller learnt its run when it connected, and a server can become another run under its connections.
+-- The caller learnt the run when it connected. The run can change while connections stay open.
 if run ~= own then own = server_run() end
 if run ~= own then
   batch_seal(prefix, now, own, ARGV[2])
@@ -27,6 +27,6 @@ for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   full = usage_add(KEYS[2], field, cost, requests, ARGV[2], own, now) or full
 end
--- As behind a decision: what was counted stays counted.
+-- As after a decision: the counts stay, even if sealing fails.
 if full then pcall(batch_seal, prefix, now, own, ARGV[2]) end
 return tonumber(version)

@@ -1,5 +1,5 @@
--- What fast.lua leaves to be done for what it decided: counters of other costs than 1, and the first of a batch. Behind
--- fast.lua, batch.lua and usage.lua.
+-- Finishes the counting for a request that fast.lua has decided: counters with a cost other than 1, and the first counters
+-- of a batch. Loaded after fast.lua, batch.lua and usage.lua.
 if fast_reply then
   local run, ones, full = string.match(ARGV[2], ' (.*)$'), 0, false
   for _, counter in ipairs(fast_new) do
@@ -11,7 +11,7 @@ if fast_reply then
       full = usage_add(fast_new.open, counter[1], counter[2], 1, ARGV[1], run, fast_new.now) or full
     end
   end
-  -- What was decided stands, whatever keeps the batch from being sealed: the periodic seal takes it.
+  -- The decision stands even if sealing fails: the periodic seal will take the batch.
   if full then pcall(batch_seal, string.sub(fast_new.open, 1, -1 - #'${open}'), fast_new.now, run, ARGV[1]) end
   return fast_reply
 end

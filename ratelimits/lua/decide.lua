@@ -1,28 +1,29 @@
--- Decides all limits of one request in one atomic step: every one of them admits and is charged, or none is; and counts
--- what was decided in the open batch of usage. Behind prelude.lua, batch.lua and the algorithms' files.
+-- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged. Counts
+-- the decision in the open batch of usage. Loaded after prelude.lua, batch.lua and the algorithms' files.
 --
 -- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
---          are meters; the receipt if flag 2 is set; the own states; what lies beside these. The program numbers packed,
---          then own states
+--          are meters; the receipt if flag 2 is set; the own states; the further keys of these. The program numbers the
+--          packed states first, then the own states
 -- ARGV[1]  nonce: unique for each call
--- ARGV[2]  the head that is expected, "<configuration version> <run>"
--- ARGV[3]  request, '<BBBBBdddddd': op, flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
---          8 no waiting whatever the limits say; 16 under no configuration, so none is too old), number of heads, of meters and of packed states, now (µs; -1: the
---          server's), timeout (µs; -1: any), the moment that a settled receipt was charged at (µs, 0 unknown), the
---          receipt's time to live (ms), since when and until when the rest of ARGV is right (µs); and behind it the
---          costs, '<d' for each slot, the first slots being the meters. Negative: a receipt settled for less
+-- ARGV[2]  the head that the caller expects, "<configuration version> <run>"
+-- ARGV[3]  request, '<BBBBBdddddd': op; flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
+--          8 no waiting, whatever the limits allow; 16 no configuration, so it cannot be too old); numbers of heads, of
+--          meters and of packed states; now (µs; -1: the server's clock); timeout (µs; -1: any); the moment at which a
+--          settled receipt was charged (µs; 0 unknown); the receipt's time to live (ms); since when and until when the
+--          rest of ARGV is valid (µs). Then the costs, '<d' for each slot; the first slots are the meters. A cost is
+--          negative if a receipt is settled for less
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
 --          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
 --          wait (µs; -1: the request's timeout)
--- ARGV[5]  for fast.lua, as is what lies behind all others
--- ARGV[6]  for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; and behind
---          these the name of the request's leases, if it is not the nonce
+-- ARGV[5]  for fast.lua, as are the last parts of ARGV
+-- ARGV[6…] for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; then the name
+--          of the request's leases, if it is not the nonce
 --
 -- Returns  int64s '<i8…': 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, the
---            moment it was made as at, now; then ok, remaining, reset_after of each limit. Times in µs
---          0, version   the caller's configuration is older than this: nothing was decided
---          -2, now      ARGV is not right at this time: nothing was decided
---          2, 0         this receipt was refunded or settled before, or is too old to tell: nothing was done
+--            moment of the decision, now; then ok, remaining, reset_after of each limit. Times in µs
+--          0, version   the caller's configuration is older than `version`: nothing was decided
+--          -2, now      ARGV is not valid at this time: nothing was decided
+--          2, 0         the receipt was refunded or settled before, or is too old to know: nothing was done
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
@@ -36,7 +37,7 @@ end
 local function answer(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
 if now < from or now >= til then return answer(-2, now) end
 
--- 1. The configuration, shard by shard: nothing is noted in one before all were found to hold no newer one.
+-- 1. The configuration, shard by shard. Nothing is written before all shards were found to have no newer version.
 local expected, run = string.match(ARGV[2], '^(%d+) (.*)$')
 local other, begun, asked = {}, {}, false
 for i = 1, heads do
@@ -44,10 +45,10 @@ for i = 1, heads do
   if head ~= ARGV[2] then
     local stored, before = string.match(head or '', '^(%d+) (.*)$')
     stored = tonumber(stored or 0)
-    -- What was admitted is given back or settled whatever the rules are by now.
+    -- A receipt can be refunded or settled whatever the rules are by now.
     if tonumber(expected) < stored and op <= PEEK and not free then return answer(0, stored) end
     if before ~= run and not virtual and not asked then
-      -- The caller learnt its run when it connected, and a server can become another run under its connections.
+      -- The caller learnt the run when it connected. The run can change while connections stay open.
       run, asked = server_run(), true
     end
     if tonumber(expected) > stored or before ~= run then other[i] = math.max(tonumber(expected), stored) end
@@ -55,12 +56,12 @@ for i = 1, heads do
   end
 end
 for i, version in pairs(other) do
-  -- Another run of the server: what it may have forgotten ends with its batch.
+  -- A new run of the server begins a new batch: counts that the old run may have lost all belong to the old batch.
   if begun[i] then batch_seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
   call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
--- 2. The states, and the one moment that this decision is made as at.
+-- 2. The states, and the moment of the decision, which is the same for all limits.
 local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
 local receipt = once and KEYS[beside + packed]
 local function state_key(number) return KEYS[(number > packed and beside or heads) + number] end
@@ -81,7 +82,7 @@ while pos <= size do
   local state = states[index]
   if not state then
     local raw = redis.pcall('GET', state_key(index))
-    local sound, value, order = type(raw) ~= 'table', {}, {} -- a table: an error, this is no string
+    local sound, value, order = type(raw) ~= 'table', {}, {} -- a table is an error: the key is not a string
     if sound and raw then sound, value, order = pcall(records, raw) end
     if not sound then
       if op ~= RESET then return corrupt(index) end
@@ -92,7 +93,7 @@ while pos <= size do
     states[index], orders[index] = state, order
   end
   local record = state[name]
-  -- One that has expired is gone, although others keep the string alive: its own keys are gone too.
+  -- A record that has expired does not exist any more, even if others keep the string alive: its own keys have expired.
   if record and (virtual or record.expiry * 1e6 > now) then
     l.known = true
     if record.code == code then
@@ -113,7 +114,7 @@ for i = 1, #limits do
     if last > at then l.shift, last = last - at, at end
     l.last = last
     l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
-    -- A receipt is settled under the parameters that the state has by now, whatever they were when it was made.
+    -- A receipt is settled under the parameters that the state has now, not those of the time of the receipt.
     if op == SETTLE and algorithm.use_stored_params then algorithm.use_stored_params(l, entry) end
     algorithm.resolve(l, entry)
   else
@@ -122,7 +123,7 @@ for i = 1, #limits do
   if l.stale then return answer(-2, now) end
 end
 
--- 3. A receipt is acted on once.
+-- 3. A receipt takes effect once.
 if once and (now > charged_at + ttl * 1000 or not call('SET', receipt, '1', 'NX', 'PX', ttl)) then return answer(2, 0) end
 
 -- 4. The decision.
@@ -149,7 +150,7 @@ for i = 1, #limits do
 end
 if never then retry = NEVER end
 
--- 5. What it changes.
+-- 5. Charge the limits and write their states.
 local dirty = {}
 for i = 1, #limits do
   local l, algorithm = limits[i], A[limits[i].code]
@@ -166,7 +167,7 @@ for i = 1, #limits do
       end
     end
   elseif op == CREATE then
-    -- A key that is there stays as it is, but for a clock that was put right.
+    -- An existing key stays as it is, except that a clock that was put right is noted.
     if not l.entry then last, l.dirty = at, true else l.dirty = l.shift > 0 end
   elseif op == CHANGE then
     if l.entry then last, l.dirty = at, true end
@@ -176,7 +177,7 @@ for i = 1, #limits do
     if l.entry then l.dirty = algorithm.release and algorithm.release(l) or l.shift > 0 end
   elseif op == SETTLE then
     if l.known and not l.entry then
-      -- Another algorithm by now, which never saw this request.
+      -- The rule has another algorithm by now, which never charged this request.
     elseif l.cost > 0 then
       algorithm.charge(l)
       last, l.dirty = at, true
@@ -208,7 +209,7 @@ for index in pairs(dirty) do
     end
     state[name] = nil
   end
-  -- In the order that they came in, so that scopes which take turns do not move each other's.
+  -- Keep the order: otherwise scopes that take turns would move each other's records.
   for _, name in ipairs(orders[index]) do keep(name) end
   for i = 1, #limits do
     if limits[i].index == index then keep(limits[i].name) end
@@ -223,7 +224,7 @@ for index in pairs(dirty) do
   end
 end
 
--- 6. What is counted: once per request and meter.
+-- 6. Count usage, once per request and meter.
 if meters > 0 and (op == TRY or op == SETTLE) then
   local open, full = KEYS[heads + packed + 1], false
   local requests = (once and not whole) and 0 or 1
@@ -244,11 +245,11 @@ if meters > 0 and (op == TRY or op == SETTLE) then
       count('d' .. where .. l.rule .. '|' .. l.version .. who, cost)
     end
   end
-  -- What was decided stands, whatever keeps the batch from being sealed: the periodic seal takes it.
+  -- The decision stands even if sealing fails: the periodic seal will take the batch.
   if full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
 end
 
--- 7. The answer.
+-- 7. The reply.
 local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 0, at, now}
 local remaining, reset
 for i = 1, #limits do

@@ -1,15 +1,15 @@
--- The usual case, in front of all else: buckets and windows whose states are there, under the same parameters, by a clock
--- that went on, and all of which admit. For anything else it answers nothing, having changed nothing, and decide.lua
--- decides. Nothing is defined or made here that the usual case can do without: that is what its time goes into.
+-- The fast path, loaded before everything else: buckets and windows that all admit, whose states exist under the same
+-- parameters, while the clock has not stepped back. In any other case it returns nothing and has changed nothing, and
+-- decide.lua decides. Define nothing in this file that the fast path does not need: definitions are what takes its time.
 --
--- ARGV[5]   '' if it is not to be tried; else doubles: for each packed state the number of its limits and the bytes that
---           it takes if it begins with their records, and then for each of these limits name, algorithm, size of its
---           record, its number, slot of its cost, and
---             level    q, room and n; with n > 1 also r, the part of room, 0 behind   (room: time of the capacity)
---             window   start and end (a calendar's; a fixed window's length and 0), capacity
--- the last of ARGV: formats of ARGV[5], of each packed state, and of the answer
+-- ARGV[5]   '' if the fast path must not be tried. Otherwise doubles: for each packed state the number of its limits, and
+--           the bytes of their records if these come first in the state; then for each of these limits name, algorithm,
+--           size of its record, its number, slot of its cost, and
+--             level    q, room and n; if n > 1 then also r, the part of room, 0   (room: the time that capacity takes)
+--             window   start and end for a calendar, length and 0 for a fixed window; capacity
+-- last of ARGV   formats of ARGV[5], of each packed state, and of the reply
 --
--- Answers with the reply, and with the counters that are new, which counted.lua attends to.
+-- Returns the reply, and the new counters, which counted.lua handles.
 local function fast_path()
   local call, read, write = redis.call, struct.unpack, struct.pack
   local _, flags, heads, meters, states, now, _, _, _, from, til, first, costs = read('<BBBBBddddddd', ARGV[3])
@@ -44,7 +44,7 @@ local function fast_path()
       end
     end
     if not v then
-      -- Their records lie elsewhere, among those of other limits: gathered as if the state began with them.
+      -- Their records do not come first in the state: gather them as if they did.
       local starts_of, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
       while pos + 10 <= #raw do
         local name, _, size = read('<I4BI2', raw, pos)
@@ -103,7 +103,7 @@ local function fast_path()
         room, part = room - T, part - g
         if part < 0 then room, part = room - 1, part + n end
         if room < 0 then return end
-        -- A guess in doubles, at most one off, put right exactly: how many intervals of q + r/n fit into room + part/n.
+        -- How many intervals of q + r/n fit into room + part/n: guess in doubles (at most one off), then correct exactly.
         left = math.floor((room + part / n) / (q + r / n)) + 1
         if left * r > 4503599627370496 then return end
         for _ = 1, 2 do

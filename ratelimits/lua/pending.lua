@@ -1,13 +1,13 @@
--- What waits to be drained in one shard, at one moment.
--- KEYS[1] the shard's `meta` key   ARGV[1] how many ids at most
--- Returns {run, up since µs at the latest, time µs, incarnation or '', seq or '', sealed_at µs or '',
---          number of batches that wait, their ids, oldest first, clock of who sealed (µs) or ''}
--- Usage counted before sealed_at is in these batches or was drained before.
+-- Lists what waits to be drained in one shard, all at one moment.
+-- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
+-- Returns {run, latest possible start of the server µs, time µs, incarnation or '', seq or '', sealed_at µs or '',
+--          number of waiting batches, their ids (oldest first), clock of the process that sealed last (µs) or ''}
+-- Usage that was counted before sealed_at is in these batches, or was drained already.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
 local run = server_run()
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
--- The uptime is the difference of two whole seconds: it may be a second more than has passed.
+-- The uptime is the difference of two whole seconds, so it may be one second too long.
 local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
 local since = now - up * 1000000
 local sealed = string.sub(KEYS[1], 1, -1 - #'${meta}') .. '${sealed}'

@@ -1,15 +1,15 @@
--- What the algorithms' files build on: exact arithmetic, and the states of a key in one packed string.
--- Lua 5.1 has doubles only. They hold every integer up to 2^53, so all numbers here are whole, and what is a fraction of
--- a microsecond is kept beside them as a numerator over a fixed denominator: a pair (whole, part) means whole + part/n.
+-- Exact arithmetic, and the states of a key in one packed string. The algorithms' files build on this one.
+-- Lua 5.1 has doubles only. They hold every integer up to 2^53, so all numbers here are whole. A fraction of a microsecond
+-- is a second number, the numerator over a fixed denominator n: a pair (whole, part) means whole + part/n.
 
--- floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
+-- Returns floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
 local function muldiv(a, b, n)
   local product = a * b
   if product < 9007199254740992 then
     local rest = product % n
     return (product - rest) / n, rest
   end
-  -- Too large for a double: long multiplication, a bit of b at a time. Doubling and the differences below are exact.
+  -- The product is too large for a double: multiply by one bit of b at a time. Doubling and the differences are exact.
   local ar = a % n
   local aq = (a - ar) / n
   local quotient, rest, bit = 0, 0, 4503599627370496
@@ -26,14 +26,14 @@ local function muldiv(a, b, n)
   return quotient, rest
 end
 
--- Of numbers that doubles hold exactly; of others % is not exact, and 1 divides them too.
+-- Returns the greatest common divisor; 1 where a number is beyond 2^53, since % is not exact there.
 local function gcd(a, b)
   if a >= 9007199254740992 or b >= 9007199254740992 then return 1 end
   while b > 0 do a, b = b, a % b end
   return a
 end
 
--- Whole numbers beyond 2^53: limbs of seven digits, lowest first.
+-- Whole numbers beyond 2^53 are lists of limbs, each of seven digits, lowest first.
 local function big(x)
   local out = {}
   repeat
@@ -76,8 +76,8 @@ local function at_most(a, b)
   return true
 end
 
--- (whole + part/base) * a/b as a pair over n*m, and m: exactly where n*m stays below 2^53, else down to 1/n; where
--- a or b is beyond 2^53 itself, as near as doubles come.
+-- Returns (whole + part/base) * a/b as a pair over n*m, and m. The result is exact where n*m stays below 2^53, otherwise it
+-- is cut off to 1/n. If a or b itself is beyond 2^53, it is as close as doubles are.
 local function scale(whole, part, base, a, b, n)
   local common = gcd(a, b)
   a, b = a / common, b / common
@@ -87,7 +87,7 @@ local function scale(whole, part, base, a, b, n)
     whole, a, b = math.floor(whole), 1, 1
   end
   local out, left = muldiv(whole, a, b)
-  -- What is left is left/b + part*a/(base*b), which most often is a fraction of small numbers.
+  -- The remainder is left/b + part*a/(base*b), usually a fraction of small numbers.
   local function reduce(x, y)
     common = gcd(x, y)
     return x / common, y / common
@@ -120,7 +120,7 @@ local function scale(whole, part, base, a, b, n)
   return out, part, 1
 end
 
--- How many intervals of q + r/n fit into whole + part/(n*m): a guess in doubles, put right exactly.
+-- Returns how many intervals of q + r/n fit into whole + part/(n*m): guesses in doubles, then corrects exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
   if r == 0 then return (whole - whole % q) / q end
@@ -142,22 +142,23 @@ end
 
 local function int(x) return string.format('%.0f', x) end
 
--- Kept this much longer (µs) than it matters, so that a clock that steps back finds it.
+-- States are kept this much longer (µs) than they matter, so that a clock that steps back still finds them.
 local CLOCK_BACK = 60000000
 local FOREVER = 34560000000000 -- 400 days
-local ANY = -1 -- as a timeout: whatever the wait is
+local ANY = -1 -- as a timeout: any wait is accepted
 local NEVER = -1 -- as a retry_after
 
--- A packed state is the second at which all of it may go, '<I4', and records, each '<I4BI2I4' name, algorithm, size and
--- the second at which it may go itself, and `size` bytes in the algorithm's format. An entry is a record unpacked: a list
--- of name, algorithm, expiry, and what the format holds, the newest moment at which it was charged first.
+-- A packed state begins with the second at which it expires, '<I4'. Records follow: '<I4BI2I4' name, algorithm, size, the
+-- second at which the record expires, then `size` bytes in the algorithm's format. An entry is an unpacked record: a list
+-- of name, algorithm, expiry, and the fields of the format, of which the first is the last moment of a charge.
 
 -- algorithm code -> {initial, resolve, check, charge, standing, …}; the files loaded after this one fill it. One whose
 -- state has a fixed form brings `pack` (entry to bytes) and `unpack` (bytes from a position to values); of others it is
 -- cmsgpack's.
 local A = {}
 
--- name -> {code, expiry, raw, payload}, and behind it the names in their order. Raises an error for what is no state.
+-- Returns a table name -> {code, expiry, raw, payload}, and the names in their order. Raises an error if `raw` is not a
+-- packed state.
 local function records(raw)
   local out, order, pos = {}, {}, 5
   while pos <= #raw do

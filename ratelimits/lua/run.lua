@@ -1,8 +1,8 @@
--- Which run of the server this is. Loaded before batch.lua and pending.lua.
+-- Names the run of the server. Loaded before batch.lua and pending.lua.
 
--- Returns "<run_id>:<replication id>": the process, and which of its histories as a primary. The second part is empty for
--- a server that never was a replica: attaching its first replica gives it another replication id, and loses nothing.
--- After a promotion `master_replid2` names the history before, of which something may be missing.
+-- Returns "<run_id>:<replication id>": the server's process, and its history as a primary. The second part is empty if the
+-- server never was a replica: attaching its first replica changes the replication id, but loses nothing. After a promotion
+-- `master_replid2` names the history before it, of which something may be missing.
 local function server_run()
   local function field(text, name) return string.match(text, '\n' .. name .. ':([^\r\n]*)') or '' end
   local replication = redis.call('INFO', 'replication')

@@ -1,9 +1,9 @@
--- Seals the open batch of one shard, if it has one. Put behind batch.lua.
+-- Seals the open batch of one shard, if it has one. Loaded after batch.lua.
 -- KEYS[1] the shard's `meta` key; the others (open, b:…, sealed; see batch.lua) share its prefix.
--- ARGV[1] nonce, unique: the name of a new incarnation, should one begin   ARGV[2] now (µs) for tests, '' = the server's TIME
--- ARGV[3] the caller's clock (µs) as it called, '' or none = not told
+-- ARGV[1] nonce, unique: names a new incarnation if one begins   ARGV[2] now (µs) for tests; '': the server's TIME
+-- ARGV[3] the caller's clock (µs) when it called; '' or absent: unknown
 -- Returns {time µs, run, id of the batch sealed now or '', number of batches that wait in `sealed`}; the time as a string.
--- INFO is asked inside the call, so that time, run and seal belong to one server at one moment.
+-- INFO is called inside the script, so that time, run and seal are those of one server at one moment.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end

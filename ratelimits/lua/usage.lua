@@ -1,14 +1,15 @@
--- Counting in the open batch of a shard, in the call that decides. Behind batch.lua.
+-- Counts usage in the open batch of a shard, in the call that decides. Loaded after batch.lua.
 
--- To be called for so many counters that are new: the first of a batch bring the batch's identity. True when it is full.
+-- Call after `count` new counters were written: if they are the first of the batch, its identity is written. Returns true
+-- if the batch is full.
 local function usage_new(open, nonce, run, now, count)
   local fields = redis.call('HLEN', open)
   if fields == count then batch_open(string.sub(open, 1, -1 - #'${open}'), nonce, run, now) end
   return fields >= 5000
 end
 
--- So many requests of so many units each, or, with 0 requests, units alone. Requests of 1 unit are one counter ("1"), all
--- others two ("n" requests, "u" units). True when the batch is full: whoever counts seals it, once all is counted.
+-- Counts `requests` requests of `cost` units each; with 0 requests, `cost` units alone. Requests of 1 unit are one counter
+-- ("1"), others two ("n" requests, "u" units). Returns true if the batch is full: seal it once everything is counted.
 local function usage_add(open, field, cost, requests, nonce, run, now)
   local full = false
   local function add(name, count)

@@ -1,16 +1,17 @@
--- concurrency (11): at most capacity in flight. Every acquire is a lease with an expiry of its own.
+-- concurrency (11): at most capacity requests in flight. Each admitted request holds a lease, which expires by itself.
 -- own      sorted set of leases by expiry (µs from the entry's base): members "number:permits:name"
 -- own:n    hash: name -> "number:permits" of its leases, a space between two
--- own:x    sorted set of what leases of several permits have beyond the one that they count for in `own`, a member for
---          each power of two in it, all with score 0: a letter for the power ("A" is 1), expiry (16 digits), ":", number.
---          So the permits of all that end by a moment are counted without reading them. An empty member keeps the set
---          there as long as the others: of a slot on the move a cluster's node serves only keys that it has.
--- Entry: name, algorithm, expiry, last, base, total (of the set, ended leases included), next number, `extra` (the powers
--- of two that may be in own:x, added up).
+-- own:x    sorted set of the further permits of leases with several: each lease counts for one permit in `own`, and has a
+--          member here for each power of two in the rest, all with score 0: a letter for the power ("A" is 1), expiry (16
+--          digits), ":", number. So the permits of all leases that end by a moment are counted without reading them. An
+--          empty member keeps the set alive as long as `own`: while a slot of a cluster moves, a node serves a script only
+--          if it has all of its keys.
+-- Entry: name, algorithm, expiry, last, base, total (permits in the set, those of ended leases included), next number,
+-- `extra` (the sum of the powers of two that may be in own:x).
 -- Params: lease_ttl, -, -, -, -, capacity.
 do
   local leases = {}
-  -- Ended leases that a charge drops at most.
+  -- Maximum number of ended leases that one charge drops.
   local DROPPED = 4
 
   local function permits(member)
@@ -26,7 +27,7 @@ do
     end
   end
 
-  -- The permits of all leases in the sets that end by `t`.
+  -- Returns the permits of all leases that end by `t`.
   local function ending_by(l, t)
     local count = redis.call('ZCOUNT', l.own, '-inf', int(t))
     powers(l.extra, function(letter, power)
@@ -42,7 +43,7 @@ do
 
   function leases.resolve(l, e)
     l.base, l.total, l.number, l.extra = e[5] - l.shift, e[6], e[7], e[8] or 0
-    -- The server may have let go of the set.
+    -- The server may have evicted the set.
     if l.total > 0 and redis.call('EXISTS', l.own) == 0 then return leases.initial(l) end
     l.gone = ending_by(l, l.now - l.base)
     l.live = l.total - l.gone
@@ -53,7 +54,7 @@ do
     if l.cost > capacity then l.retry = NEVER return end
     local need = l.live + l.cost - capacity
     if need <= 0 then l.ok = true return end
-    -- The first lease in the set by whose end so many permits have ended; each has one permit at least.
+    -- Find the first lease by whose end `need` permits have ended. Each lease has at least one permit.
     need = need + l.gone
     local size = redis.call('ZCARD', l.own)
     local first, last = 0, math.min(need, size) - 1
@@ -67,7 +68,7 @@ do
     local function look(rank)
       if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
-    -- Where leases of all sizes are spread evenly it is close to `likely`: among many, two looks save ten halvings.
+    -- If large and small leases are mixed evenly, it is close to `likely`. In a large set two looks save ten halvings.
     local likely = math.floor(need / l.total * size)
     for _, rank in ipairs({likely - 64, likely + 64}) do
       if first <= rank and rank < last then look(rank) end
@@ -76,14 +77,14 @@ do
     l.retry = expiry(last) + l.base - l.now
   end
 
-  -- Calls act with the members of own:x that a lease has.
+  -- Calls act with each member of own:x that belongs to a lease.
   local function extras(number, count, expiry, act)
     powers(count - 1, function(letter, power)
       act(letter .. string.format('%016.0f', expiry) .. ':' .. number, power)
     end)
   end
 
-  -- Takes one lease out of the set and out of its name.
+  -- Removes one lease from the sets and from the leases of its name.
   local function drop(l, member, expiry)
     local short, name = string.match(member, '^(%d+:%d+):(.*)$')
     local number, count = string.match(short, '^(%d+):(%d+)$')
@@ -106,8 +107,8 @@ do
     l.total, l.gone, l.extra = 0, 0, 0
   end
 
-  -- Lets go of some that have ended, or of all if nothing else is there: they are counted all the same, and a charge
-  -- brings one lease in only.
+  -- Drops some ended leases, or everything if no lease is live. Those that stay are not counted as live, and a charge adds
+  -- only one lease, so the set does not grow.
   local function trim(l)
     if l.fresh or l.live == 0 then forget(l) l.fresh = false end
     if l.gone == 0 then return end
@@ -137,7 +138,7 @@ do
     add(l, l.lease, l.cost, l.now + l.p[1] - l.base)
   end
 
-  -- The leases of the name that have not ended, oldest first, and their expiries.
+  -- Returns the leases of the request's name that have not ended, oldest first, and their expiries.
   local function leases_of_name(l)
     local out, expiries = {}, {}
     for short in string.gmatch(redis.call('HGET', l.own .. '${by_name}', l.lease) or '', '%S+') do
@@ -151,7 +152,7 @@ do
     return out, expiries
   end
 
-  -- Neither of these trims: a clock that steps back before the next charge finds what has ended since.
+  -- Release and refund do not trim: if the clock steps back before the next charge, leases that had ended are live again.
   function leases.release(l)
     local members, expiries = leases_of_name(l)
     for i = 1, #members do
@@ -161,7 +162,7 @@ do
     return #members > 0
   end
 
-  -- Makes the named lease smaller, its newest part first.
+  -- Gives back permits of the named leases, the newest first.
   function leases.refund(l)
     local left, members, expiries = l.cost, leases_of_name(l)
     for i = #members, 1, -1 do
@@ -193,7 +194,7 @@ do
 
   function leases.keep(l, ttl)
     if ttl then
-      for _, behind in ipairs({'', '${by_name}', '${beyond_one}'}) do redis.call('PEXPIRE', l.own .. behind, ttl) end
+      for _, ending in ipairs({'', '${by_name}', '${beyond_one}'}) do redis.call('PEXPIRE', l.own .. ending, ttl) end
     end
   end
 

@@ -1,9 +1,9 @@
 -- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4): one definition, a debt that time pays off.
--- What is spent is kept as the time it takes to drain, exactly: a permit takes q + r/n µs, and the debt is T + g/(n*m).
--- Draining is then a subtraction. m is 1, but for a debt carried over from another rate whose fraction needs it.
--- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.   Params: q, r, n, room T, room g, capacity, and the permits
--- spent at birth (token_bucket) or `delay_after` (queue); room is the time of `capacity` permits, of one more in a queue
--- that is not closed by a capacity of 0.
+-- The state holds the exact time that the spent permits take to drain: a permit takes q + r/n µs, the debt is T + g/(n*m).
+-- Draining is then a subtraction. m is 1, unless the debt was carried over from another rate and its fraction needs more.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.   Params: q, r, n, room T, room g, capacity, then the permits
+-- spent in a new state (token_bucket) or `delay_after` (queue). Room is the time that `capacity` permits take; in a queue
+-- with a capacity above 0, one permit more.
 do
   local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
 
@@ -38,7 +38,7 @@ do
     return whole + count * p[1], part * l.m
   end
 
-  -- How many permits the limit ever accepts at once.
+  -- Returns how many permits the limit accepts at once when nothing is spent.
   local function accepted(l)
     local capacity = l.p[6]
     return l.code == 4 and capacity > 0 and capacity + 1 or capacity
@@ -59,14 +59,14 @@ do
     end
   end
 
-  -- The debt at a new rate: (T + g/(n*m)) * new interval / old interval, as whole, part and m. Exactly, if a denominator
-  -- below 2^52 does; else up to the finest fraction that does, which no microsecond and no permit shows.
+  -- Returns the debt at a new rate, (T + g/(n*m)) * new interval / old interval, as whole, part and m. It is exact if a
+  -- denominator below 2^52 is enough. Otherwise it is rounded up to the finest such fraction, too fine to change any answer.
   local function stretch(l, e)
     local p, n = l.p, l.p[3]
     local debt = plus(times(times(big(l.T), big(e[E_N])), big(l.m)), big(l.g))
     local top = times(debt, plus(times(big(p[1]), big(n)), big(p[2])))
     local unit = times(big(l.m), plus(times(big(e[E_Q]), big(e[E_N])), big(e[E_R])))
-    -- The greatest x for which (base + x) * unit <= over.
+    -- Returns the greatest x for which (base + x) * unit <= over.
     local function most(base, unit, over)
       local x, bit = 0, 4503599627370496
       while bit >= 1 do
@@ -81,7 +81,7 @@ do
     if at_most(top, times(plus(base, big(part)), unit)) then return whole, part, 1 end
     local below = l.m * (e[E_Q] * e[E_N] + e[E_R])
     if below < 9007199254740992 then
-      -- What is left of the denominator when top / unit is reduced.
+      -- The denominator that remains when top / unit is reduced.
       local _, x = muldiv(l.T % below, e[E_N] * l.m % below, below)
       local _, y = muldiv(p[1] % below, n % below, below)
       local _, rest = muldiv((x + l.g) % below, (y + p[2]) % below, below)
@@ -106,11 +106,11 @@ do
     l.m, l.T, l.g = e[E_M], e[E_T], e[E_G]
     local from = e[4]
     if e[E_Q] ~= p[1] or e[E_R] ~= p[2] or e[E_N] ~= p[3] then
-      -- Written at another rate: what is spent stays spent, in permits, so its time is stretched.
+      -- The state was written at another rate. The same number of permits stays spent, so their time is stretched.
       drain(l, l.changed - from)
       from = l.changed
       l.T, l.g, l.m = stretch(l, e)
-      -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
+      -- Cut the debt off at 142 years: a longer one would not stay exact, and makes no difference.
       if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
     end
     drain(l, l.now - from)
@@ -175,7 +175,7 @@ do
 
   function level.entry(l, last)
     local p = l.p
-    -- `last` may lie before now (after a refund): the debt is as of `last`.
+    -- After a refund `last` may lie before now: write the debt as it was at `last`.
     local T, g, m = l.T, l.g, l.m
     if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
     return {l.name, l.code, 0, last, p[1], p[2], p[3], m, T, g}, math.max(l.code == 1 and p[7] > 0 and FOREVER or 0, T + 1)

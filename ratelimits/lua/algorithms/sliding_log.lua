@@ -1,15 +1,16 @@
--- sliding_log (8): at most capacity in any interval of `period`, by the times of all that was charged.
--- own      list of the newest times, oldest first (packed by the server, 11 times smaller than a sorted set), each "t" or
---          "t:count" for several at one moment, in µs from the entry's base. They never step back: a decision is made as
---          at `last` or later.
--- own:b    hash: all older times, as a tree. Whoever adds the 128th to the list moves its 64 oldest into a block, "0:k",
---          the k-th one. Node "1:j" has the 64 blocks from 64j, "2:i" the 64 nodes from 64i, and "3:0" all of those,
---          from the first that is kept. Each is a flat array: first time and sum of each part (a block: time and count),
---          times after the first one as differences to it. So whatever is asked reads four nodes and the list's few
---          times, however long the log is. A part whose sum is 0 may be gone. An empty field keeps the hash there as long
---          as the list: of a slot on the move a cluster's node serves only keys that it has.
--- Entry: name, algorithm, expiry, last, period, base, total (of the list), total (of the tree), blocks ever made, first
--- block kept, `since`: all up to that time has ended for good, whatever the period becomes.
+-- sliding_log (8): at most capacity in any interval of `period`. The times of all charges are stored.
+-- own      list of the newest times, oldest first (the server packs it 11 times smaller than a sorted set), each "t" or
+--          "t:count" for several at one moment, in µs from the entry's base. They never step back, since the moment of a
+--          decision is never before `last`.
+-- own:b    hash: all older times, as a tree. A charge that adds the 128th time to the list moves the 64 oldest into a block,
+--          the k-th block being the field "0:k". Node "1:j" has the 64 blocks from 64j, "2:i" the 64 nodes from 64i, and
+--          "3:0" all of those from the first that still exists. Each field is a flat array: first time and sum of each part
+--          (in a block: time and count); the times after the first are differences from it. So a decision reads four nodes
+--          and a few times of the list, however long the log is. A part whose sum is 0 may be missing. An empty field keeps
+--          the hash alive as long as the list: while a slot of a cluster moves, a node serves a script only if it has all of
+--          its keys.
+-- Entry: name, algorithm, expiry, last, period, base, total (of the list), total (of the tree), number of blocks ever made,
+-- first block that exists, `since` (everything up to that time has ended for good, even if the period becomes longer).
 -- Params: period, -, -, -, -, capacity.
 do
   local log = {}
@@ -40,19 +41,19 @@ do
     for i = 3, #node, 2 do node[i] = node[i] + first end
   end
 
-  -- The number of the first part of a node.
+  -- Returns the number of the first part of a node.
   local function parts_from(l, level, number)
     if level == TOP then return math.floor(l.first / SPREAD ^ (TOP - 1)) end
     return number * SPREAD
   end
 
-  -- Down the tree to the last part that begins by `t`: the sum of what is up to `t`, the number of the block that holds
-  -- its end, and the way to there, a {level, number, node, index} each, the block last if it is there.
+  -- Walks down the tree to the last part that begins by `t`. Returns the sum of everything up to `t`, the number of the block
+  -- in which that ends, and the way there: a {level, number, node, index} for each level, the block last if it exists.
   local function by_time(l, t)
     local sum, number, way = 0, 0, {}
     for level = TOP, 0, -1 do
       local node = load(l, level, number)
-      -- Gone as a whole: it was dropped behind `since`, or holds 0.
+      -- The node does not exist: all of it lies before `since` and was dropped, or its sum is 0.
       if not node then
         local last = way[#way]
         if last then sum = sum + last[3][last[4] + 1] end
@@ -69,7 +70,7 @@ do
     end
   end
 
-  -- The time of the first hit in the tree up to which, from its beginning, there are `sum` permits.
+  -- Returns the time of the first charge at which the tree, from its beginning, has `sum` permits.
   local function by_sum(l, sum)
     local number = 0
     for level = TOP, 0, -1 do
@@ -111,8 +112,8 @@ do
     l.blocks, l.old, l.total = l.blocks + 1, l.old + sum, l.total - sum
   end
 
-  -- Lets go of some of the blocks before `first`, and of the nodes that have no other: sums stay as they are, for what
-  -- ended counts in the whole and in what is taken off it.
+  -- Drops some of the blocks before `first`, and the nodes that have no other blocks. The sums stay as they are: charges that
+  -- have ended are part of the total, and of what is subtracted from it.
   local function drop(l, first)
     local fields, from = {}, l.first
     l.first = math.max(from, math.min(first, from + SPREAD / 2))
@@ -141,16 +142,16 @@ do
 
   function log.use_stored_params(l, e) l.p[1] = e[5] end
 
-  -- Counts what has ended without touching it: a refusal or a peek changes nothing.
+  -- Counts the charges that have ended, but does not remove them: a refusal or a peek changes nothing.
   function log.resolve(l, e)
     l.base, l.total, l.old = e[6] - l.shift, e[7], e[8] or 0
     l.blocks, l.first, l.since = e[9] or 0, e[10] or 0, e[11] or -1
-    -- What had ended under the old period does not come back under a longer one.
+    -- Charges that had ended under the old period stay ended under a longer one.
     if e[5] ~= l.p[1] then l.since = math.max(l.since, l.changed - l.base - e[5]) end
     l.cutoff = math.max(l.since, l.now - l.base - l.p[1])
-    -- The server may have let go of either.
+    -- The server may have evicted the list or the tree.
     if l.old > 0 and redis.call('EXISTS', l.own .. '${tree}') == 0 then l.old, l.blocks, l.first = 0, 0, 0 end
-    -- Of the list: how many times, and how many permits, have ended.
+    -- In the list: count the times, and the permits, that have ended.
     l.ended, l.gone = 0, 0
     local size, more = 1, l.total > 0
     while more do
@@ -164,7 +165,7 @@ do
       end
       size = 64
     end
-    -- Of the tree: all, if one of the list has, else what lies up to there.
+    -- In the tree: everything has ended if a time of the list has; otherwise everything up to the cutoff.
     l.over, l.keep_from = l.old, l.blocks
     if l.ended == 0 and l.old > 0 then l.over, l.keep_from = by_time(l, l.cutoff) end
     l.live = l.total - l.gone + l.old - l.over
@@ -231,7 +232,7 @@ do
     if size >= 2 * SPREAD then seal(l) end
   end
 
-  -- Gives back up to `left` permits of the tree's hit at `t`; returns how many.
+  -- Gives back up to `left` permits of the charge at `t` in the tree. Returns how many.
   local function give_back(l, t, left)
     local _, _, way = by_time(l, t)
     local last = way[#way]
@@ -246,7 +247,7 @@ do
       end
       local sum = 0
       for j = 2, #node, 2 do sum = sum + node[j] end
-      -- One that is still to be added to stays.
+      -- Keep a node to which blocks can still be added.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.blocks then
         redis.call('HDEL', l.own .. '${tree}', level .. ':' .. int(number))
       else
@@ -258,7 +259,7 @@ do
   end
 
   function log.refund(l)
-    -- Nothing is trimmed here: a clock that steps back before the next charge finds what has ended since.
+    -- Do not trim: if the clock steps back before the next charge, charges that had ended count again.
     local cost = math.min(l.cost, l.live)
     local left, wanted = cost, l.charged_at > 0 and l.charged_at - l.base
     local items = l.total > l.gone and redis.call('LRANGE', l.own, l.ended, -1) or {}

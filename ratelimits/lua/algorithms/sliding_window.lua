@@ -1,6 +1,6 @@
--- sliding_window (7): N sub-windows that slide one at a time (Sentinel's LeapArray), in a key of their own.
--- Entry: name, algorithm, expiry, last, width, newest index, counts of the newest bucket, the one before, … N+1 of them:
--- the last is the one that is just leaving, which only `weighted` counts, by its remaining share.
+-- sliding_window (7): N sub-windows that slide one at a time (Sentinel's LeapArray), in an own key.
+-- Entry: name, algorithm, expiry, last, width, newest index, counts of N+1 buckets, the newest first. The last bucket is just
+-- leaving the window: only `weighted` counts it, by its remaining share.
 -- Params: width, N, weighted, -, -, capacity. A bucket's index is floor(t / width); it starts at index * width.
 do
   local sliding = {}
@@ -12,7 +12,7 @@ do
     l.stored, l.from = counts, l.newest
   end
 
-  -- The counts as they stand when bucket `newest` is the newest.
+  -- Returns the counts after sliding on until bucket `newest` is the newest.
   local function slide(counts, from, newest, size)
     if newest <= from then return counts end
     local out = {}
@@ -27,7 +27,8 @@ do
     local counts, newest = e[7], e[6]
     if l.shift > 0 then newest = math.floor(l.now / e[5]) end
     if e[5] ~= width or #counts ~= size then
-      -- Other buckets: what each holds goes to the one that its start lies in, or to the oldest that is still counted.
+      -- The buckets have another size now: each count moves to the bucket in which its old bucket began, or to the oldest
+      -- one that is still counted.
       local at = math.floor(l.changed / e[5])
       counts = slide(counts, newest, at, #counts)
       local moved, latest = {}, math.floor(l.changed / width)
@@ -44,7 +45,7 @@ do
     l.counts = slide(counts, newest, l.newest, size)
   end
 
-  -- What counts now, whole, rounded up; and the share of the leaving bucket that is no whole permit.
+  -- Returns what counts now, in whole permits; the share of the leaving bucket is rounded up.
   local function spent(l)
     local sum, counts, size = 0, l.counts, l.p[2]
     for i = 1, size do sum = sum + counts[i] end
@@ -63,7 +64,7 @@ do
     local counts, room = l.counts, capacity - l.cost
     local full = 0
     for i = 1, size do full = full + counts[i] end
-    -- Slot by slot: the full buckets of the slot that is `ahead` from now, and the one that is leaving in it.
+    -- Look at each coming sub-window: the buckets that count fully in it, and the one that leaves during it.
     for ahead = 0, size + 1 do
       if ahead > 0 then full = full - (counts[size - ahead + 1] or 0) end
       local leaving = weighted == 1 and counts[size + 1 - ahead] or 0
@@ -93,7 +94,7 @@ do
     for i = math.max(first, 1), last do
       local given, index = math.min(left, counts[i]), i - (l.newest - l.from)
       counts[i], left = counts[i] - given, left - given
-      -- What is stored has not slid: that is for the next charge to do, as a clock may step back before it.
+      -- The stored counts have not slid. The next charge does that, since the clock may step back before it.
       if l.stored ~= counts and index > 0 then l.stored[index] = l.stored[index] - given end
     end
     return left < l.cost

@@ -1,14 +1,14 @@
--- smooth_bursty (9): Guava's SmoothBursty. The state is `next`, the moment from which the next request is free to go, and
--- what idleness has stored; that is kept as the time it is worth, S + g/(n*m) µs, which a change of rate leaves alone.
--- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the time stored at most).
--- smooth_warming_up.lua makes another of these and puts functions of its own in the place of some.
+-- smooth_bursty (9): Guava's SmoothBursty. The state is `next`, the moment at which the next request may go, and the permits
+-- stored while idle. These are written as the time that they are worth, S + g/(n*m) µs, which no change of rate affects.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the maximum time stored).
+-- smooth_warming_up.lua makes a second limit of this kind and replaces some of its functions.
 local function smooth_limit()
   local smooth = {size = 4}
 
-  -- The denominator of S's fraction, and the most that is stored: a pair over it.
+  -- base: the denominator of S's fraction. most: the maximum that is stored, a pair over this denominator.
   function smooth.base(p) return p[3] end
   function smooth.most(l) return l.p[4], 0 end
-  -- New most / old most.
+  -- ratio: the new maximum / the old maximum.
   function smooth.ratio(new, old) return new[4], old[4] end
   function smooth.initial_store(l) return 0, 0 end
 
@@ -17,7 +17,7 @@ local function smooth_limit()
     l.S, l.g = smooth.initial_store(l)
   end
 
-  -- Idle time since `next` is stored, up to the most.
+  -- gain: what idle time adds to the store.
   function smooth.gain(l, idle) return idle, 0 end
 
   local function sync(l, now)
@@ -44,7 +44,7 @@ local function smooth_limit()
     l.next = e[4] - l.shift + e[9]
     l.n, l.m, l.S, l.g = smooth.base(old), e[8], e[10], e[11]
     if not same then
-      -- Guava's setRate: settle the idle time under the old numbers, then stored * new most / old most.
+      -- Guava's setRate: add the idle time under the old numbers, then multiply the store by new maximum / old maximum.
       l.p = old
       sync(l, l.changed)
       local a, b = smooth.ratio(p, old)
@@ -58,7 +58,7 @@ local function smooth_limit()
 
   function smooth.check(l)
     local wait = math.max(l.next - l.now, 0)
-    -- What takes more than 142 years is not lent: it would not stay exact.
+    -- Refuse a cost that takes more than 142 years: it would not stay exact.
     if l.cost * l.p[1] + muldiv(l.cost, l.p[2], l.p[3]) > 4503599627370496 then l.retry = NEVER return end
     if l.timeout == ANY or wait <= l.timeout then
       l.ok, l.wait = true, wait
@@ -67,13 +67,13 @@ local function smooth_limit()
     end
   end
 
-  -- The time of `cost` permits, over n*m.
+  -- Returns the time that `cost` permits take, over n*m.
   function smooth.permits(l)
     local whole, part = muldiv(l.cost, l.p[2], l.p[3])
     return math.min(whole + l.cost * l.p[1], 4503599627370496), part * (l.n / l.p[3]) * l.m
   end
 
-  -- Takes K + k from what is stored, answers what must be waited for instead, cut off to whole µs.
+  -- Takes K + k from the store. Returns the time that the store lacked, cut off to whole µs.
   function smooth.spend(l, K, k)
     local n = l.n * l.m
     if K > l.S or (K == l.S and k >= l.g) then
@@ -92,7 +92,7 @@ local function smooth_limit()
   end
 
   function smooth.refund(l)
-    -- What is owed is forgiven; what was stored and spent stays spent.
+    -- A refund shortens the wait that later requests owe. Permits that were taken from the store stay spent.
     if not l.owed then return false end
     l.next = math.max(l.next - (smooth.permits(l)), l.now)
     return true
@@ -105,7 +105,7 @@ local function smooth_limit()
 
   function smooth.entry(l, last)
     local p = l.p
-    -- A debt beyond 142 years is no different from one of 142 years, but would not stay exact.
+    -- Cut the debt off at 142 years: a longer one would not stay exact, and makes no difference.
     l.next = math.min(l.next, l.now + 4503599627370496)
     return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)},
       math.max(FOREVER, l.next - l.now)

@@ -1,8 +1,8 @@
--- smooth_warming_up (10): Guava's SmoothWarmingUp, on top of smooth.lua. Stored permits cost more the longer it was idle:
--- the interval falls from stable*cold_factor, at the most stored, to stable at the threshold (half of `warm_up`).
--- In time stored (permits * stable) Guava's numbers are: threshold W/2, most W*gain, gain of idle time gain, all exact
--- with gain = (5 + cold)/(2 + 2*cold).   Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as u, v.
--- Entry: as smooth.lua, with the last five params behind g.
+-- smooth_warming_up (10): Guava's SmoothWarmingUp, built on smooth.lua. The more permits are stored, the more the next one
+-- costs: the interval falls from stable*cold_factor, when the store is full, to stable at the threshold (half of `warm_up`).
+-- In stored time (permits * stable) Guava's numbers are: threshold W/2, maximum W*gain, and idle time adds time*gain. All are
+-- exact with gain = (5 + cold)/(2 + 2*cold).   Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as u, v.
+-- Entry: as smooth.lua, with the last five params after g.
 do
   local smooth = smooth_limit()
 
@@ -46,10 +46,10 @@ do
   function smooth.charge(l)
     local n, W = l.n * l.m, l.p[5]
     local K, k = smooth.permits(l)
-    local tw, tp = l.S, l.g -- what is taken from the store
+    local tw, tp = l.S, l.g -- the time that is taken from the store
     if K < tw or (K == tw and k < tp) then tw, tp = K, k end
     local half, odd = (W - W % 2) / 2, W % 2 * n / 2
-    local aw, ap = l.S - half, l.g - odd -- what lies above the threshold
+    local aw, ap = l.S - half, l.g - odd -- the stored time above the threshold
     if ap < 0 then aw, ap = aw - 1, ap + n end
     if aw > 0 or (aw == 0 and ap > 0) then
       local mw, mp = aw, ap
@@ -58,7 +58,7 @@ do
       tw, tp = tw - mw, tp - mp
       if tp < 0 then tw, tp = tw - 1, tp + n end
     end
-    -- Below the threshold a permit costs its stable interval; so does a fresh one. Guava cuts each off by itself.
+    -- A permit below the threshold costs the stable interval, and so does one that was not stored. Guava cuts off each.
     l.next = l.next + tw + smooth.spend(l, K, k)
   end
 

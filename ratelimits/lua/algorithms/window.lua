@@ -1,6 +1,6 @@
--- fixed_window (5) and calendar_window (6): a count, and the window it belongs to.
--- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first hit opens
--- it; of calendar_window: starts of the previous, current, next and next but one period; 6th of both: capacity.
+-- fixed_window (5) and calendar_window (6): a count, and the window that it belongs to.
+-- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first request opens
+-- the window; of calendar_window: starts of the previous, current, next and next but one period; 6th of both: capacity.
 do
   local WINDOW = '<i7i7I7I6' -- the form that fast.lua knows
 
@@ -10,7 +10,7 @@ do
 
   function window.unpack(raw, at) return struct.unpack(WINDOW, raw, at) end
 
-  -- The window that the moment t lies in: start and length; for a calendar that does not reach to t, nothing.
+  -- Returns start and length of the window that contains the moment t; nothing if the calendar's params do not reach to t.
   local function around(l, t)
     local p = l.p
     if l.code == 5 then return t - t % p[1], p[1] end
@@ -43,11 +43,11 @@ do
     local start, length, period = e[5], e[6], l.p[1]
     l.count = e[7]
     if l.keeps_window then
-      -- The window that is there, as it is.
+      -- Keep the stored window as it is.
     elseif l.code == 5 and l.p[2] == 1 then
       start = start - l.shift
       if length ~= period and length > 0 then
-        -- Another period: an open window stays open, or, if it would have ended by now, opens anew with what it held.
+        -- The rule has another period. An open window stays open. If it would have ended by now, it opens again with its count.
         if l.changed >= start + length or l.count == 0 then length = 0 end
         if length > 0 and l.changed >= start + period then start = l.changed end
         length = length > 0 and period or 0
@@ -74,11 +74,11 @@ do
 
   function window.charge(l)
     if l.length == 0 then l.start, l.length = l.now, l.p[1] end
-    l.count = math.min(l.count + l.cost, 140737488355328) -- as much as its six bytes hold
+    l.count = math.min(l.count + l.cost, 140737488355328) -- the maximum of its six bytes
   end
 
   function window.refund(l)
-    -- What was charged in a window that has ended is not given back in this one.
+    -- A charge in a window that has ended is not given back in this one.
     if l.count == 0 or l.charged_at > 0 and l.charged_at < l.start then return false end
     l.count = math.max(l.count - l.cost, 0)
     return true
@@ -89,7 +89,7 @@ do
   end
 
   function window.entry(l, last)
-    -- A window of the epoch's that holds nothing is none, should the first hit open windows from now on.
+    -- Write no window if it is aligned and empty: the rule may change to windows that the first request opens.
     if l.count == 0 and l.code == 5 and l.p[2] == 0 then return {l.name, l.code, 0, last, last, 0, 0}, 0 end
     return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
   end
