@@ -1,8 +1,9 @@
-"""Rows to export. As a script it measures an export: `python -m tests.reports.exports.samples csv 200000`."""
+"""Rows to export. As a script it measures an export: `python -m tests.reports.exports.samples 1000 200000`."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator
@@ -115,13 +116,25 @@ def priced(row: Row) -> Charge:
     return Charge(row, "Acme Ltd.", "EUR", (part,), part.amount, "12.00")
 
 
-def measure(name: str, count: int) -> None:
-    """Export this number of rows to nowhere; print bytes, peak memory in bytes, and seconds."""
+def measure(form: Format, count: int) -> None:
+    """Export this number of rows to nowhere; print format, rows, bytes, peak memory in bytes, and seconds."""
+    start = perf_counter()
+    size = sum(len(chunk) for chunk in form.stream(fed(form, rows(count))))
+    print(form.name, count, size, peak(), f"{perf_counter() - start:.1f}", flush=True)
+
+
+def measure_each(counts: list[int]) -> None:
+    """Export each of these numbers of rows, in this order, in every format; each format has its own process."""
     from ratelimits.reports.exports import FORMATS
 
-    start = perf_counter()
-    size = sum(len(chunk) for chunk in FORMATS[name].stream(fed(FORMATS[name], rows(count))))
-    print(size, peak(), f"{perf_counter() - start:.1f}")
+    for form in FORMATS.values():
+        child = os.fork()
+        if not child:
+            for count in counts:
+                measure(form, count)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise SystemExit(f"The export as {form.name} failed.")
 
 
 def peak() -> int:
@@ -134,4 +147,4 @@ def peak() -> int:
 
 
 if __name__ == "__main__":
-    measure(sys.argv[1], int(sys.argv[2]))
+    measure_each([int(count) for count in sys.argv[1:]])
