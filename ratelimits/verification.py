@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
 from ratelimits.reports.verify.manifest import compare
+from ratelimits.reports.verify.manifest_sections import without_history
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
 from ratelimits.reports.verify.terms import verify_terms
@@ -99,9 +101,11 @@ class Verification:
             yield "the configuration", verify_configuration(using, checked)
             yield "the terms of reports", verify_terms(using, checked)
             yield "the delivery ledger", verify_pushed(using, checked)
+        rows = cache(lambda: without_history(using))
         for manifest in self._manifests:
             checked["manifests"] += 1
-            yield f"the manifest of {manifest['month']}", compare(using, manifest, *sources, checked=checked)
+            found = compare(using, manifest, *sources, checked=checked, without_history=rows)
+            yield f"the manifest of {manifest['month']}", found
         yield "the reports", self._verify_reports(ReportVerifier(using, *sources, checked=checked))
 
     def _verify_reports(self, verifier: ReportVerifier) -> Iterator[str]:

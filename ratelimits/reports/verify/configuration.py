@@ -20,10 +20,13 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
     """
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
-        checked["rows of the configuration"] += model._base_manager.using(using).count()
-        yield from _verify_rows(model, using)
+        count = model._base_manager.using(using).count()
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
-        newest = records.aggregate(newest=Max("version"))["newest"] or 0
+        newest = records.aggregate(newest=Max("version"))["newest"]
+        if not count and newest is None:
+            continue
+        checked["rows of the configuration"] += count
+        yield from _verify_rows(model, using)
         # Read again: there may have been an edit since.
         if newest > version and newest > ConfigVersion.read(using)[0]:
             yield (

@@ -162,11 +162,18 @@ def parse(text: str) -> dict[str, Any]:
     return found
 
 
-def compare(using: str, manifest: dict[str, Any], *sources: str, checked: Counter[str] | None = None) -> Iterator[str]:
+def compare(
+    using: str,
+    manifest: dict[str, Any],
+    *sources: str,
+    checked: Counter[str] | None = None,
+    without_history: Callable[[], Mapping[str, str]] | None = None,
+) -> Iterator[str]:
     """Say what is not as a manifest lists it, one sentence for each finding; nothing if all is.
 
     `sources` are the databases that the ledger's batches are in, by default `using`. `checked` is given the number of
-    things that were compared.
+    things that were compared. `without_history` returns `manifest_sections.without_history`, which is the same for all
+    manifests; by default it is read for this one.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
     if wrong := signatures.wrong(_signed_text(manifest), manifest["signature"]):
@@ -202,10 +209,13 @@ def compare(using: str, manifest: dict[str, Any], *sources: str, checked: Counte
                 yield f"{what} {name} is not in the manifest of {month}: it came after it, so write a further one"
             elif listed[name] != found[name]:
                 yield f"{what} {name} is not what the manifest of {month} says"
-    yield from _compare_history(using, manifest, checked)
+    rows = manifest_sections.without_history(using) if without_history is None else without_history()
+    yield from _compare_history(using, manifest, rows, checked)
 
 
-def _compare_history(using: str, manifest: dict[str, Any], checked: Counter[str]) -> Iterator[str]:
+def _compare_history(
+    using: str, manifest: dict[str, Any], without_history: Mapping[str, str], checked: Counter[str]
+) -> Iterator[str]:
     """Say which records of the configuration's history were changed or taken away since, and which were dated back."""
     month, listed = manifest["month"], manifest["history"]
     now = manifest_sections.history(using, listed)
@@ -220,7 +230,7 @@ def _compare_history(using: str, manifest: dict[str, Any], checked: Counter[str]
             yield (
                 f"the history of {name} up to record {listed[name]['newest']} is not what the manifest of {month} says"
             )
-    for name, digest in manifest_sections.without_history(using).items():
+    for name, digest in without_history.items():
         if manifest["without_history"].get(name) != digest:
             yield (
                 f"{name} has no history, and is not what the manifest of {month} says: it was written past the app"

@@ -39,19 +39,21 @@ def verify_ledger(
     of an archive, whose chains may begin anywhere. `checked` is given the number of what was checked, by its kind.
     """
     checked = Counter() if checked is None else checked
-    models = (Batch,) if archive else (Batch, ShardState, ArchivedRange)
-    known = {
-        shard
-        for model in models
-        for shard in model.objects.using(using).order_by().values_list("shard", flat=True).distinct()
-    }
+    batched = _shards_of(Batch, using)
+    known = batched if archive else batched | _shards_of(ShardState, using) | _shards_of(ArchivedRange, using)
     wanted = sorted(known if shards is None else known & set(shards))
     for shard in wanted:
-        yield from _verify_shard(using, shard, archive, checked)
+        if shard in batched:
+            yield from _verify_shard(using, shard, archive, checked)
     if not archive:
         checked["shards"] += len(wanted)
         yield from verify_heads(using, wanted)
     yield from _verify_strays(using)
+
+
+def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> set[int]:
+    """Return the shards that a table has rows of."""
+    return set(model.objects.using(using).order_by().values_list("shard", flat=True).distinct())
 
 
 def _verify_strays(using: str) -> Iterator[str]:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from pytest_django import DjangoAssertNumQueries
 
 from ratelimits.management.commands import ratelimits_archive
 from ratelimits.models import ArchivedRange, Batch, ChainMark, Line, ProcessTotal, Report, ReportLine, ShardState
@@ -23,6 +26,7 @@ from ratelimits.signatures import sign
 from ratelimits.usage import process_totals
 from ratelimits.usage.packet import canonical, checksum
 from ratelimits.usage.retention import compact as compacting
+from ratelimits.usage.verify.ledger import verify_ledger
 from tests.reports.closing.test_close import adjust
 from tests.support.reports.invoices import account, close, spend
 from tests.support.usage.traffic import at, flow
@@ -75,6 +79,16 @@ def test_it_leaves_no_cursor_behind_for_the_garbage_collector(reports: list[Repo
     left = [one for one in gc.get_objects() if isinstance(one, GeneratorType) and one.gi_code.co_name == "cursor_iter"]
     assert caught.value.__traceback__ is not None  # it keeps alive what the command used
     assert left == []
+
+
+def test_shards_without_batches_take_no_query_each(
+    reports: list[Report], django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    with CaptureQueriesContext(connection) as before:
+        assert list(verify_ledger("default")) == []
+    ShardState.objects.bulk_create([ShardState(shard=shard) for shard in range(1000, 1100)])
+    with django_assert_num_queries(len(before)):
+        assert list(verify_ledger("default")) == []
 
 
 def test_a_digit_changed_in_the_ledger_is_found_with_the_line(reports: list[Report]) -> None:
