@@ -8,18 +8,18 @@ import os
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES, RATELIMITS
 
-# A file, since in SQLite's memory no other thread and no other process would see the rows.
+# A file, because other threads and processes cannot see the rows of SQLite in memory.
 DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
-# No test cuts the database's power, so none waits for its disk. PostgreSQL is told when it is started.
+# No test cuts the database's power, so no test waits for its disk. PostgreSQL has this setting from its start.
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"
 RATELIMITS["NAMESPACE"] = "test"
-# A server that gets no processor time for a while, on a busy machine, is not taken for one that is away. Tests of
-# what TIMEOUT does name a short one (tests.support.faces.short_timeout).
+# On a busy machine the server may get no processor time for a while; it must not count as away. Tests of
+# TIMEOUT itself set a short one (tests.support.faces.short_timeout).
 RATELIMITS["TIMEOUT"] = 10
-# Tests write when they want to: a thread would meet another test's tables.
+# Tests write explicitly, because a background thread would meet another test's tables.
 RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0
-# Tests decide at moments of their own, and give back by the server's clock.
+# Tests decide at times that they choose, but give back by the server's clock.
 RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # Processes that a test starts push to the test's own receivers.

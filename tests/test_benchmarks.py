@@ -1,4 +1,4 @@
-"""The benchmarks run, in sizes so small that their figures mean nothing, and leave what the docs are made of."""
+"""Test that the benchmarks run and write what the docs need, in sizes so small that their figures mean nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ratelimits.engine import algorithm_from_json
 from ratelimits.reports.exports import DOWNLOADS
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Command -> the smallest size that goes through all of it, and a line of the table that it prints.
+#: Command -> the smallest size that runs all of its code, and a line of the table that it prints.
 COMMANDS = {
     "end_to_end": ("--rounds 1 --seconds 0.05 --connections 2", "QuotaThrottle, 3 rules + metering + headers"),
     "server": ("--rounds 1 --calls 100 --seconds 0.05 --users 100 --keys 100", "bare script, one rule"),
@@ -53,7 +53,7 @@ def _run(name: str, options: str, out: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _holds(name: str, printed: str, run: dict[str, Any], line: str) -> None:
-    """Its table has this line, and its JSON fills every table of the page that needs no other run."""
+    """Check that its table has this line, and that its JSON fills every table of the page that needs no other run."""
     assert line in printed
     assert run["benchmark"] == name
     assert run["machine"]["packages"]["Django"]
@@ -81,7 +81,7 @@ def test_decide_runs_and_says_which_peers_are_not_installed(tmp_path: Path) -> N
 
 
 def test_what_the_small_runs_leave_out_is_known_to_the_commands() -> None:
-    """The benchmarks of exports and simulations are run with one format and one rule."""
+    """The small runs use only one format for exports, and one rule for simulations."""
     assert set(exports.FORMATS) <= set(DOWNLOADS)
     assert simulate.chosen("bucket") == ["token_bucket"]
     assert simulate.chosen(None) == list(simulate.RULES)

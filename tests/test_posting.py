@@ -14,7 +14,7 @@ from ratelimits.posting import MAX_BODY, Connection, HttpAnswer
 
 @contextmanager
 def peer(work: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """The address of a server that does this with one connection; the event tells it that the client is gone."""
+    """Yield the address of a server that runs this with one connection; the event says that the client has gone."""
     gone = threading.Event()
 
     def serve(server: socket.socket) -> None:

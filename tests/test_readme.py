@@ -1,4 +1,4 @@
-"""What README.md tells people to do is done here, word for word."""
+"""Do what README.md tells people to do, word for word."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-#: What Django REST framework's quickstart adds to a new project.
+#: The files that Django REST framework's quickstart adds to a new project.
 QUICKSTART = {
     "settings.py": """
 INSTALLED_APPS += ["rest_framework"]
@@ -65,7 +65,7 @@ urlpatterns += [path("", include(router.urls)), path("api-auth/", include("rest_
 """,
 }
 
-#: Adds a rule by the admin's form, and prints a session of the user who did.
+#: A script that adds a rule by the admin's form, and prints the session of the user.
 ADD_RULE = """
 import sys
 from django.contrib.auth.models import User
@@ -90,7 +90,7 @@ WORDS = {"name": "words", "scope": "search", "meter": "tokens", "capacity": 4, "
 
 
 def manage(*arguments: str) -> str:
-    """Return what a command of the project in the current folder prints."""
+    """Return the output of a command of the project in the current folder."""
     done = subprocess.run([sys.executable, "manage.py", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -104,7 +104,7 @@ def add_rule(values: dict[str, Any], before: str = "") -> list[str]:
 
 @pytest.fixture
 def shop(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new project with Django REST framework's quickstart and the README's snippets, as the current folder."""
+    """Make a new project with Django REST framework's quickstart and the README's snippets; enter its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as if it were installed
@@ -126,7 +126,7 @@ def add(path: Path, text: str) -> None:
 
 
 class Client:
-    """Someone with a session at the project's web server, and how often each status was answered."""
+    """A user with a session at the project's web server, and how often each status was answered."""
 
     def __init__(self, port: int, session: str) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -134,7 +134,7 @@ class Client:
         self.statuses: Counter[int] = Counter()
 
     def get(self, path: str) -> Any:
-        """Return the headers of the answer."""
+        """Return the headers of the response."""
         try:
             with urlopen(Request(self.url + path, headers=self.headers), timeout=60) as answer:
                 status, headers = answer.status, answer.headers
@@ -145,7 +145,7 @@ class Client:
 
 
 def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_once: None) -> None:
-    # A test does not wait as long for the ledger as people do.
+    # The test does not wait as long for the ledger as people do.
     add(shop / "shop" / "settings.py", '\nRATELIMITS |= {"SEAL_INTERVAL": 1, "DRAIN_INTERVAL": 1}\n')
     *said, session = add_rule(BURST, CHECK_AND_MIGRATE)
     assert "no issues" in "".join(said)
@@ -185,7 +185,7 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
             return bool(found == (client.statuses[200] + 3, client.statuses[429]))
 
         def billed() -> bool:
-            """Whether the report has what the client saw, and the words that it asked for."""
+            """Return whether the report has what the client saw, and the words that it asked for."""
             used, denied = Counter[str](), Counter[str]()
             for line in csv.DictReader(io.StringIO(manage(*printed))):
                 used[line["meter"]] += int(line["consumed_quantity"])
@@ -208,7 +208,7 @@ def test_each_of_the_two_set_up_commands_stands_alone() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what links to the page's headings end in, as GitHub makes it of them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

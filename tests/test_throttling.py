@@ -1,4 +1,4 @@
-"""The DRF face, through a real view and DRF's own client."""
+"""Test the throttle class, through a real view and DRF's own client."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def client() -> APIClient:
 
 @pytest.fixture
 def keyed() -> Callable[[str], APIClient]:
-    """A client with an API key of an account."""
+    """Return a client with an API key of an account."""
 
     def make(account: str) -> APIClient:
         Account.objects.get_or_create(identifier=account)
@@ -266,7 +266,7 @@ class TestWho:
         slow(key_kind=kind)
         assert [client.get("/plain/", REMOTE_ADDR="").status_code for _ in range(4)] == [200, 200, 429, 429]
         assert client.get("/plain/", REMOTE_ADDR="203.0.113.9").status_code == 200
-        # Staff can give them numbers of their own.
+        # Staff can give them other numbers.
         override = KeyOverride(key="ip:unknown", rule="slow", capacity=5)
         override.full_clean()
         override.save()

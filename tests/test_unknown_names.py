@@ -1,4 +1,4 @@
-"""Names that nothing has: what the views of a URLconf name, and which keys are somebody's."""
+"""Test unknown names: the scopes and meters that the views of a URLconf name, and the keys that somebody has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traps of DESIGN §3 on the real scripts; and each springs when the line that it guards is taken out."""
+"""Test that the real scripts avoid the traps, and that each trap catches them if the line that avoids it is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the numbers of rules and lines exactly, and telling durations."""
+"""Read the numbers of rules and lines exactly, and write durations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECOND = 1_000_000  # µs
 
 
 def exact(data: dict[str, Any], field: str, default: Any = None) -> Fraction:
-    """The decimal in `field`, as written."""
+    """Return the decimal in `field`, exactly as written."""
     value = data.get(field)
     if value is None:
         value = default
@@ -20,7 +20,7 @@ def exact(data: dict[str, Any], field: str, default: Any = None) -> Fraction:
 
 
 def number(value: Any, field: str) -> Fraction:
-    """A JSON number as the fraction that it writes down."""
+    """Return a JSON number as an exact fraction."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError(f"{field} must be a number, not {value!r}")
     if isinstance(value, int):
@@ -35,7 +35,7 @@ def number(value: Any, field: str) -> Fraction:
 
 
 def whole(data: dict[str, Any], field: str, least: int, default: int | None = None) -> int:
-    """The whole number in `field`, at least `least`."""
+    """Return the whole number in `field`, at least `least`."""
     value = exact(data, field, default)
     if value.denominator != 1 or value < least:
         raise ValueError(f"{field} must be a whole number of at least {least}, not {data.get(field)!r}")
@@ -43,7 +43,7 @@ def whole(data: dict[str, Any], field: str, least: int, default: int | None = No
 
 
 def six_places(data: dict[str, Any], field: str, default: Any = None, *, zero: bool = False) -> Fraction:
-    """A decimal above 0 (or with `zero` from 0) with at most six places."""
+    """Return a decimal above 0 (or with `zero` from 0) with at most six places."""
     value = exact(data, field, default)
     if value < 0 or (value == 0 and not zero):
         raise ValueError(f"{field} must be above 0, not {data.get(field)!r}")
@@ -53,15 +53,15 @@ def six_places(data: dict[str, Any], field: str, default: Any = None, *, zero: b
 
 
 def duration(data: dict[str, Any], field: str, default: Any = None) -> int:
-    """Seconds with at most six places, in µs."""
+    """Return seconds with at most six places, in µs."""
     return int(six_places(data, field, default) * SECOND)
 
 
 def nearest(value: Fraction) -> int:
-    """Seconds to the nearest µs, halves up."""
+    """Return seconds rounded to the nearest µs, halves up."""
     return (value * SECOND * 2 + 1).__floor__() // 2
 
 
 def seconds(us: int) -> float:
-    """µs as the JSON number closest to it."""
+    """Return µs as the closest JSON number of seconds."""
     return us / SECOND

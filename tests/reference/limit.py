@@ -1,4 +1,4 @@
-"""The interface between the replay and one limit: pure functions of a state and a moment (µs)."""
+"""The interface between the replay and one limit: pure functions of a state and a time (µs)."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ class Limit:
     shown: float
 
     def born(self, now: int) -> Any:
-        """The state of a key that comes into being."""
+        """Return the state of a new key."""
         raise NotImplementedError
 
     def judge(self, state: Any, now: int, cost: int, patience: int | None) -> Verdict:
-        """What becomes of a request of `cost` ≥ 1 that would wait `patience` µs (None: as long as it takes)."""
+        """Judge a request of `cost` ≥ 1 that would wait `patience` µs (None: as long as necessary)."""
         raise NotImplementedError
 
     def charged(self, state: Any, now: int, cost: int, lease: str) -> Any:
-        """The state after a request that passed."""
+        """Return the state after a request that passed."""
         raise NotImplementedError
 
     def refunded(self, state: Any, now: int, cost: int, lease: str) -> Any:
-        """The state after `cost` permits were given back."""
+        """Return the state after `cost` permits were given back."""
         raise NotImplementedError
 
     def released(self, state: Any, now: int, lease: str) -> Any:
-        """The state after a lease was released."""
+        """Return the state after a lease was released."""
         return state
 
     def jumped(self, state: Any, newest: int, to: int) -> Any:
-        """The state of `newest` told as of the earlier moment `to`."""
+        """Return the state after the clock was corrected from `newest` back to the earlier time `to`."""
         raise NotImplementedError
 
     def handed_over(self, state: Any, now: int, new: Any) -> Any:
-        """The state under another rule of the same algorithm, from `now` on."""
+        """Return the state under another rule of the same algorithm, from `now` on."""
         raise NotImplementedError
 
     def jumped_over(self, state: Any, newest: int, to: int, new: Any) -> Any:
-        """Both at once."""
+        """Return the state after both at once: a corrected clock and another rule."""
         return self.handed_over(self.jumped(state, newest, to), to, new)
 
     def remaining(self, state: Any, now: int) -> int:
-        """Whole permits that could be taken at once, never below 0."""
+        """Return the whole permits that could be taken at once, never below 0."""
         raise NotImplementedError
 
     def reset_after(self, state: Any, now: int) -> int:
-        """µs until the state is as if never used."""
+        """Return the µs until the state is as if never used."""
         raise NotImplementedError
 
 

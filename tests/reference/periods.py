@@ -1,4 +1,4 @@
-"""Calendar periods by day numbers of the proleptic Gregorian calendar; zoneinfo is asked for offsets only."""
+"""Calendar periods by day numbers of the proleptic Gregorian calendar. Only the offsets come from zoneinfo."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def month_length(year: int, month: int) -> int:
 
 
 def day_number(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01."""
+    """Return the days since 1970-01-01."""
     years = year - 1
     days = 365 * years + years // 4 - years // 100 + years // 400 - 719162
     return days + sum(month_length(year, m) for m in range(1, month)) + day - 1
 
 
 def date_of(number: int) -> tuple[int, int]:
-    """Year and month of a day number."""
+    """Return year and month of a day number."""
     year = 1970 + number // 365
     while day_number(year, 1, 1) > number:
         year -= 1
@@ -45,7 +45,7 @@ def date_of(number: int) -> tuple[int, int]:
 
 
 class Calendar:
-    """Periods of one unit in one zone. `anchor` is the wall clock of a moment at which a period starts."""
+    """Periods of one unit in one time zone. `anchor` is the local time at which some period starts."""
 
     def __init__(self, unit: Any, zone: Any, anchor: Any) -> None:
         if unit not in UNITS:
@@ -71,20 +71,20 @@ class Calendar:
         self.span = lru_cache(maxsize=4096)(self._span)
 
     def offset(self, now: int) -> int:
-        """UTC offset (µs) in force at a moment."""
+        """Return the UTC offset (µs) at a moment."""
         here = datetime.fromtimestamp(now // SECOND, UTC).astimezone(self.zone).utcoffset()
         assert here is not None
         return here // timedelta(microseconds=1)
 
     def moment(self, day: int) -> int:
-        """The moment at which the anchor's wall clock is shown on a day."""
+        """Return the moment at which local clocks show the anchor's time on a day."""
         wall = EPOCH + timedelta(days=day, microseconds=self.clock)
         here = wall.replace(tzinfo=self.zone, fold=0).utcoffset()
         assert here is not None
         return day * DAY + self.clock - here // timedelta(microseconds=1)
 
     def start(self, index: int) -> int:
-        """Start of the period with a running number."""
+        """Return the start of the period with this number."""
         if self.unit == "day":
             return self.moment(index)
         if self.unit == "week":
@@ -93,7 +93,7 @@ class Calendar:
         return self.moment(day_number(year, month, min(self.day, month_length(year, month))))
 
     def _span(self, now: int) -> tuple[int, int]:
-        """Start and end of the period that `now` lies in."""
+        """Return start and end of the period around `now`."""
         if self.unit == "hour":
             return self.hour(now)
         today = (now + self.offset(now)) // DAY

@@ -1,4 +1,4 @@
-"""leaky_bucket_queue: when to proceed, at even spacing, with at most `capacity` waiting."""
+"""leaky_bucket_queue: requests proceed at even spacing, and at most `capacity` wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace, line by line, against the exact definitions."""
+"""Replay a trace, line by line, by the exact definitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIELDS = {"at", "op", "key", "cost", "timeout", "lease", "rule"}
 
 
 def limit_from(data: Any) -> Limit:
-    """One rule's definition; ValueError when the rule makes no sense."""
+    """Return one rule's definition; raise ValueError if the rule makes no sense."""
     if not isinstance(data, dict):
         raise ValueError(f"a rule must be an object, not {data!r}")
     definition = ALGORITHMS.get(str(data.get("algorithm")))
@@ -47,7 +47,7 @@ def limit_from(data: Any) -> Limit:
 
 
 def limits_from(rule: Any) -> list[Limit]:
-    """One rule or a list of them."""
+    """Return the definitions of one rule or of a list of rules."""
     rules = rule if isinstance(rule, list) else [rule]
     if not rules:
         raise ValueError("a list of rules needs at least one")
@@ -67,14 +67,14 @@ Key = tuple[Held | None, ...]
 
 
 class Replay:
-    """Replays the lines of one trace against a rule, or several decided together, on fresh state."""
+    """Replay the lines of one trace under one rule, or several that are decided together, on fresh state."""
 
     def __init__(self, rule: Any) -> None:
         self.limits: list[Limit] = limits_from(rule)
         self.keys: dict[str, Key] = {}
 
     def step(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one line; ValueError when the line makes no sense, which changes nothing."""
+        """Return the answer to one line. Raise ValueError if the line makes no sense; then nothing is changed."""
         if not isinstance(line, dict):
             raise ValueError(f"a line must be an object, not {line!r}")
         for field in line:
@@ -110,7 +110,7 @@ class Replay:
         return {"at": line["at"], **self.told(self.born(held, now), now)}
 
     def as_at(self, key: Key, moment: int) -> tuple[int, Key]:
-        """The moment that a decision is made as at, and the key's states told as of it."""
+        """Return the moment at which the decision is made, and the key's states at that moment."""
         now = clamped(key, moment)
         return now, tuple(
             Held(now, limit.jumped(held.state, held.newest, now)) if held is not None and held.newest > now else held
@@ -118,7 +118,7 @@ class Replay:
         )
 
     def born(self, key: Key, now: int) -> Key:
-        """The key with every limit in being."""
+        """Return the key after every limit has a state."""
         pairs = zip(self.limits, key, strict=True)
         return tuple(Held(now, limit.born(now)) if held is None else held for limit, held in pairs)
 
@@ -156,7 +156,7 @@ class Replay:
         }
 
     def told(self, key: Key, now: int, wait: int = 0) -> dict[str, Any]:
-        """The answer of a key to a request that passes."""
+        """Return the answer of a key to a request that passes."""
         pairs = [(limit, held.state) for limit, held in zip(self.limits, key, strict=True) if held is not None]
         remaining = [limit.remaining(state, now) for limit, state in pairs]
         return {
@@ -169,7 +169,7 @@ class Replay:
         }
 
     def change(self, limits: list[Limit], moment: int) -> None:
-        """Every key's states under the new limits, from `moment` on."""
+        """Put every key's states under the new limits, from `moment` on."""
         triples = list(zip(self.limits, limits, range(len(limits)), strict=True))
         for name, key in self.keys.items():
             kept = [
@@ -190,7 +190,7 @@ class Replay:
 
 
 def clamped(key: Sequence[Held | None], moment: int) -> int:
-    """The newest moment of the limits that lie at most a minute ahead, if that is later."""
+    """Return the newest moment of the limits that are at most one minute ahead, if it is later."""
     newest = [held.newest for held in key if held is not None]
     return max([moment, *(one for one in newest if one <= moment + JUMP)])
 

@@ -16,7 +16,7 @@ Entries = tuple[tuple[int, int], ...]
 
 
 def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int, oldest: int) -> tuple[tuple[int, int], ...]:
-    """`cost` permits less, from the newest parts first and from none before `oldest`."""
+    """Return the parts with `cost` permits less: from the newest parts first, and from none before `oldest`."""
     left = []
     for moment, count in reversed(parts):
         back = min(cost, count) if moment >= oldest else 0
@@ -42,7 +42,10 @@ class SlidingWindow(Limit):
         self.weighted = bool(weighted)
 
     def live(self, state: Buckets, now: int) -> Buckets:
-        """What counts, in full or in part; a plain window keeps the leaving bucket too, and counts it not at all."""
+        """Return the buckets that count in full or in part.
+
+        A plain window also keeps the expired one, without counting it.
+        """
         return tuple((bucket, count) for bucket, count in state if bucket >= now // self.width - self.buckets)
 
     def used(self, state: Buckets, now: int) -> Fraction:
@@ -66,7 +69,7 @@ class SlidingWindow(Limit):
         return Verdict(self.opening(state, now, cost) - now)
 
     def opening(self, state: Buckets, now: int, cost: int) -> int:
-        """The first moment from `now` at which `cost` fits."""
+        """Return the first moment from `now` on at which `cost` fits."""
         for index in range(now // self.width, now // self.width + self.buckets + 2):
             room = self.capacity - cost - sum(count for bucket, count in state if bucket > index - self.buckets)
             if room < 0:

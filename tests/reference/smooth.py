@@ -1,4 +1,4 @@
-"""smooth_bursty and smooth_warming_up: Guava's formulas, cut off to whole µs where Guava cuts off."""
+"""smooth_bursty and smooth_warming_up: Guava's formulas, truncated to whole µs where Guava truncates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Smooth(Limit):
         self.stable = SECOND / self.rate
 
     def stored_wait(self, stored: Fraction, spend: Fraction) -> int:
-        """µs that it takes to use up `spend` of the stored permits."""
+        """Return the µs that it takes to use up `spend` of the stored permits."""
         raise NotImplementedError
 
     def synced(self, state: Store, now: int) -> Store:

@@ -1,4 +1,4 @@
-"""Calendar periods of the model, by dates that were looked up and by what must hold of all of them."""
+"""Test the model's calendar periods by dates that were looked up, and by properties of all periods."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def told(us: int, zone: str) -> str:
     return datetime.fromtimestamp(us // SECOND, ZoneInfo(zone)).strftime("%y-%m-%d %H:%M%z")
 
 
-# Unit, zone, anchor, a moment in UTC, and its period's start and end by the wall clock.
+# Unit, zone, anchor, a moment in UTC, and the local start and end of its period.
 CASES: list[tuple[str, str, str | None, str, str, str]] = [
     ("hour", "UTC", None, "2026-05-05T10:59:59", "26-05-05 10:00+0000", "26-05-05 11:00+0000"),
-    # Kathmandu is 5:45 ahead: its full hours are at a quarter past ours.
+    # Kathmandu is 5:45 ahead: its full hours are at a quarter past the hour of UTC.
     ("hour", "Asia/Kathmandu", None, "2026-05-05T10:10:00", "26-05-05 15:00+0545", "26-05-05 16:00+0545"),
-    # The hour from two to three comes twice, and is two hours.
+    # The hour from two to three comes twice, and lasts two hours.
     ("hour", "Europe/Berlin", None, "2026-10-25T00:30:00", "26-10-25 02:00+0200", "26-10-25 02:00+0100"),
     ("hour", "Europe/Berlin", None, "2026-10-25T01:30:00", "26-10-25 02:00+0100", "26-10-25 03:00+0100"),
     # Lord Howe's clocks change by half an hour.
@@ -37,9 +37,9 @@ CASES: list[tuple[str, str, str | None, str, str, str]] = [
     # Days of 23 and of 25 hours.
     ("day", "Europe/Berlin", None, "2026-03-29T12:00:00", "26-03-29 00:00+0100", "26-03-30 00:00+0200"),
     ("day", "Europe/Berlin", None, "2026-10-25T12:00:00", "26-10-25 00:00+0200", "26-10-26 00:00+0100"),
-    # Half past two does not come on the day that summer begins.
+    # There is no half past two on the day on which summer time begins.
     ("day", "Europe/Berlin", "2026-01-01T02:30", "2026-03-29T12:00:00", "26-03-29 03:30+0200", "26-03-30 02:30+0200"),
-    # Cairo skips midnight itself.
+    # Cairo skips midnight.
     ("day", "Africa/Cairo", None, "2026-04-24T12:00:00", "26-04-24 01:00+0300", "26-04-25 00:00+0300"),
     # Samoa had no 30 December 2011.
     ("day", "Pacific/Apia", None, "2011-12-30T12:00:00", "11-12-31 00:00+1400", "12-01-01 00:00+1400"),

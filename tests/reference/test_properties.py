@@ -1,4 +1,4 @@
-"""The model keeps CONTRACT's sentences: it judges the engine, so it is judged itself."""
+"""Test that the model keeps its promises: it judges the engine, so it must be judged too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLIDING_FREELY = ("concurrency", "gcra", "leaky_bucket", "leaky_bucket_queue", "
 def test_retry_after_is_exact(algorithm: str, data: st.DataObject) -> None:
     rule = data.draw(rules(algorithm))
     lines = data.draw(steady_lines(rule, ("try_acquire", "acquire"), timeouts=True))
-    # An acquire's patience has no end, so its retry is not a try's.
+    # An acquire waits for ever, so its retry differs from that of a try.
     lines = [line for line in lines if "timeout" not in line or line["op"] == "try_acquire"]
     tries = [line if line["op"] == "try_acquire" else line | {"op": "acquire", "timeout": 10**8} for line in lines]
     properties.check_retry_after_is_exact(Replay, rule, tries)

@@ -1,4 +1,4 @@
-"""The model agrees with what other projects publish about the same definitions."""
+"""Test that the model agrees with the published test cases of other projects."""
 
 from __future__ import annotations
 

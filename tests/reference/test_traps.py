@@ -1,4 +1,4 @@
-"""The model does not fall into the traps that it is there to find."""
+"""Test that the model avoids the traps that it is there to find."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.reference.periods import Calendar
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window last charged; None before the first charge."""
+    """The window that was charged last; None before the first charge."""
 
     start: int | None
     count: int
@@ -26,7 +26,7 @@ class _Windowed(Limit):
         self.capacity = self.shown = whole(data, "capacity", 0)
 
     def span(self, state: Window, now: int) -> tuple[int, int]:
-        """Start and end of the window that a charge at `now` counts in."""
+        """Return start and end of the window in which a charge at `now` counts."""
         raise NotImplementedError
 
     def count(self, state: Window, now: int) -> int:

@@ -11,7 +11,7 @@ from ratelimits.rules.loader import Loader
 
 
 class Clock:
-    """A clock that stands still until it is told otherwise, in seconds; read in µs."""
+    """A clock that moves only when the test says so. It is set in seconds and read in µs."""
 
     def __init__(self, seconds: float = 1_800_000_000) -> None:
         self.seconds = seconds
@@ -27,13 +27,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def loader(clock: Clock) -> Loader:
-    """A process's loader that has read nothing yet."""
+    """Return the loader of a process that has read nothing yet."""
     return Loader(clock)
 
 
 @pytest.fixture
 def queries() -> Iterator[list[str]]:
-    """The SQL that loaders ask, as it happens: they have a thread and a connection of their own."""
+    """Return a list that fills with the SQL of loaders, which have their own thread and connection."""
     asked: list[str] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:

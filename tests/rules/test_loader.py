@@ -25,7 +25,7 @@ OTHER = Identity(user="user:2")
 
 
 def shown(snapshot: rules.Snapshot, identity: Identity = USER) -> dict[str, int | float]:
-    """The limit of every rule that applies."""
+    """Return the limit of every rule that applies."""
     return {one.name: one.algorithm.shown for one in snapshot.applicable("*", "GET", identity)}
 
 
@@ -60,7 +60,7 @@ class TestIsolation:
                 assert Rule.objects.get().capacity == 10
                 assert shown(loader.reload()) == {"burst": 20}
         else:
-            # SQLite's transactions begin with the write lock here: nobody can edit beside them.
+            # SQLite's transactions begin with the write lock here, so nobody can edit at the same time.
             edit()
             with transaction.atomic():
                 assert shown(loader.reload()) == {"burst": 20}
@@ -271,7 +271,7 @@ class TestTime:
         assert shown(loader.current()) == {"burst": 1}
         clock.seconds += 0.1
         assert shown(loader.current()) == {"burst": 1}
-        loader.reload(0)  # behind the one that was started
+        loader.reload(0)  # after the one that was started
         assert shown(loader.current()) == {"burst": 2}
 
     def test_between_the_intervals_nothing_is_asked(self, loader: Loader, clock: Clock, queries: list[str]) -> None:
@@ -334,7 +334,7 @@ class TestWithoutADatabase:
         with pytest.raises(RulesUnavailable):
             loader.reload()
         assert shown(loader.current()) == {"burst": 1}
-        loader._thread.submit(int).result()  # behind the refresh, whose failure the reload may have been told of early
+        loader._thread.submit(int).result()  # after the refresh, whose failure the reload may already have seen
         assert "those held stay in force" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A database that was restored to an older state than the one that Redis has heard of."""
+"""Test a database that was restored to an older state than the one that Redis knows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_is_looked_at_once_a_second(
     for _second in range(3):
         clock.seconds += 1
         passed(check, 2)
-        rules._loader._thread.submit(int).result()  # behind the look that was started
+        rules._loader._thread.submit(int).result()  # after the check that was started
         passed(check, 10)
     assert len([sql for sql in queries if "configversion" in sql]) <= 6
     assert not [sql for sql in queries if 'FROM "ratelimits_rule"' in sql]

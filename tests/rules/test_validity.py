@@ -1,4 +1,4 @@
-"""Whatever depends on the time holds as of now, however long ago the rows were read."""
+"""Test that validity periods apply at the present time, however long ago the rows were read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blocks(loader: Loader, identity: Identity) -> bool:
 
 @pytest.fixture
 def loader(clock: Clock, settings: Any) -> Loader:
-    """Rules that were read hours ago: nothing but the time brings anything new."""
+    """Return a loader whose rules were read hours ago: only the time can change what applies."""
     settings.RATELIMITS = {**settings.RATELIMITS, "RELOAD_INTERVAL": 10**6}
     return Loader(clock)
 

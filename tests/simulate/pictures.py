@@ -1,4 +1,4 @@
-"""What docs/algorithms.md shows: the same bursty half minute under a rule of each algorithm.
+"""Draw the pictures of docs/algorithms.md: the same thirty seconds of bursts under a rule of each algorithm.
 
     python -m tests.simulate.pictures [FILE.svg]
 
@@ -47,14 +47,14 @@ PATIENT = ("leaky_bucket_queue", "smooth_bursty", "smooth_warming_up")
 
 
 def asked() -> Iterator[Decimal]:
-    """Two bursts of forty in a second, six seconds of eight a second, five of four a second."""
+    """Yield the times: two bursts of forty in a second, six seconds of eight a second, five of four a second."""
     for start, count, every in (("1.5", 40, "0.025"), (8, 48, "0.125"), ("19.5", 40, "0.025"), (25, 20, "0.25")):
         for number in range(count):
             yield Decimal(start) + number * Decimal(every)
 
 
 def admitted(wire: Wire) -> Iterator[tuple[str, list[int], int]]:
-    """For each rule how much proceeds in each half second, and how much of all that was asked."""
+    """Yield for each rule how many requests proceed in each half second, and in all."""
     with opening(wire) as open_replay:
         for name, fields in RULES.items():
             algorithm = name.split(",")[0]
@@ -66,7 +66,7 @@ def admitted(wire: Wire) -> Iterator[tuple[str, list[int], int]]:
 
 
 def pictures(wire: Wire) -> Iterator[str]:
-    """A line for what was asked, and one for what each algorithm lets proceed in each half second."""
+    """Yield a line for the requests, then one for those that proceed under each algorithm, by half seconds."""
     width = max(map(len, RULES))
     yield f"{'asked':{width}} {spark(slots(asked()), 20)} {len(list(asked()))}"
     for name, counts, total in admitted(wire):
@@ -74,7 +74,7 @@ def pictures(wire: Wire) -> Iterator[str]:
 
 
 def chart(wire: Wire) -> Iterator[str]:
-    """The same as SVG: a row for each rule, what is asked behind what proceeds; a bar's full height is MOST."""
+    """Yield the same as SVG: a row for each rule, with what proceeds in front of what was asked; a full bar is MOST."""
     height = ROW * len(RULES) + 24
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {RIGHT + 60} {height}" role="img">'
     yield f"<title>What is asked in {SLOTS // 2} seconds, and what proceeds under each algorithm</title>"

@@ -1,4 +1,4 @@
-"""Many decisions in a row on a virtual clock."""
+"""Test many decisions in a row on a virtual clock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_moments_of_any_age_are_replayed(server: Server) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("op", [Op.TRY, Op.PEEK, Op.CHANGE])
 def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> None:
-    """Also the second of a form, for another key, and in another period of a calendar."""
+    """This also holds for a second command of the same form, another key, and another calendar period."""
     one = asking(algorithm)
     for key, cost, now, timeout in (("user:1", 0, 0, 0), ("ü" * 99, 7, NOW, -1), ("user:1", 2**40, NOW + 1, 2**52)):
         seconds = float("inf") if timeout < 0 else timeout / SECOND
@@ -66,7 +66,7 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
         command, script = one.command(op, key, cost, now, timeout, "a")
         whole = Command(KEYS, call).to("virtual", b"0")
         if algorithm != "concurrency":
-            # Its lease is of no interest to the others, and the same for all requests.
+            # The other algorithms ignore the lease, which is the same for all requests.
             whole = whole.replace(bulks(b".a"), bulks(b"."))
         assert command == whole
         assert script is one.program.script

@@ -1,4 +1,4 @@
-"""`manage.py ratelimits_simulate`, as its users call it."""
+"""Test `manage.py ratelimits_simulate` as its users call it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jsonl(*lines: Any) -> str:
 
 @pytest.fixture
 def simulate(tmp_path: Path) -> Simulate:
-    """Run the command in this process: its results, what it wrote to standard error, and its exit status."""
+    """Run the command in this process; return its results, its standard error, and its exit status."""
 
     def run(rule: Any = None, trace: str | None = None, batch: str | None = None) -> tuple[list[Any], str, int]:
         options = {}
@@ -91,7 +91,7 @@ def test_every_op_is_answered(simulate: Simulate) -> None:
     results, _, status = simulate(TWO, jsonl(*({"at": n, "op": op} for n, op in enumerate(ops))))
     assert status == 0
     assert [result["at"] for result in results] == list(range(7))
-    # The lease of the second line is still held by the acquire and the peek, until it is given back.
+    # The lease of the second line still counts for the acquire and the peek, until it is given back.
     assert [result["allowed"] for result in results] == [True, True, False, False, True, True, True]
 
 
@@ -218,7 +218,7 @@ def test_nothing_stays_behind_and_nothing_else_is_touched(
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    """No Redis, and a database that is nowhere."""
+    """Return an environment without Redis, and with a database that does not exist."""
     mine = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "DATABASE_URL")}
     nowhere = {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/nowhere", "DEMO_DATA_DIR": str(tmp_path)}
     return {**mine, **nowhere, "DJANGO_SETTINGS_MODULE": "project.settings", **more}

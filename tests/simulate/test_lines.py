@@ -1,4 +1,4 @@
-"""Reading rules and lines: numbers as written, and a sentence for each mistake."""
+"""Test how rules and lines are read: numbers exactly as written, and a sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_number_that_no_json_has_is_the_line_s_own_mistake(text: bytes, messag
 
 
 def test_lines_decoded_together_are_those_decoded_one_by_one() -> None:
-    """What no line is by itself becomes none beside others."""
+    """Text that is not a line by itself is not a line among others either."""
     lots = [
         [b'{"at": 1}', b"", b' {"at": 2, "rule": [{}]}\r\n', b'{"at": 3}'],
         [b'{"at": [{}', b"{}]}", b'{"at": 1},{"at": 2}'],

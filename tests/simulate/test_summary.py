@@ -1,4 +1,4 @@
-"""The summary of a replay, for people."""
+"""Test the summary of a replay, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of three nodes: real servers of one test session."""
+"""Run a cluster of three nodes: real servers of one test session."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NODES, SLOTS = 3, 16384
 
 
 def _port() -> int:
-    """A port whose cluster bus, 10,000 above it, is a port too."""
+    """Return a port whose cluster bus port, 10,000 higher, is valid too."""
     while (port := free_port()) > 55_000:
         pass
     return port
 
 
 def _follows(client: redis.Redis, node: str) -> bool:
-    """Whether a node knows another one as a replica."""
+    """Return whether a node knows another one as a replica."""
     known = client.execute_command("CLUSTER NODES").values()
     return any(one["node_id"] == node and "slave" in one["flags"] for one in known)
 
 
 def _migrate(source: redis.Redis, port: int, *keys: bytes) -> None:
-    """Move keys to the node at a port, as soon as that knows who has its slots."""
+    """Move keys to the node at a port, as soon as this node knows who has its slots."""
 
     def moved() -> bool:
         try:
@@ -78,16 +78,16 @@ class Cluster:
         return self.servers[0].url
 
     def node_of(self, shard: int) -> int:
-        """Which node has a shard at first."""
+        """Return the node that has a shard at first."""
         slot = slot_of(KEYS, shard)
         return next(number for number in range(NODES) if slot < SLOTS * (number + 1) // NODES)
 
     def client_of(self, shard: int) -> redis.Redis:
-        """A client of that node."""
+        """Return a client of that node."""
         return self.clients[self.node_of(shard)]
 
     def settings(self, **options: Any) -> Any:
-        """The app's cache alias on the cluster."""
+        """Return the app's cache alias for the cluster."""
         factory = {"CONNECTION_FACTORY": "ratelimits.django_redis_cluster.ConnectionFactory"}
         backend = "django_redis.cache.RedisCache"
         alias = {"BACKEND": backend, "LOCATION": self.url, "OPTIONS": {**factory, **options}}
@@ -95,7 +95,7 @@ class Cluster:
 
     @contextmanager
     def replica(self, number: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
-        """One more node, which has all that a node has; in the end all is as it was."""
+        """Add a replica of a node; in the end remove it."""
         options = {"cluster-enabled": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
         server = EmbeddedServer(directory / "replica", port=_port(), aof=True, binary=binary, options=options)
         try:
@@ -117,11 +117,11 @@ class Cluster:
 
     @contextmanager
     def guest(self, shard: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
-        """One more node, which has a shard's slot meanwhile; in the end it has left, and still answers."""
+        """Add a node that has a shard's slot during the block; it leaves the cluster in the end, but still answers."""
         slot, source = slot_of(KEYS, shard), self.client_of(shard)
         options = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
         server = EmbeddedServer(directory / "guest", port=_port(), binary=binary, options=options)
-        self.servers.append(server)  # stopped with the others
+        self.servers.append(server)  # it is stopped with the others
         client = redis.Redis(port=server.port)
         mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, source))
         client.cluster("MEET", "127.0.0.1", self.servers[0].port)
@@ -140,7 +140,7 @@ class Cluster:
 
     @contextmanager
     def on_the_move(self, shard: int) -> Iterator[Callable[..., None]]:
-        """A shard's slot begins to move; what is given takes its keys there, and in the end all are where they were."""
+        """Begin to move a shard's slot; yield a function that moves its keys. In the end all is as before."""
         slot, source = slot_of(KEYS, shard), self.client_of(shard)
         number = (self.node_of(shard) + 1) % NODES
         target = self.clients[number]
@@ -157,7 +157,7 @@ class Cluster:
 
     @contextmanager
     def moved(self, shard: int) -> Iterator[None]:
-        """A shard's slot is another node's meanwhile, with all its keys."""
+        """Move a shard's slot with all its keys to another node during the block."""
         slot, own = slot_of(KEYS, shard), self.node_of(shard)
         other = (own + 1) % NODES
         self._move(slot, own, other)
@@ -177,23 +177,23 @@ class Cluster:
             one.cluster("SETSLOT", slot, "NODE", its)
 
     def _hand_over(self, slot: int, giver: str, source: redis.Redis, taker: str, target: redis.Redis) -> None:
-        """An empty slot goes to another node, and all know it."""
+        """Give an empty slot to another node, and tell all nodes."""
         target.cluster("SETSLOT", slot, "IMPORTING", giver)
         source.cluster("SETSLOT", slot, "MIGRATING", taker)
-        # Not a guest that gives its only slot back: it may follow the taker by then.
+        # Not a guest that gives its only slot back: by then it may be a replica of the node that takes it.
         for one in (target, *self.clients):
             one.cluster("SETSLOT", slot, "NODE", taker)
 
     def fail_over(self, replica: redis.Redis) -> None:
-        """A replica takes over in agreement with its primary."""
+        """Let a replica take over in agreement with its primary."""
         asked, port = 0.0, replica.info("replication")["master_port"]
-        # To Redis 6.2 a primary that has replicated nothing yet has not answered; this it replicates.
+        # Redis 6.2 thinks that a primary that has replicated nothing has not answered; so replicate this.
         with redis.Redis(port=port) as primary:
             primary.script_load("")
 
         def took_over() -> bool:
             nonlocal asked
-            # A primary that does not know it as its replica yet does not hear of it.
+            # A primary that does not know it as its replica yet ignores it.
             if time.monotonic() - asked > 1:
                 replica.cluster("FAILOVER")
                 asked = time.monotonic()
@@ -203,12 +203,12 @@ class Cluster:
         until(lambda: replica.info("replication")["connected_slaves"] == 1, "the primary follows it")
 
     def calls(self) -> list[int]:
-        """How many scripts each node was asked for."""
+        """Return how many scripts each node has run."""
         infos = [client.info("commandstats") for client in self.clients]
         return [info.get("cmdstat_evalsha", {"calls": 0})["calls"] for info in infos]
 
     def empty(self) -> None:
-        """Every test meets empty nodes."""
+        """Empty all nodes before a test."""
         for client in self.clients:
             client.flushall()
 
@@ -220,7 +220,7 @@ class Cluster:
 
 
 def wait_until_loaded(client: redis.Redis) -> None:
-    """Wait until a node that was started again takes part."""
+    """Wait until a node that was started again is part of the cluster."""
     deadline = time.monotonic() + 20
     while client.cluster("INFO")["cluster_state"] != "ok":
         assert time.monotonic() < deadline

@@ -1,7 +1,7 @@
-"""Emptying the database after a test.
+"""Empty the database after a test.
 
 A test with `transaction=True` has every table emptied after it. Django then makes the content types and permissions of
-every app anew, at ten times the cost of emptying. They are the same for every test, so they stay. Sequences go on.
+every app again, at ten times the cost of emptying. They are the same for every test, so they stay. Sequences go on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Wait for what another process does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-#: Seconds after which it was waited for in vain.
+#: Seconds after which waiting fails.
 PATIENCE = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Wait for a condition, without errors of servers that are changing places; its value."""
+    """Wait for a condition and return its value; ignore errors of servers that fail over."""
     deadline = time.monotonic() + patience
     while True:
         try:

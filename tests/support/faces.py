@@ -1,4 +1,4 @@
-"""For tests of what stands in front of the engine: a process that knows nothing yet, and what was counted."""
+"""Helpers for tests of the entry points: start like a new process, and read what was counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.raw import RawRedis
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that moves only when the test says so, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -31,7 +31,7 @@ class Clock:
 
 
 def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """As in a process that has just started; the clock is that of all that remembers."""
+    """Start afresh, like a new process; this clock serves everything that the process remembers."""
     clock = Clock()
     monkeypatch.setattr(checking, "breaker", Breaker(clock))
     monkeypatch.setattr(checking, "local", LocalLimiter(clock))
@@ -43,7 +43,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def counted(client: RawRedis) -> dict[str, int]:
-    """All counters of all open batches: kind, meter, rule, account, key and what is counted, without moments."""
+    """Return all counters of all open batches by kind, meter, rule, account, key and what is counted, without times."""
     out: dict[str, int] = {}
     for key in client.keys("*}:open"):
         for name, value in client.hgetall(key).items():
@@ -56,7 +56,7 @@ def counted(client: RawRedis) -> dict[str, int]:
 
 @contextmanager
 def queries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is asked of the database inside the block, by any thread; nothing is replaced, it is still asked."""
+    """Collect the queries of all threads inside the block; the database still runs them."""
     seen: list[str] = []
     execute = CursorWrapper.execute
 
@@ -70,13 +70,13 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def away(settings: Any, port: int) -> None:
-    """The server of the limits is (or is not) at another port."""
+    """Use another port for the server of the limits, or stop using it."""
     place = {**settings.CACHES["ratelimits"], "LOCATION": f"redis://127.0.0.1:{port}/0"}
     settings.CACHES = {**settings.CACHES, "ratelimits": place}
 
 
 @contextmanager
 def short_timeout() -> Iterator[None]:
-    """A call of the server may take no longer than by default meanwhile: for a test that waits for one in vain."""
+    """Use the default TIMEOUT in the block: for a test in which a call waits in vain."""
     with override_settings(RATELIMITS={**django_settings.RATELIMITS, "TIMEOUT": DEFAULTS["TIMEOUT"]}):
         yield

@@ -1,4 +1,4 @@
-"""A Django project of its own, in a folder of its own, whose commands run in processes of their own."""
+"""A new Django project in its own folder, whose commands run in their own processes."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Project:
         self.write("shop/__init__.py", "")
 
     def database(self, name: str) -> dict[str, Any]:
-        """The settings of a database: a file, or one of the session's PostgreSQL that is named after the folder."""
+        """Return the settings of a database: a SQLite file, or a PostgreSQL database named after the folder."""
         if self.servers.database_kind == "sqlite":
             return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(self.directory / f"{name}.sqlite3")}
         url = self.servers.url_of_database("postgres")
         return {**dj_database_url.parse(url), "NAME": f"{self.directory.name}_{name}".replace("-", "_").lower()}
 
     def create_database(self, name: str) -> None:
-        """Make the database; a SQLite file comes into being by itself."""
+        """Create the database; SQLite creates its file by itself."""
         if self.servers.database_kind == "postgres":
             import psycopg
 
@@ -100,7 +100,7 @@ class Project:
         target.write_text(text, encoding="utf-8")
 
     def run(self, *arguments: str, fails: bool = False) -> str:
-        """Run Python with these arguments in the project, and return all that it said."""
+        """Run Python with these arguments in the project; return all its output."""
         self.write("settings.json", json.dumps(self.settings))
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "PYTEST"))}
         done = subprocess.run(
@@ -121,6 +121,6 @@ class Project:
         return self.run("manage.py", *arguments, fails=fails)
 
     def python(self, text: str) -> str:
-        """Run a script in which Django is set up."""
+        """Run a script after setting Django up."""
         self.write("script.py", f"import django\n\ndjango.setup()\n{text}")
         return self.run("script.py")

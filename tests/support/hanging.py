@@ -1,4 +1,4 @@
-"""Clients that read no further, or hang up: they speak to Django's own handlers for WSGI and ASGI."""
+"""Clients that stop reading, or hang up. They call Django's own handlers for WSGI and ASGI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wsgiref.util import FileWrapper, setup_testing_defaults
 
 
 class Wsgi:
-    """A request to a WSGI application; `body` is read by whoever wants it, and is to be closed."""
+    """A request to a WSGI application. The test may read `body` and must close the request."""
 
     def __init__(self, application: Any, path: str, **environ: Any) -> None:
         full: dict[str, Any] = {"PATH_INFO": path, "REMOTE_ADDR": "203.0.113.9", "wsgi.input": BytesIO(), **environ}
@@ -22,16 +22,16 @@ class Wsgi:
         self.status = int(status[:3])
 
     def close(self) -> None:
-        """What every server does at the end, whatever happened (PEP 3333)."""
+        """Close the response, as every server must in the end (PEP 3333)."""
         self.body.close()  # type: ignore[attr-defined]
 
 
-#: With it a WSGI server sends files by itself.
+#: A WSGI server with this wrapper sends files by itself.
 FILES = {"wsgi.file_wrapper": FileWrapper}
 
 
 class Asgi:
-    """A request to an ASGI application, whose client hangs up when it is told to."""
+    """A request to an ASGI application, whose client hangs up on request."""
 
     def __init__(self, application: Any, path: str, method: str = "GET") -> None:
         self.status = 0
@@ -63,17 +63,17 @@ class Asgi:
         self.body += message.get("body", b"")
         if self._most is not None and len(self.body) >= self._most:
             self._read.set()
-            await asyncio.Event().wait()  # it reads no further, and the server's buffers are full
+            await asyncio.Event().wait()  # the client has stopped reading, and the server's buffers are full
 
     async def read(self, size: int) -> None:
-        """Read no more than so many bytes, and return once they are there."""
+        """Read this number of bytes and no more; return when they have arrived."""
         self._most = size
         reading = asyncio.ensure_future(self._read.wait())
         await asyncio.wait([reading, self.task], return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
 
     async def hang_up(self) -> None:
-        """Go away, and wait for what the application makes of it."""
+        """Hang up, and wait until the application has ended."""
         self._gone.set()
         done, _pending = await asyncio.wait([self.task], timeout=60)
         assert done, "the application goes on although its client has gone"
@@ -81,7 +81,7 @@ class Asgi:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    """Let the loop go on until something is so."""
+    """Let the event loop run until the condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (what tells of it may be another thread)
             await asyncio.sleep(0.001)

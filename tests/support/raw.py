@@ -1,8 +1,8 @@
-"""A Redis client as the tests read from it."""
+"""The type of the Redis client in the tests."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-#: redis-py's types leave open whether a client answers in text or in bytes; those of the tests answer in bytes.
+#: redis-py's types do not say whether a client answers in text or in bytes; those of the tests answer in bytes.
 RawRedis: TypeAlias = Any

@@ -1,4 +1,4 @@
-"""Rows for tests: a rule in one line."""
+"""Make rows for tests: a rule in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ratelimits.models import Rule
 
-#: What each algorithm needs, and nothing else.
+#: The required fields of each algorithm.
 NEEDED: dict[str, dict[str, Any]] = {
     "token_bucket": {"capacity": 10, "rate": 5, "period": 1},
     "gcra": {"capacity": 10, "rate": 5, "period": 1},
@@ -23,12 +23,12 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def unsaved(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
-    """A rule that makes sense, as one would type it."""
+    """Return a valid rule that is not saved, as one would type it."""
     return Rule(name=name, algorithm=algorithm, **{**NEEDED[algorithm], **fields})
 
 
 def rule(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
-    """A rule that makes sense, validated and saved."""
+    """Validate and save a rule, and return it."""
     row = unsaved(name, algorithm, **fields)
     row.full_clean()
     row.save()

@@ -1,4 +1,4 @@
-"""A primary, its replica and a sentinel that watches them: real servers of one test."""
+"""Run a primary, its replica and a sentinel that watches them: real servers of one test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Watched:
             raise
         self.sentinel = redis.Redis(port=self.port, decode_responses=True)
         until(self.sentinel.ping, "the sentinel answers")
-        # Where it can be told to: how often it asks the servers who they are, which is every ten seconds.
+        # If this version has the setting: how often it asks the servers for their role, by default every ten seconds.
         with suppress(ResponseError):
             self.sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100")
         until(self._knows_the_replica, "the sentinel knows the replica")
@@ -58,7 +58,7 @@ class Watched:
         return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
 
     def primary(self) -> EmbeddedServer:
-        """Whom the sentinel names as redis-py asks it: a little later than GET-MASTER-ADDR-BY-NAME."""
+        """Return the primary as redis-py gets it from the sentinel: a little later than GET-MASTER-ADDR-BY-NAME."""
         masters: Any = self.sentinel.sentinel_masters()
         port = int(masters[NAME]["port"])
         (found,) = [server for server in self.servers if server.port == port]
@@ -79,18 +79,18 @@ class Watched:
         until(same, "the replica has caught up")
 
     def failover(self, *, follows: bool = True) -> None:
-        """The two change places; without `follows` the old primary does not know of it yet, for eight seconds."""
+        """Let the two servers swap roles. Without `follows`, the old primary does not know it for eight seconds."""
         before = self.primary()
         until(lambda: self.sentinel.sentinel_failover(NAME), "the sentinel begins a failover")
         until(lambda: self.primary() is not before, "the sentinel names the new primary")
         if follows:
-            # What the sentinel does by itself then.
+            # Do what the sentinel then does by itself.
             with redis.Redis(port=before.port) as client:
                 client.replicaof("127.0.0.1", self.primary().port)
                 client.client_kill_filter(_type="normal", skipme=True)
 
     def settings(self, **options: Any) -> Any:
-        """The app's cache alias by way of the sentinel."""
+        """Return the app's cache alias that goes through the sentinel."""
         return override_settings(
             CACHES={
                 name: {

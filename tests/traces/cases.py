@@ -1,4 +1,4 @@
-"""A published case: lines, and what its source says of their answers."""
+"""A published case: lines, and what its source says about the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OpenReplay = Callable[[Any], Replays]
 
 @dataclass(frozen=True)
 class Table:
-    """Lines with the parts of their answers that the source states."""
+    """Lines, with the parts of the answers that the source states."""
 
     name: str
     source: str
@@ -70,12 +70,12 @@ class Events:
 
 
 def tries(*steps: tuple[Any, ...]) -> tuple[tuple[Line, dict[str, Any]], ...]:
-    """(at, cost, allowed) rows."""
+    """Return a table from rows of (at, cost, allowed)."""
     return tuple(({"at": Decimal(str(at)), "cost": cost}, {"allowed": allowed}) for at, cost, allowed in steps)
 
 
 def patient(*steps: tuple[Any, ...]) -> tuple[tuple[Line, dict[str, Any]], ...]:
-    """(at, cost, timeout, allowed) rows."""
+    """Return a table from rows of (at, cost, timeout, allowed)."""
     return tuple(
         ({"at": Decimal(str(at)), "cost": cost, "timeout": Decimal(str(timeout))}, {"allowed": allowed})
         for at, cost, timeout, allowed in steps

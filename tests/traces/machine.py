@@ -1,4 +1,4 @@
-"""A hypothesis state machine that plays any replay against the model, line by line."""
+"""A Hypothesis state machine that compares any replay with the model, line by line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINUTE = 60_000_000
 
 
 def machine(opening: Callable[[], OpenReplay]) -> type[RuleBasedStateMachine]:
-    """A machine whose every line must get the model's answer from a replay of `opening()`."""
+    """Return a state machine in which a replay of `opening()` must answer every line like the model."""
 
     class Machine(RuleBasedStateMachine):
         model: Model

@@ -1,4 +1,4 @@
-"""Sentences of CONTRACT as checks on anything that replays."""
+"""Promises of the algorithms (docs/algorithms.md), as checks of any replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Admitted = list[tuple[Fraction, int]]
 
 
 def check_retry_after_is_exact(open_replay: OpenReplay, rule: Any, lines: Iterable[Line]) -> int:
-    """A refused request passes at the moment named and not 2 µs before; null never passes. Returns how many."""
+    """Check that a refused request passes at the named moment and not 2 µs before, or never; return how many."""
     replay = open_replay(rule)
     refusals = 0
     for line in lines:
@@ -48,7 +48,7 @@ def check_peek_tells_what_a_try_would(open_replay: OpenReplay, rule: Any, lines:
 
 
 def check_refusals_and_peeks_change_nothing(open_replay: OpenReplay, rule: Any, lines: list[Line]) -> None:
-    """The lines that passed give the same answers without the refused ones, the peeks and those of cost 0."""
+    """Check that the lines that passed get the same answers without refused lines, peeks and lines of cost 0."""
     everything, passed_only = open_replay(rule), open_replay(rule)
     for replay in (everything, passed_only):
         replay.step({"at": lines[0]["at"], "op": "create"})
@@ -59,12 +59,12 @@ def check_refusals_and_peeks_change_nothing(open_replay: OpenReplay, rule: Any, 
 
 
 def check_a_jump_keeps_what_is_spent(open_replay: OpenReplay, rule: Any, lines: list[Line], back: int) -> None:
-    """After a clock jumped ahead by `back` seconds and was put right, all goes on as if it had never jumped."""
+    """Check that all goes on as before after the clock was `back` seconds ahead and was corrected."""
     jumped, steady = open_replay(rule), open_replay(rule)
     newest: Line = {}
     for number, line in enumerate(lines):
         if newest and number >= len(lines) // 2:
-            # The first request after that is at the newest moment itself, so that no time is lost on the way.
+            # The first request after that is exactly at the newest moment, so that no time is lost.
             for later in (newest, *lines[number:]):
                 assert jumped.step(later) == steady.step(later), later
             return
@@ -74,7 +74,7 @@ def check_a_jump_keeps_what_is_spent(open_replay: OpenReplay, rule: Any, lines: 
 
 
 def check_all_or_nothing(open_replay: OpenReplay, rules: list[Any], lines: list[Line]) -> None:
-    """A list is decided as its rules one by one, of which none is charged unless all admit."""
+    """Check that a list is decided like its rules one by one, and none is charged unless all admit."""
     together, apart = open_replay(rules), [open_replay(rule) for rule in rules]
     for replay in (together, *apart):
         replay.step({"at": lines[0]["at"], "op": "create"})
@@ -103,7 +103,7 @@ def check_all_or_nothing(open_replay: OpenReplay, rules: list[Any], lines: list[
 
 
 def admitted(open_replay: OpenReplay, rule: Any, lines: Iterable[Line]) -> tuple[Admitted, Admitted]:
-    """What passed, by the moment asked and by the moment it may proceed."""
+    """Return the requests that passed, by the time of the request and by the time to proceed."""
     replay = open_replay(rule)
     asked, proceeding = [], []
     for line in lines:
@@ -116,12 +116,12 @@ def admitted(open_replay: OpenReplay, rule: Any, lines: Iterable[Line]) -> tuple
 
 
 def most_in(taken: Admitted, length: Fraction) -> int:
-    """The most permits in any half-open interval of a length."""
+    """Return the most permits in any half-open interval of a length."""
     return max((sum(cost for at, cost in taken if start <= at < start + length) for start, _ in taken), default=0)
 
 
 def check_level_promise(taken: Admitted, rule: Any) -> None:
-    """In any interval at most capacity + rate/period times its length, to the microsecond that waits are told in."""
+    """Check that any interval has at most capacity + rate/period times its length, to the microsecond of waits."""
     pace = Fraction(rule["rate"]) / Fraction(rule["period"])
     for first, (start, _) in enumerate(taken):
         total = 0
@@ -131,7 +131,7 @@ def check_level_promise(taken: Admitted, rule: Any) -> None:
 
 
 def check_window_promise(taken: Admitted, rule: Any) -> None:
-    """In the current bucket and the N - 1 before it at most capacity; a whole window is its own only bucket."""
+    """Check that the current bucket and the N - 1 before it have at most capacity; a plain window is one bucket."""
     count = rule.get("sub_windows") or 1
     width = Fraction(rule["period"]) / count
     buckets: dict[int, int] = {}
@@ -142,7 +142,7 @@ def check_window_promise(taken: Admitted, rule: Any) -> None:
 
 
 def check_spacing_promise(proceeding: Admitted, rule: Any) -> None:
-    """Permits that wait proceed period/rate apart: k permits take k·period/rate, to the microsecond."""
+    """Check that waiting permits proceed period/rate apart: k permits take k·period/rate, to the microsecond."""
     interval = Fraction(rule["period"]) / Fraction(rule["rate"])
     for first, (start, _) in enumerate(proceeding):
         total = -proceeding[first][1]
@@ -154,9 +154,9 @@ def check_spacing_promise(proceeding: Admitted, rule: Any) -> None:
 
 
 def check_borrowing_promise(proceeding: Admitted, rule: Any) -> None:
-    """Between two grants at most what was stored and what the time between them makes; the last is on credit.
+    """Check that a grant is at most the stored permits plus those of the time since the last; the last is on credit.
 
-    Each grant cuts off less than a microsecond.
+    Each grant truncates less than a microsecond.
     """
     interval = Fraction(rule["period"]) / Fraction(rule["rate"])
     stored = Fraction(rule["max_burst_seconds"]) / interval

@@ -1,15 +1,15 @@
-"""Test cases that other projects publish, translated to traces (Guava's are in guava.py): facts theirs, words ours.
+"""Test cases that other projects publish, translated into traces (Guava's are in guava.py). Only facts were copied.
 
-Left out, since DESIGN defines something else:
+These cases are left out, because the definitions here differ:
 - golang.org/x/time/rate, a clock that steps back: Go counts time again from the earlier moment
   (TestLimiterJumpBackwards, TestReserveJumpBack, TestReserveJumpBackCancel); here the decision is clamped.
 - golang.org/x/time/rate, cancelling: Go gives back less when others reserved meanwhile, and nothing once the
   reserved moment has passed (TestCancel0Tokens, TestCancel1Token, TestCancelMulti, TestCancelTooLate,
   TestReserveSetLimitCancel); a refund here gives back what it says, up to what is spent.
 - golang.org/x/time/rate, SetBurst keeps the tokens (TestReserveSetBurst); here what is spent is kept.
-- golang.org/x/time/rate, limits of 0 and infinity; Guava, an infinite rate and a warm-up of 0: not rules here.
+- golang.org/x/time/rate, limits of 0 and infinity; Guava, an infinite rate and a warm-up of 0: refused here.
 - nginx counts in thousandths of a request and whole milliseconds; cases here are exact in both.
-- Sentinel's LeapArray is a container of counters: its cases are read as what `remaining` tells of their sum.
+- Sentinel's LeapArray only holds counters: its cases are checked by `remaining`, which shows their sum.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def go_bucket(rate: int, burst: int) -> Rule:
 
 
 def reserves(*steps: tuple[int, int, int | None]) -> tuple[tuple[Line, dict[str, Any]], ...]:
-    """(step asked, cost, step granted or None) rows."""
+    """Return a table from rows of (step of the request, cost, step granted or None)."""
     return tuple(
         (
             {"at": Decimal(asked) / 10, "op": "acquire", "cost": cost},
@@ -169,7 +169,7 @@ NGINX = "nginx/nginx-tests limit_req.t"
 
 def limit_req(per_minute: int, burst: int, delay: int = 0) -> Rule:
     if burst == 0:
-        # One proceeds and nobody waits: a queue of capacity 0 lets nothing pass.
+        # One proceeds and none waits: a queue of capacity 0 would let nothing pass.
         return {"algorithm": "leaky_bucket", "capacity": 1, "rate": per_minute, "period": 60}
     return {
         "algorithm": "leaky_bucket_queue",
@@ -181,7 +181,7 @@ def limit_req(per_minute: int, burst: int, delay: int = 0) -> Rule:
 
 
 def arrivals(*steps: tuple[Any, float | None]) -> tuple[tuple[Line, dict[str, Any]], ...]:
-    """(at, seconds of delay or None for 503) rows."""
+    """Return a table from rows of (at, seconds of delay or None for 503)."""
     return tuple(
         ({"at": Decimal(str(at)), "op": "acquire"}, {"allowed": delay is not None, "wait": delay or 0})
         for at, delay in steps
@@ -232,7 +232,7 @@ def leap_array(interval: int, samples: int, capacity: int = 100) -> Rule:
 
 
 def passes(*steps: tuple[Any, int, int]) -> tuple[tuple[Line, dict[str, Any]], ...]:
-    """(at, passed now, sum over the live buckets) rows, of a capacity of 100."""
+    """Return a table from rows of (at, passed now, sum over the live buckets), for a capacity of 100."""
     return tuple(
         ({"at": Decimal(str(at)), "cost": cost}, {"allowed": True, "remaining": 100 - total})
         for at, cost, total in steps
@@ -247,7 +247,7 @@ TABLES += [
         passes(
             *((Decimal(n) / 10, n + 1, (n + 1) * (n + 2) // 2) for n in range(10)),
             (Decimal("0.999999"), 0, 55),  # the first bucket is the head while the tenth is current
-            (1, 0, 54),  # the second is, one bucket later
+            (1, 0, 54),  # the second bucket is, one bucket later
         ),
     ),
     Table(

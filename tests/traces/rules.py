@@ -1,4 +1,4 @@
-"""Rules drawn at random: round and odd rates, short and long periods, small and large capacities."""
+"""Draw rules at random: round and odd rates, short and long periods, small and large capacities."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ RULES: dict[str, Callable[[Random], Rule]] = {
 
 
 def random_rule(draw: Random, algorithm: str) -> Rule:
-    """A rule of one algorithm that makes sense."""
+    """Return a valid rule of one algorithm."""
     while True:
         rule = {"algorithm": algorithm, **RULES[algorithm](draw)}
         if coherent(rule):
@@ -141,12 +141,12 @@ def random_rule(draw: Random, algorithm: str) -> Rule:
 
 
 def slowness(rule: Rule) -> Decimal:
-    """Seconds that a permit takes; 0 where permits do not come back one by one."""
+    """Return the seconds that one permit takes; 0 if permits do not come back one by one."""
     return rule["period"] / rule["rate"] if rule.get("rate") else Decimal(0)
 
 
 def edited(draw: Random, rule: Rule, large: bool) -> Rule:
-    """Another rule in its place: mostly the same algorithm with one or all numbers changed."""
+    """Return a rule to replace this one: mostly the same algorithm with one or all numbers changed."""
     while True:
         other = random_rule(draw, draw.choice(list(RULES)) if draw.random() < 0.1 else rule["algorithm"])
         if other["algorithm"] == rule["algorithm"] and draw.random() < 0.5:
@@ -157,12 +157,12 @@ def edited(draw: Random, rule: Rule, large: bool) -> Rule:
 
 
 def is_large(rule: Rule) -> bool:
-    """Whether so many permits fit that slow ones would take longer than 142 years."""
+    """Return whether so many permits fit that slow ones would take longer than 142 years."""
     return bool(rule.get("capacity", 0) > 1000)
 
 
 def coherent(rule: Rule) -> bool:
-    """Whether fields that bound one another fit: a rule whose capacity takes longer than 142 years makes no sense."""
+    """Return whether fields that depend on each other fit: a capacity that takes more than 142 years is refused."""
     if slowness(rule) * max(rule.get("capacity", 0) + 1, 1000) > LONGEST or (is_large(rule) and slowness(rule) > SLOW):
         return False
     initial, delay_after = rule.get("initial"), rule.get("delay_after")

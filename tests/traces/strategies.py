@@ -10,24 +10,24 @@ from tests.traces.rules import RULES, random_rule
 from tests.traces.traffic import Answer, Line, random_line, random_rules, scale, traffic, us
 
 ALGORITHMS = sorted(RULES)
-#: In µs, in the year 2096: a line may be as late as the year 2112, and some waits go on from there.
+#: A time (µs) in the year 2096: a line may be as late as 2112, and some waits continue from there.
 LATEST = 4_000_000_000_000_000
 
 
 def rules(*algorithms: str) -> st.SearchStrategy[Any]:
-    """One rule of the algorithms named (default: of any)."""
+    """Return a strategy for one rule of the named algorithms (default: any)."""
     kinds = st.sampled_from(algorithms or ALGORITHMS)
     return st.builds(random_rule, st.randoms(use_true_random=False), kinds)
 
 
 def rules_or_lists() -> st.SearchStrategy[Any]:
-    """One rule, or now and then a list of them."""
+    """Return a strategy for one rule, or sometimes a list of rules."""
     return st.builds(random_rules, st.randoms(use_true_random=False), st.sampled_from(ALGORITHMS))
 
 
 @st.composite
 def traces(draw: st.DrawFn, *algorithms: str, length: int = 30) -> tuple[Any, list[tuple[Line, Answer]]]:
-    """A rule, and lines of every kind with the model's answers."""
+    """Return a strategy for a rule, and lines of every kind with the model's answers."""
     rule = draw(rules(*algorithms))
     return rule, list(traffic(draw(st.randoms(use_true_random=False)), rule, length))
 
@@ -36,7 +36,7 @@ def traces(draw: st.DrawFn, *algorithms: str, length: int = 30) -> tuple[Any, li
 def steady_lines(
     draw: st.DrawFn, rule: Any, ops: tuple[str, ...] = ("try_acquire",), length: int = 12, timeouts: bool = False
 ) -> list[Line]:
-    """Lines for one key whose clock never steps back and whose rule never changes."""
+    """Return a strategy for lines of one key, whose clock never steps back and whose rule never changes."""
     unit = scale(rule)
     now, lines = draw(st.sampled_from((0, 1_000_000_000_000_000, 1_774_745_999_999_999))), []
     random = draw(st.randoms(use_true_random=False))

@@ -1,6 +1,6 @@
-"""Seeded random traces: bursts, gaps, boundaries to the microsecond, clocks that jump, edits in between.
+"""Draw seeded random traces: bursts, gaps, boundaries to the microsecond, clocks that jump, edits in between.
 
-A trace is drawn while the model answers it, so that many of its moments are the ones at which answers change: just
+A trace is drawn while the model answers it. So many of its lines are at moments at which answers change: exactly
 at, and just before, the moment that a refusal named.
 """
 
@@ -27,7 +27,7 @@ def us(micros: int) -> Decimal:
 
 
 class Clock:
-    """The time of a trace in µs, and how it goes on."""
+    """The time of a trace in µs, and how it advances."""
 
     def __init__(self, draw: Random, start: int) -> None:
         self.draw = draw
@@ -35,7 +35,7 @@ class Clock:
         self.origin = start
 
     def advance(self, unit: int, answer: Answer | None) -> None:
-        """The next line's moment; `unit` is the rule's own scale of time."""
+        """Return the time of the next line; `unit` is the rule's own scale of time."""
         draw = self.draw
         kind = draw.random()
         told = [answer[field] for field in ("retry_after", "reset_after", "wait")] if answer else []
@@ -62,7 +62,7 @@ class Clock:
 
 
 def scale(rule: Any) -> int:
-    """A time in µs at which this rule's answers change."""
+    """Return a length of time (µs) after which this rule's answers change."""
     if isinstance(rule, list):
         return scale(rule[0])
     if rule.get("calendar_unit"):
@@ -129,7 +129,7 @@ def random_line(draw: Random, at: Decimal, rule: Any, large: bool = False) -> Li
 
 
 def traffic(draw: Random, rule: Any, length: int) -> Iterator[tuple[Line, Answer]]:
-    """`length` lines against a rule (or a list), each with the model's answer."""
+    """Return `length` lines under a rule (or a list), each with the model's answer."""
     model = Replay(rule)
     large = any(map(is_large, rule if isinstance(rule, list) else [rule]))
     clock = Clock(draw, int(Decimal(draw.choice(STARTS)) * 1_000_000))
@@ -143,7 +143,7 @@ def traffic(draw: Random, rule: Any, length: int) -> Iterator[tuple[Line, Answer
 
 
 def random_rules(draw: Random, algorithm: str) -> Any:
-    """A rule of one algorithm; one time in six it leads a list of up to five rules of any."""
+    """Return a rule of one algorithm; in one of six cases, a list of up to five rules that begins with it."""
     first = random_rule(draw, algorithm)
     if draw.random() < 5 / 6:
         return first

@@ -1,4 +1,4 @@
-"""The traps of DESIGN §3 that a trace can show, each with the sentence that it guards."""
+"""Faults of other limiters that a trace can show, each with the promise that it breaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Steps = tuple[tuple[Line, dict[str, Any]], ...]
 
 @dataclass(frozen=True)
 class Trap(Table):
-    """`source` is the sentence of DESIGN or CONTRACT that fails when the trap springs."""
+    """A trace that fails on a limiter with the fault; `source` is the promise that is then broken."""
 
 
 def bucket(capacity: int, rate: str, period: str = "1", **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ LATE = "1774745999.999999"  # sixteen digits in µs
 
 
 def every_algorithm(capacity: int, slow: str) -> dict[str, dict[str, Any]]:
-    """One rule of each kind that admits `capacity` at once and then nothing for a while."""
+    """Return one rule of each algorithm that admits `capacity` at once and then nothing for a while."""
     seconds = Decimal(slow)
     return {
         "fixed_window": {"period": seconds, "capacity": capacity},
@@ -245,13 +245,13 @@ TRAPS.append(
 )
 for _name, _fields in every_algorithm(3, "1000").items():
     _rule = rule_of(_name, _fields)
-    _late = Decimal("63072000")  # 1972-01-01: a window of every length begins
+    _late = Decimal("63072000")  # 1972-01-01: windows of every length begin here
     TRAPS += [
         Trap(
             f"{_name}: a clock that steps back mints nothing",
             BACK,
             _rule,
-            # Counted twice, the 50 seconds that it steps back would let one more pass at 990.
+            # If the 50 seconds of the step back counted twice, one more request would pass at 990.
             tries(
                 *((_late + at, 1, True) for at in (30, -20, 30)),
                 *((_late + at, 1, False) for at in (30, -20, 30, 990)),

@@ -15,18 +15,18 @@ from tests.support.servers import TestServers, server_binary
 
 @pytest.fixture(autouse=True)
 def _at_once(fsync_at_once: None) -> None:
-    """No fence has to be waited for."""
+    """Have the server fsync at once, so that no test waits for the fence."""
 
 
 @pytest.fixture
 def always_server(servers: TestServers, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server of the test's own that may be killed, with every write fsynced; the engine uses it meanwhile."""
+    """Start a server for this test that may be killed, with every write fsynced; the engine uses it."""
     yield from _own(servers, tmp_path, "always")
 
 
 @pytest.fixture
 def everysec_server(servers: TestServers, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """The same with one fsync a second."""
+    """Start the same server with one fsync a second."""
     yield from _own(servers, tmp_path, "everysec")
 
 
@@ -41,7 +41,7 @@ def _own(servers: TestServers, path: Path, fsync: str) -> Iterator[EmbeddedServe
 
 
 def on_server(server: EmbeddedServer) -> Any:
-    """The app's cache alias on that server."""
+    """Point the app's cache alias to this server."""
     return override_settings(
         CACHES={
             name: {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{server.url[:-1]}{number}"}
@@ -52,7 +52,7 @@ def on_server(server: EmbeddedServer) -> Any:
 
 @pytest.fixture
 def worker_environment(servers: TestServers, always_server: EmbeddedServer, transactional_db: None) -> dict[str, str]:
-    """What other processes need to work on the test's own server and database."""
+    """Return the environment for other processes to work on the test's own server and database."""
     return {
         **os.environ,
         "REDIS_URL": always_server.url,

@@ -56,7 +56,7 @@ def start_worker(environment: dict[str, str], plan: Path) -> subprocess.Popen[by
 def test_a_celery_worker_killed_at_every_point_loses_and_doubles_nothing(
     worker_environment: dict[str, str], tmp_path: Path, crashes: Callable[[int, int], int], crash_seed: int
 ) -> None:
-    # A sample has half of the points, on PostgreSQL the other half; more crashes take their turns through all of them.
+    # A sample has half of the points, on PostgreSQL the other half. More crashes go through all points in turn.
     drawn, count = random.Random(crash_seed), crashes(len(crash.POINTS) // 2, 80)
     turns = [drawn.sample(crash.POINTS, len(crash.POINTS)) for _ in range(-(-count // len(crash.POINTS)))]
     points = list(chain.from_iterable(turns))

@@ -1,4 +1,4 @@
-"""A server whose clock was ahead once: what it counted is declared, and closes no period."""
+"""Test a server whose clock was ahead: what it counted is declared, and closes no period."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JUNE = at("2027-06-01")
 
 
 def seal_at(moment: int, clock: int | str = "") -> None:
-    """Seal every shard as a server would whose clock says that it is that moment, for a caller with another clock."""
+    """Seal every shard as a server whose clock shows this moment would do, for a caller with another clock."""
     server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
     for shard in range(server.keyspace.shards):
         client = server.wire.client_of(server.keyspace, shard)
@@ -33,7 +33,7 @@ def seal_at(moment: int, clock: int | str = "") -> None:
 
 
 def drain_at(moment: str) -> None:
-    """Drain as a machine does whose clock says that it is a moment like "2026-11-28T12:00"."""
+    """Drain like a machine whose clock shows a time like "2026-11-28T12:00"."""
     drain(at(moment))
     tally()
 
@@ -43,7 +43,7 @@ def state() -> ShardState:
 
 
 def declared() -> list[tuple[int, int]]:
-    """Spans of the declared gaps of the one shard in use."""
+    """Return the spans of the declared gaps of the only shard in use."""
     gaps = DurabilityGap.objects.filter(kind="clock", shard=home_shard("acme")).order_by("since")
     return list(gaps.values_list("since", "until"))
 
@@ -113,7 +113,7 @@ def test_a_period_is_closed_once_although_the_clock_was_ahead_in_its_last_days()
         drain_at(day)
         assert finalise(at(day)) == []
     spend(acme, "2026-11-30T23:59", 1)
-    # A worker was away over the end of the month: what it has to drain yet was counted at the right time.
+    # A worker was away at the end of the month: the usage that it still has to drain has the right time.
     assert finalise(at("2026-12-02")) == []
     seal_at(at("2026-12-02"))
     drain_at("2026-12-02")

@@ -26,13 +26,13 @@ from tests.support.usage.load import Load
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: A crash of this kind, on average, each second beside those of drainers.
+#: Crashes of each kind per second, on average, in addition to those of drainers.
 SERVER_KILLS, CONNECTIONS_CUT = 0.5, 0.5
 
 
 @contextmanager
 def process_group(module: str, *arguments: str, environment: dict[str, str]) -> Iterator[Callable[[], list[str]]]:
-    """A process whose children die; what it has written so far, line by line. Killed with all of them at the end."""
+    """Run a process whose children die; yield its output so far, line by line. Kill all of them at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env=environment,
@@ -61,7 +61,7 @@ def _each_line(process: subprocess.Popen[str], lines: list[str]) -> None:
 
 
 def count_requests(lines: list[str], load: Load) -> None:
-    """Add what workers asked for, were answered and never were to what the load counts."""
+    """Add to the load's counts what workers asked for, and whether it was answered."""
     asked: dict[str, tuple[str, int]] = {}
     for line in lines:
         what, child, *rest = line.split()
@@ -78,7 +78,7 @@ def count_requests(lines: list[str], load: Load) -> None:
 
 
 def cut_a_connection() -> int:
-    """Have the database end a connection of another process, whatever that is doing; 0 where there is none to end."""
+    """Let the database end a connection of another process, whatever it is doing; return 0 if there is none."""
     if connection.vendor != "postgresql":
         return 0
     with connection.cursor() as cursor:
@@ -91,7 +91,7 @@ def cut_a_connection() -> int:
 
 
 def check_ledger(load: Load) -> None:
-    """The invariant for every key, the chain, the sums, and the totals beside the lines."""
+    """Check the invariant for every key, the chain, the sums, and the totals against the lines."""
     load.check()
     assert list(verify_ledger("default")) == []
     place = ("account", "period", "meter", "rule")

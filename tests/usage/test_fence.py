@@ -36,7 +36,7 @@ def everysec_client(everysec_server: EmbeddedServer) -> Iterator[redis.Redis]:
 
 @contextmanager
 def writes_without_end(server: EmbeddedServer, sockets: int = 3) -> Iterator[None]:
-    """More writes at every moment than the server has taken, so that every turn of its loop has some to append."""
+    """Keep sending more writes than the server has taken, so that every turn of its loop has writes to append."""
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(sockets)]
 
@@ -81,7 +81,7 @@ def test_what_is_acknowledged_and_not_yet_in_the_file_is_waited_for(
     with stalled_disk(everysec_server):
         key = unwritten(everysec_server, everysec_client)
         with pytest.raises(NotFencedError, match="did not fsync in time"):
-            wait_for_fence(patience=3)  # within which the server gives up waiting, and writes
+            wait_for_fence(patience=3)  # after which the server stops waiting, and writes
     assert wait_for_fence() == "everysec"
     assert is_written(everysec_server, key)
 
@@ -94,7 +94,7 @@ def test_what_was_written_before_every_write_was_fsynced_is_fsynced_too(
     everysec_client.config_set("appendfsync", "always")
     written = everysec_client.info()["aof_current_size"]
     assert wait_for_fence() == "always"
-    # Redis 6.2 fsyncs what it had written only together with the next write.
+    # Redis 6.2 fsyncs earlier writes only together with the next write.
     assert everysec_client.info()["aof_current_size"] > written
 
 
@@ -106,7 +106,7 @@ def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
         with stalled_disk(everysec_server):
             everysec_client.set("n", 1)
             everysec_client.bgrewriteaof()
-            # The old file's fsync is nowhere told of; an ordinary one that had begun before would be.
+            # The server does not report the fsync of the old file; it would report an ordinary fsync that began before.
             hidden = not everysec_client.info()["aof_pending_bio_fsync"]
             if hidden:
                 with pytest.raises(NotFencedError, match="did not fsync in time"):

@@ -38,7 +38,7 @@ def units() -> int:
 
 
 def state() -> ShardState:
-    """Of the one shard in use."""
+    """Return the state of the only shard in use."""
     return ShardState.objects.get(position__gt=0)
 
 
@@ -100,7 +100,7 @@ def test_a_sealed_batch_that_was_lost_is_missing_with_what_was_in_it(redis_clien
     use()
     flow()
     gap = DurabilityGap.objects.get()
-    # One request of 40 units: both are counted.
+    # One request of 40 units: the request and its units are counted.
     assert (gap.kind, gap.first_seq, gap.last_seq, gap.units) == ("missing", 2, 2, 41)
 
 
@@ -148,7 +148,7 @@ def test_a_ledger_holds_whose_missing_batch_came_after_newer_ones(redis_client: 
 
 
 def put_back(client: RawRedis, key: bytes, fields: dict[bytes, bytes], **changed: int) -> None:
-    """A batch as Redis would have it again after its data went back to an older state."""
+    """Put a batch back into Redis, as if its data had gone back to an older state."""
     counter = next(name for name in fields if not name.startswith(b"#"))
     changes = {b"#c": changed["cum"], counter: changed["count"]}
     client.hset(key, mapping={**fields, **{name: str(value).encode() for name, value in changes.items()}})
@@ -158,7 +158,7 @@ def put_back(client: RawRedis, key: bytes, fields: dict[bytes, bytes], **changed
 
 @pytest.fixture
 def drained(redis_client: RawRedis) -> tuple[bytes, dict[bytes, bytes]]:
-    """A batch that is in the ledger with three requests: its key and fields as they were in Redis."""
+    """Drain a batch of three requests; return its key and fields as they were in Redis."""
     for _ in range(3):
         use()
     seal()

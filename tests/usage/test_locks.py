@@ -1,4 +1,4 @@
-"""A database whose transactions take their lock at the first write only, as SQLite's do by default."""
+"""Test a database whose transactions take their lock only at the first write, as SQLite's do by default."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @contextmanager
 def others_write() -> Iterator[list[str]]:
-    """Behind each statement of a transaction another one writes, unless the first has the lock; behind which ones."""
+    """After each statement of a transaction let another one write, unless the first has the lock; yield after which."""
     written: list[str] = []
     connection.ensure_connection()
     if connection.vendor != "sqlite":
@@ -50,7 +50,7 @@ def others_write() -> Iterator[list[str]]:
                 written.append(sql)
         return result
 
-    wrapper: Any = connection  # transaction_mode is SQLite's alone
+    wrapper: Any = connection  # only SQLite has transaction_mode
     mode, wrapper.transaction_mode = wrapper.transaction_mode, "DEFERRED"
     other = sqlite3.connect(str(connection.settings_dict["NAME"]), timeout=0, isolation_level=None)
     try:

@@ -1,4 +1,4 @@
-"""Names of accounts and keys that no database keeps as they are: nothing else may suffer for one."""
+"""Test names of accounts and keys that no database can store: they must not affect anything else."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAMES = [LONG, "会" * 300, "user:" + "y" * 600, "a\0b", "half \ud800", "~anonym
 
 
 def ledger() -> dict[str, int]:
-    """Admitted requests by account."""
+    """Return the admitted requests by account."""
     return dict(Line.objects.order_by("account").values_list("account", "admitted_requests"))
 
 
 def sealed_with(client: RawRedis, name: str, now: str) -> bytes:
-    """A sealed batch whose field has another name in the place of `name`, as an older version wrote it; its key."""
+    """Seal a batch, replace `name` in a field by another name, as an older version wrote it; return the batch's key."""
     seal()
     (batch,) = (key for key in keys(client, "b:*"))
     fields: dict[bytes, bytes] = client.hgetall(batch)
@@ -125,5 +125,5 @@ def test_no_account_has_the_report_of_anonymous_usage() -> None:
     accounts = set(Line.objects.values_list("account", flat=True))
     assert len(accounts) == 2
     assert len({report_id(account, 0) for account in accounts}) == 2
-    # As reports that were finalised before have it.
+    # As on reports that were finalised before.
     assert report_id("", 0) == "~anonymous.19700101T000000Z"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ratelimits.usage.packet import CUM_MODULUS, Packet, Unreadable, canonical, packet
 
-#: Kind and count of a field -> which of a line's eight counters it adds to, one by one.
+#: Kind and count of a field -> to which of a line's eight counters it adds, in order.
 ADDS = {
     ("a", "1"): (0, 1), ("a", "n"): (0,), ("a", "u"): (1,),
     ("d", "1"): (2, 3), ("d", "n"): (2,), ("d", "u"): (3,),
@@ -29,7 +29,7 @@ batches = st.lists(
 
 
 def name_of(sign: tuple[str, str], subject: tuple[int | str, ...], spelled_out: bool) -> bytes:
-    """A field as the deciding script writes it, or with letters spelled out that need not be."""
+    """Return a field as the deciding script writes it, or with more letters escaped than necessary."""
     safe = "" if spelled_out else ":@.-_~"
     return "|".join(
         [sign[0], *(str(part) if isinstance(part, int) else quote(part, safe=safe) for part in subject), sign[1]]

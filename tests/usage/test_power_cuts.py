@@ -57,7 +57,7 @@ def draining() -> Iterator[None]:
 
 
 def cut_power(server: EmbeddedServer, seed: int, cuts: int) -> list[tuple[int, Load]]:
-    """Power cuts under traffic: when each was (µs), and what was used before it, under keys of its own."""
+    """Cut the power under traffic; return the time of each cut (µs), and the usage before it, under separate keys."""
     rng, loads, lost = random.Random(seed), [], []
     flow()
     for number in range(cuts):
@@ -73,13 +73,13 @@ def cut_power(server: EmbeddedServer, seed: int, cuts: int) -> list[tuple[int, L
 
 
 def forks() -> Counter[str]:
-    """Batches that came again with other contents than the ledger has."""
+    """Return the batches that came again with other contents than the ledger has."""
     kinds = Counter(DurabilityGap.objects.filter(kind="fork").values_list("kind", flat=True))
     return kinds + Counter(quarantined=QuarantinedBatch.objects.count())
 
 
 def declared_at(printed: str) -> list[tuple[int, int]]:
-    """Since when and until when (µs) what a report line prints of restarts may be missing."""
+    """Return the spans (µs) in which usage may be missing, by the restarts that report lines print."""
     spans = re.findall(r"restart (\S+)/(\S+) appendfsync=everysec", printed)
     return [(at(since), at(until)) for since, until in spans]
 
@@ -113,7 +113,7 @@ def test_a_power_cut_never_bills_too_much_and_what_it_lost_is_declared(
     for number, (cut_at, load) in enumerate(loads):
         if not load.missing():
             continue
-        # Every shard, since each may have lost something.
+        # Every shard, because each may have lost something.
         covered = declared.filter(since__lte=cut_at, until__gte=cut_at)
         assert len(set(covered.values_list("shard", flat=True))) == 64
         lines = [row for row in used if row.key.startswith(f"api_key:cut-{number}-")]
@@ -127,7 +127,7 @@ def test_what_the_server_has_not_written_yet_is_not_taken_for_fsynced(everysec_v
     with Fsyncs(everysec_valkey) as fsyncs:
         with stalled_disk(everysec_valkey), Redis.from_url(everysec_valkey.url) as client:
             unwritten(everysec_valkey, client)
-            fsyncs.look(ran=True)  # it runs to begin waiting for the disk, too
+            fsyncs.look(ran=True)  # it also runs to begin waiting for the disk
         assert fsyncs.cut(0).lost >= 0
 
 
@@ -137,7 +137,7 @@ def test_without_the_fence_the_same_cuts_fork_batches(
     cuts = crashes(3, 24)
     with override_settings(RATELIMITS=WITHOUT_FENCE):
         cut_power(everysec_valkey, crash_seed + 3, cuts)
-        # A few do not always catch a batch that was drained and not yet fsynced.
+        # A few cuts do not always hit a batch that was drained and not yet fsynced.
         while not forks() and cuts < 24:
             cut_power(everysec_valkey, crash_seed + 3 + cuts, 3)
             cuts += 3

@@ -100,7 +100,7 @@ def test_processes_that_write_at_once_declare_what_all_of_them_saw() -> None:
         result = execute(sql, params, many, context)
         if "SUM(" in sql:
             beside.start()
-            beside.join(1)  # it waits for this transaction, or would be done by now
+            beside.join(1)  # it waits for this transaction; otherwise it would be done by now
         return result
 
     with connection.execute_wrapper(write_behind):
@@ -165,6 +165,6 @@ def test_a_process_keeps_no_total_that_is_complete_and_written(monkeypatch: pyte
     now = start - 3 * 900
     process_totals.admitted("account:acme", {"requests": 1}, now * 1_000_000)
     process_totals.write()
-    # The bin that was forgotten is not begun again: its total would replace the one that was written.
+    # A forgotten bin does not start again: its total would replace the one that was written.
     assert sum(ProcessTotal.objects.values_list("requests", flat=True)) == 3
     process_totals._begin()

@@ -1,4 +1,4 @@
-"""One run of a server stays one for as long as nothing of it can be lost, whatever connections remember."""
+"""Test that a run of a server stays the same while nothing of it can be lost, whatever connections remember."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def request() -> Call:
 
 
 def another() -> Server:
-    """The same server, on connections of its own."""
+    """Return the same server, over separate connections."""
     return Server(Wire(conf.CACHE_ALIAS, 5.0), current_server().keyspace)
 
 
 def refused(server: Server) -> None:
-    """A refusal that a process counts by itself."""
+    """Make a refusal that a process counts by itself."""
     shard = home(server.keyspace, USAGE)
     command = Count(server.keyspace.head(shard), server.keyspace.open(shard), USAGE)
     command.add(Counted(USAGE, (1,), 1, 1, 1))
@@ -62,7 +62,7 @@ def second(servers: TestServers, path: Path) -> Iterator[RunningServer]:
 
 
 def follow(replica: RunningServer, primary: RunningServer) -> None:
-    """Have a server replicate another, and wait until it does."""
+    """Make a server replicate another one, and wait until it does."""
     with redis.Redis.from_url(replica.url) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", str(primary.port))
         until(lambda: client.info("replication")["master_link_status"] == "up", "the replica is there")
@@ -110,6 +110,6 @@ def test_a_promotion_is_another_run_once_though_connections_stay_open(
         seal()
         drain()
     assert Batch.objects.count() == 3
-    # In each shard once: what was counted last before the promotion may be missing in any.
+    # Once in each shard: the last counts before the promotion may be missing in any shard.
     assert set(DurabilityGap.objects.values_list("kind", flat=True)) == {"restart"}
     assert DurabilityGap.objects.count() == current_server().keyspace.shards

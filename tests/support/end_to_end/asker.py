@@ -1,7 +1,7 @@
-"""Siblings that make requests: each order is answered by what became of them.
+"""Siblings that make requests: the answer to an order says what happened to them.
 
-`{"secret": "…", "times": 400}` is that many requests to the time API with one API key; the answer counts the
-statuses, and says of each request when it was begun (by the system's monotonic clock) and under which policy.
+`{"secret": "…", "times": 400}` asks for 400 requests to the time API with one API key. The answer counts the
+statuses, and says for each request when it began (by the system's monotonic clock) and under which policy.
 """
 
 from __future__ import annotations

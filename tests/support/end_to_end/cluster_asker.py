@@ -1,6 +1,6 @@
-"""Siblings that decide on a cluster, named by its URL: `{"times": 100, "keys": […]}` is an order.
+"""Siblings that make decisions on the cluster at a URL: `{"times": 100, "keys": […]}` is an order.
 
-Each request costs 1 to 3 under a limit of each key, CAPACITY at most; the answer is the sum of what was admitted.
+Each request costs 1 to 3 under one limit of CAPACITY per key. The answer is the sum of the admitted costs.
 """
 
 from __future__ import annotations

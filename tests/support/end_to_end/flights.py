@@ -1,4 +1,4 @@
-"""Views that take as long as their client stays."""
+"""Views that run until their client goes away."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Siblings that spend: each order is a number of trials, each of another user's permits.
+"""Siblings that spend permits: an order is a number of trials, each for another user.
 
-Of each it asks for requests until one is refused, and answers with how many were admitted in each trial.
+In each trial a sibling makes requests until one is refused. It answers with the number admitted in each trial.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import django
 
 from tests.support.siblings import obey
 
-#: Past it something admits without end.
+#: If this many are admitted, there is no limit.
 MOST = 20_000
 
 

@@ -1,6 +1,6 @@
-"""The demo project's settings for processes that are stopped: nothing is written at an interval.
+"""The demo project's settings for processes that are stopped: nothing is written at intervals.
 
-LIMITS_URL names the server of the limits, where it is not that of everything else.
+LIMITS_URL names the server of the limits, if it is not the server of everything else.
 """
 
 from __future__ import annotations

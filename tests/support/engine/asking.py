@@ -1,4 +1,4 @@
-"""Questions to the engine in one line, and what it left on the server."""
+"""Ask the engine in one line, and read what it stored on the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MONTHS = (1_796_083_200 * SECOND, 1_798_761_600 * SECOND, 1_801_440_000 * SECOND
 
 
 def limit(algorithm: str = "token_bucket", /, key: str = "user:1", cost: int = 1, **more: Any) -> Limit:
-    """A limit of one key; what `Limit` does not know belongs to the algorithm."""
+    """Return a limit of one key; arguments that `Limit` does not have go to the algorithm."""
     own = {name: more.pop(name) for name in ("name", "mode", "rule", "version", "since") if name in more}
     numbers = {"capacity": 10, "rate": 1, "period": 1, "lease_ttl": 60, "calendar_unit": "month", **more}
     taken = {name: value for name, value in numbers.items() if value is not None}
@@ -27,27 +27,27 @@ def limit(algorithm: str = "token_bucket", /, key: str = "user:1", cost: int = 1
 
 
 def ask(*limits: Limit, now: int | None = NOW, **more: Any) -> Decision:
-    """`decide` at a given moment."""
+    """Decide at a given moment."""
     return decide(limits, now=now, **more)
 
 
 def usage(*meters: str | Meter, account: str = "acme", key: str = "user:1") -> Usage:
-    """What a request is counted as."""
+    """Return how a request is counted."""
     named = tuple(Meter(meter) if isinstance(meter, str) else meter for meter in meters or ("requests",))
     return Usage(account, key, named, MONTHS)
 
 
 def counted(client: RawRedis, account: str = "acme") -> dict[str, int]:
-    """The counters of the open batch of an account, by field."""
+    """Return the counters of an account's open batch, by field."""
     fields = client.hgetall(KEYS.open(home(account)))
     return {name.decode(): int(value) for name, value in fields.items() if not name.startswith(b"#")}
 
 
 def home(account: str) -> int:
-    """The shard of an account."""
+    """Return the shard of an account."""
     return shard_of(f"account:{account}", KEYS.shards)
 
 
 def everything(client: RawRedis) -> dict[bytes, bytes]:
-    """All keys of the database with what they hold, as the server would dump them."""
+    """Return all keys of the database with their values, as the server dumps them."""
     return {key: client.dump(key) for key in sorted(client.keys("*"))}

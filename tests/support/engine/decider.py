@@ -1,7 +1,7 @@
-"""Siblings that decide: `{"times": 100, "factor": 6}` is an order.
+"""Siblings that make decisions: `{"times": 100, "factor": 6}` is an order.
 
-Each request costs 1 to 3 under five limits of five algorithms at once, which hold `factor` times their
-capacities; the answer is the sum of what was admitted.
+Each request costs 1 to 3 under five limits of five algorithms at once, each with `factor` times its
+capacity. The answer is the sum of the admitted costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import django
 
 from tests.support.siblings import obey
 
-#: What each limit holds; the least of them is what all together admit.
+#: The capacities of the limits; together they admit the least of them.
 CAPACITIES = {"token_bucket": 700, "fixed_window": 800, "sliding_window": 600, "sliding_log": 900, "concurrency": 500}
 
 

@@ -1,4 +1,4 @@
-"""Traces on the real scripts and the server's own clock of expiry: nothing is virtual but `now`."""
+"""Replay traces on the real scripts, with the server's own clock for expiry: only `now` is virtual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLD = ("allowed", "wait", "remaining", "retry_after", "reset_after")
 
 
 class ExpiringReplay:
-    """Answers tries and acquires under one rule, from a moment on at which a second begins; a state may expire."""
+    """Answer tries and acquires under one rule, starting at the begin of a second; a state may expire."""
 
     def __init__(self, rule: Any) -> None:
         self.algorithm = algorithm_from_json(rule)

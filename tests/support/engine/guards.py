@@ -1,12 +1,12 @@
-"""The line of the scripts that each trap guards, and what is there when it is taken out."""
+"""For each trap, the line of the scripts that avoids it, and the text that replaces this line in a test."""
 
 from __future__ import annotations
 
 from tests.traces.traps import AHEAD, BACK, NEVER, Trap
 
-#: File of ratelimits/lua, text in it, and the text in its place.
+#: A file of ratelimits/lua, a text in it, and its replacement.
 Edit = tuple[str, str, str]
-#: The fast path, in front of all else, is not taken.
+#: Switch the fast path off.
 NO_FAST_PATH: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
 
 LIVES = "entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)"
@@ -17,14 +17,14 @@ ADMITS = "if allowed and l.ok and l.cost > 0 then"
 NEWEST = "if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end"
 IMPOSSIBLE = "if l.cost > capacity then l.retry = NEVER return end"
 
-#: Fourteen digits in the place of all.
+#: Write fourteen digits instead of all.
 _level_digits = ("level", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
 _window_digits = ("window", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
 _log_digits = ("sliding_log", "last, l.p[1], l.base,", "last, l.p[1], tonumber(tostring(l.base)),")
-#: A time to live that rounds to 0, and one that knows of no debt.
+#: A time to live that rounds to 0, and one that ignores the debt.
 _no_life = ("decide", LIVES, "entry[3] = math.floor((at + life) / 1e6)")
 _short_life = ("decide", LIVES, "entry[3] = math.ceil((at + CLOCK_BACK) / 1e6) + 1")
-#: What flows back is whole permits, whole seconds of it, or cut off.
+#: Refill by whole permits, by whole seconds, or truncated.
 _floored = ("level", DRAIN, DRAIN.replace("l.now - from", "math.floor((l.now - from) / p[1]) * p[1]"))
 _seconds = (
     "level",
@@ -72,5 +72,5 @@ _NEVER = {
 
 
 def guarded_by(trap: Trap, script: str) -> Edit:
-    """What is taken out for a trap to spring; `script` is the file that its rule's algorithm is in."""
+    """Return the edit of the scripts that makes a trap fail; `script` is the file of the rule's algorithm."""
     return _BY_NAME.get(trap.name) or {BACK: _clamp, AHEAD: _jump, NEVER: _NEVER.get(script, _clamp)}[trap.source]

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of the server, which counts what passes and loses what it is told to."""
+"""A TCP proxy in front of the server. It counts commands, and loses replies on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards to 127.0.0.1:`port`. While `lose` is set replies are lost; `hold` keeps them until `let_go`."""
+    """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost; `hold` keeps them until `let_go`."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -24,7 +24,7 @@ class Proxy:
         self._lock = threading.Lock()
         self.sent = b""
         self.connections = 0
-        #: Connections that no side has closed.
+        #: Connections that neither side has closed.
         self.open = 0
         self._start(self._accept)
 
@@ -37,16 +37,16 @@ class Proxy:
         self._flowing.clear()
 
     def let_go(self) -> None:
-        """Let the replies that were kept back go on."""
+        """Send the replies that were kept back."""
         self._flowing.set()
 
     def count(self, command: bytes) -> int:
-        """How often clients sent a command of that name."""
+        """Return how often clients sent a command of this name."""
         with self._lock:
             return self.sent.upper().count(b"\r\n" + command.upper() + b"\r\n")
 
     def wait_for(self, command: bytes, times: int = 1) -> None:
-        """Wait until clients have sent it so often."""
+        """Wait until clients have sent it this often."""
         deadline = time.monotonic() + 5
         while self.count(command) < times:
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The real scripts behind the interface of the model."""
+"""Provide the real scripts with the interface of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.simulate import LineOutcome, Reader, Replay, Simulator, read_rul
 
 
 def told(outcome: LineOutcome) -> dict[str, Any]:
-    """An outcome as the object that its JSON decodes to."""
+    """Return an outcome as the object that its JSON decodes to."""
     return {
         "at": outcome.at,
         "allowed": outcome.allowed,
@@ -24,7 +24,7 @@ def told(outcome: LineOutcome) -> dict[str, Any]:
 
 
 class EngineReplay:
-    """Answers lines one by one, or a whole trace at once, by the scripts on a real server."""
+    """Answer lines one by one, or a whole trace at once, by the scripts on a real server."""
 
     def __init__(self, wire: Wire, rule: Any) -> None:
         rules = read_rules(rule)
@@ -41,7 +41,7 @@ class EngineReplay:
 
 @contextmanager
 def opening(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
-    """Opens replays, and closes all of them in the end."""
+    """Yield a function that opens replays; close all of them in the end."""
     opened: list[EngineReplay] = []
 
     def open_replay(rule: Any) -> EngineReplay:

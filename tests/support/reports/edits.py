@@ -1,4 +1,4 @@
-"""Edits of terms at chosen moments, and requests that go by the terms in force then."""
+"""Edit terms at chosen moments, and make requests under the terms of that moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.usage.traffic import at, use
 
 @contextmanager
 def edit_at(moment: str | int) -> Iterator[None]:
-    """Make edits as if at this moment (µs since 1970 UTC, or a text)."""
+    """Make edits in the block as if at this moment (µs since 1970 UTC, or a text)."""
     with versions.editing("default") as edit:
         token = versions._current_edit.set(replace(edit, since=at(moment) if isinstance(moment, str) else moment))
         try:
@@ -31,7 +31,7 @@ def change(moment: str, name: str = "acme", **fields: Any) -> None:
 
 
 def plan(slug: str, requests: int) -> Plan:
-    """A plan, of old, that includes so many requests."""
+    """Make a plan, in the past, that includes this number of requests."""
     with edit_at(0):
         made = Plan.objects.create(name=slug.title(), slug=slug)
         PlanInclusion.objects.create(plan=made, meter="requests", quantity=requests)
@@ -39,7 +39,7 @@ def plan(slug: str, requests: int) -> Plan:
 
 
 def spend(name: str, moment: str, cost: int = 1, key: str = "api_key:1") -> engine.Decision:
-    """One request, counted in the billing period that the rules in force say."""
+    """Make one request, counted in the billing period that the present rules give."""
     terms = Loader(lambda: at(moment)).current().billing(f"account:{name}")
     return use(
         name,

@@ -1,8 +1,8 @@
-"""A project's two months of usage, billed, corrected and exported.
+"""Bill, correct and export two months of a project's usage.
 
-It is written by `python -m tests.support.reports.exporter DIRECTORY`.
+Run it with `python -m tests.support.reports.exporter DIRECTORY`.
 
-What is written depends on nothing but what was used: not on the database, its collation, the run or the clock.
+The files depend only on the usage, not on the database, its collation, the run or the clock.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from uuid import UUID
 
 import django
 
-#: Names that databases would sort each in their own way.
+#: Names that different databases sort differently.
 ACCOUNTS = ("acme", "Acme", "zoë", "Zoe", "_x", "a b", "ab", "ä", "10", "9")
 KEYS = ("api_key:b", "api_key:B", "api_key:ä", "api_key:_", "user:10", "user:9", "=1+1")
 MONTHS = ("2026-09", "2026-10")
 
 
 def use() -> None:
-    """Usage of ten accounts in three time zones, a rule that was edited meanwhile, a refund, replies that were lost."""
+    """Make usage of ten accounts in three time zones, with an edited rule, a refund and lost replies."""
     from django.contrib.auth import get_user_model
 
     from ratelimits import engine
@@ -67,7 +67,7 @@ def use() -> None:
 
 
 def export(directory: Path) -> None:
-    """Both months in every format."""
+    """Export both months in every format."""
     from django.core.management import call_command
 
     from ratelimits.reports.exports import DOWNLOADS
@@ -79,7 +79,7 @@ def export(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Export twice, once when the ledger is in an archive, and once when it is back."""
+    """Export twice: while the ledger is in an archive, and after it was restored."""
     django.setup()
     from django.core.management import call_command
 

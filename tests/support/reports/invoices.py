@@ -1,4 +1,4 @@
-"""Accounts, usage and closings, for the tests of the report wing."""
+"""Make accounts, usage and closings, for the tests of reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.usage.traffic import at, flow, opened_late, use
 
 
 def account(identifier: str = "acme", *, included: int | None = None, **fields: Any) -> Account:
-    """An account, of old, whose plan includes so many requests."""
+    """Make an account, in the past, whose plan includes this number of requests."""
     plan = None
     if included is not None:
         plan = Plan.objects.create(name=f"Plan of {identifier}", slug=f"plan-{identifier}")
@@ -26,7 +26,7 @@ def account(identifier: str = "acme", *, included: int | None = None, **fields: 
 
 
 def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> engine.Decision:
-    """One request of an account at a moment like "2026-10-31T23:59"."""
+    """Make one request of an account at a time like "2026-10-31T23:59"."""
     terms: dict[str, Any] = {}
     if isinstance(payer, Account):
         terms = {"timezone": payer.timezone, "anchor": payer.billing_anchor or None}
@@ -35,7 +35,7 @@ def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> eng
 
 
 def close(watermark: str | None = None) -> list[Report]:
-    """Drain, say that all usage before a moment is in the ledger, and finalise as if it were then."""
+    """Drain, set the watermark to a moment, and finalise as if it were that moment."""
     opened_late()
     flow()
     if watermark is not None:
@@ -44,7 +44,7 @@ def close(watermark: str | None = None) -> list[Report]:
 
 
 def lines(report: Report) -> list[dict[str, Any]]:
-    """What a version brought in, in short."""
+    """Return the lines that a version added, in short form."""
     rows = ReportLine.objects.filter(report=report).order_by("number")
     columns = ("charge_class", "consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
     return [dict(row) for row in rows.values(*columns)]

@@ -1,4 +1,4 @@
-"""Prices of accounts' plans, and what finalised reports say that they come to."""
+"""Make prices of plans, and read the amounts from finalised reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIERS = "10: 1\n20: 0.5 + 2\nmore: 0.333"
 
 
 def priced(identifier: str = "acme", *, included: int = 5, currency: str = "EUR", **fields: Any) -> Account:
-    """An account, of old, whose plan includes so many requests and charges for more of them."""
+    """Make an account, in the past, whose plan includes this number of requests and has a price for more."""
     payer = account(identifier, included=included, name=f"{identifier.title()} Ltd.")
     assert payer.plan is not None
     Plan.objects.filter(pk=payer.plan.pk).update(currency=currency)
@@ -29,7 +29,7 @@ def priced(identifier: str = "acme", *, included: int = 5, currency: str = "EUR"
 
 
 def charge(payer: Account, **fields: Any) -> PlanPrice:
-    """A price, of old, on an account's plan, validated and saved."""
+    """Add a price, in the past, to an account's plan, validated and saved."""
     assert payer.plan is not None
     row = PlanPrice(plan=Plan.objects.get(slug=payer.plan.slug), **fields)
     row.full_clean()
@@ -41,29 +41,29 @@ def charge(payer: Account, **fields: Any) -> PlanPrice:
 
 
 def written(report: Report, name: str = "csv-amounts") -> bytes:
-    """A report's file in a format."""
+    """Return a report's file in a format."""
     form = FORMATS[name]
     return b"".join(form.stream(lines_for(form, [statement(report)])))
 
 
 def table(report: Report, name: str = "csv-amounts") -> list[dict[str, str]]:
-    """The rows of its CSV."""
+    """Return the rows of the report's CSV."""
     return list(csv.DictReader(io.StringIO(written(report, name).decode())))
 
 
 def amounts(report: Report) -> list[tuple[str, ...]]:
-    """Of each row with an amount, its version, category, meter, overage, unit price and amount."""
+    """Return version, category, meter, overage, unit price and amount of each row with an amount."""
     columns = ("report_version", "charge_category", "meter", "overage_quantity", "unit_price", "amount")
     return [tuple(row[name] for name in columns) for row in table(report) if row["amount"]]
 
 
 def owed(report: Report) -> Fraction:
-    """What all rows of a report's file add up to."""
+    """Return the sum of the amounts of all rows of a report's file."""
     return sum((Fraction(row["amount"]) for row in table(report) if row["amount"]), Fraction(0))
 
 
 def findings(*arguments: Any) -> str:
-    """What ratelimits_verify says of everything, one finding a line; "" if all holds."""
+    """Return the findings of ratelimits_verify on everything, one on each line; "" if there are none."""
     out = io.StringIO()
     try:
         call_command("ratelimits_verify", "--all", *arguments, stdout=out, stderr=io.StringIO())

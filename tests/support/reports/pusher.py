@@ -1,8 +1,8 @@
-"""Closers and pushers that die: children that close and push without end, and are killed between any two steps.
+"""Run children that close and push without end and are killed between any two steps.
 
 `python -m tests.support.reports.pusher SEED CHILDREN START` writes a line for each crash, "kill <point>" or "cut
-<point>": a child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. START is
-when, in seconds since 1970 UTC, it was NOW.
+<point>": a child kills itself with SIGKILL, or loses its database connection in the middle of a transaction. START is
+the real time, in seconds since 1970 UTC, at which the tests' clock showed NOW.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from django.db import connection
 
 from tests.support.usage.dying import die_at, keep_children
 
-#: A child that meets no crash within these seconds makes room for one with another point.
+#: A child that does not crash within these seconds is replaced by one with another point.
 LONGEST = 20.0
 
 
 def clock(start: float) -> datetime:
-    """What the time is, for pushers and receivers: it was NOW at `start`."""
+    """Return the time for pushers and receivers: it was NOW at `start`."""
     from tests.push.conftest import NOW
 
     return NOW + timedelta(seconds=time.time() - start)
 
 
 def impatient() -> None:
-    """Have claims and pauses last for moments, so that the test sees them run out."""
+    """Make claims and pauses very short, so that the test sees them run out."""
     from ratelimits.push import send
 
     send.CLAIM = timedelta(seconds=1)
@@ -58,7 +58,7 @@ def _child(number: int, rng: random.Random) -> None:
     points = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
     die_at(points[number % len(points)], rng.randrange(2), rng)
     impatient()
-    logging.disable()  # accounts and reports that could not be done, since the database was cut off
+    logging.disable()  # accounts and reports that failed because the database connection was cut
     end, start = time.monotonic() + LONGEST, float(sys.argv[3])
     while time.monotonic() < end:
         try:

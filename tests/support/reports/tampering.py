@@ -1,6 +1,6 @@
-"""Kinds of tampering with the tables of the ledger and the reports, each a function that does it.
+"""Kinds of tampering with the tables of the ledger and the reports, one function for each.
 
-Those with what is pushed, and with the configuration that bills, are in tampering_beside.py.
+tampering_beside.py has the tampering with pushed rows and with the configuration that bills.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Damage = Callable[[], object]
 
 
 class NotApplicableError(Exception):
-    """No two rows differ in a column, so there is nothing to exchange."""
+    """Raised if no two rows differ in a column, so there is nothing to exchange."""
 
 
 #: The tables, and their columns that name a row.
@@ -57,11 +57,11 @@ TABLES: dict[Model, frozenset[str]] = {
     QuarantinedBatch: frozenset({"id"}),
     ArchivedRange: frozenset({"id"}),
 }
-#: Columns that an inserted row has others in, since they are unique; of tables that are not named, those below.
+#: Unique columns, in which an inserted row needs other values; tables that are not named have those below.
 UNIQUE: dict[Model, tuple[str, ...]] = {}
 _UNIQUE = ("event", "reference", "process", "name", "archive")
 _OCTOBER = at("2026-10-01") // 10**6
-#: Which row is changed: the newest that is of a closed period, where a table has such.
+#: Which row is changed: the newest one of a closed period, if the table has one.
 _TOUCHED: dict[Model, dict[str, Any]] = {
     Batch: {"position__gt": 1, "parts": b""},
     Line: {"period": _OCTOBER},
@@ -73,7 +73,7 @@ _TOUCHED: dict[Model, dict[str, Any]] = {
 
 
 def other(value: Any) -> Any:
-    """Return a value of the same type that is another one."""
+    """Return another value of the same type."""
     if value is None:
         return 1
     if isinstance(value, bool):
@@ -94,12 +94,12 @@ def other(value: Any) -> Any:
 
 
 def rows(model: Model) -> Any:
-    # Not by the manager of the model: to that of the configuration a write is an edit.
+    # Not through the model's manager, because a write to the configuration through it is an edit.
     return models.QuerySet(model).order_by("pk")
 
 
 def write(row: Any) -> None:
-    """Insert a row past whatever saving it would do beside."""
+    """Insert a row without the other effects of saving it."""
     models.QuerySet(type(row)).bulk_create([row])
 
 
@@ -117,7 +117,7 @@ def change(model: Model, column: str) -> Damage:
             value = moment(at("2026-11-07"))
         wanted = other(value)
         if (model, column) == (PeriodUsage, "position"):
-            wanted = row.covered + 1  # there is late usage, it says; up to there it says nothing
+            wanted = row.covered + 1  # claim that there is late usage; the value up to there claims nothing
         if column == "report_id":
             wanted = Report.objects.exclude(pk=value).values_list("pk", flat=True)[0]
         rows(model).filter(pk=row.pk).update(**{column: wanted})
@@ -130,7 +130,7 @@ def swap(model: Model, column: str) -> Damage:
         one = touched(model)
         first = getattr(one, column)
         others = [name for name in _columns(model) if name != column]
-        # Where the rest is the same, rows that exchange a value are the same rows.
+        # If all other values are equal, rows that exchange a value remain the same rows.
         two = next(
             (
                 row
@@ -142,7 +142,7 @@ def swap(model: Model, column: str) -> Damage:
         if two is None:
             raise NotApplicableError
         second, free = getattr(two, column), other(other(first))
-        # By way of a value that no row has, for columns that are unique.
+        # Through a value that no row has, because the column may be unique.
         for pk, value in (
             (two.pk, free if isinstance(first, int | str) else second),
             (one.pk, second),
@@ -192,7 +192,7 @@ def watermark_is_moved_past_redis() -> None:
 
 
 def line_under_an_open_batch() -> None:
-    """A line among a closed batch's, that its own column counts to the newest batch of its shard."""
+    """Put a line among those of a closed batch, while its own column names the newest batch of the shard."""
     line: Any = Line.objects.filter(account="acme", period=_OCTOBER).earliest("pk")
     newest = Batch.objects.filter(shard=line.batch.shard).order_by("position").last()
     line.pk, line.batch = line.pk + 1000, newest
@@ -224,7 +224,7 @@ def newest_batch_is_gone() -> None:
 
 
 def newest_batch_never_was() -> None:
-    """The shard's state is set back to the batch before."""
+    """Set the shard's state back to the batch before."""
     newest_batch_is_gone()
     before = _batches().latest("position")
     ShardState.objects.filter(pk=before.shard).update(
@@ -244,9 +244,9 @@ def report_is_gone(**which: Any) -> None:
 
 
 def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 1) -> None:
-    """Add a unit to a line, and digest anew whatever is made of it: checksum, batch, chain, state and totals.
+    """Add a unit to a line, and compute again what depends on it: checksum, batch, chain, state and totals.
 
-    `more` is what that adds to the running sum.
+    `more` is the amount that this adds to the running sum.
     """
     line.admitted_units += 1
     line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
@@ -277,7 +277,7 @@ def _open_line(*, joined: bool) -> Any:
 
 
 def joined_batch_is_rebuilt() -> None:
-    """A unit more and a request less in a batch that was joined of several: no link of the chain covers its lines."""
+    """Add a unit and take off a request in a joined batch, whose lines no link of the chain covers."""
     line = _open_line(joined=True)
     line.admitted_requests -= 1
     about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
@@ -297,7 +297,7 @@ def signature_of_a_joined_batch() -> None:
 
 
 def redigest(report: Report) -> None:
-    """Digest a report anew, and all of its later versions, without the key: their signatures stay."""
+    """Compute the digests of a report and its later versions again, without the key: their signatures stay."""
     later = Report.objects.filter(account=report.account, period_start=report.period_start, version__gte=report.version)
     before = report.previous_digest
     for each in later.order_by("version"):
@@ -313,7 +313,7 @@ def redigest(report: Report) -> None:
 
 
 def everything_is_rebuilt() -> None:
-    """A unit more in the ledger and on the report, with everything made anew that needs no key."""
+    """Add a unit in the ledger and on the report, and compute again everything that needs no key."""
     line: Any = Line.objects.filter(account="acme", period=_OCTOBER, key="api_key:1").earliest("pk")
     _rebuild(line)
     sums = {"consumed_quantity": models.F("consumed_quantity") + 1}
@@ -332,7 +332,7 @@ def name_on_a_report_is_rebuilt() -> None:
 
 
 def _redigested_lines(report: Report) -> None:
-    """Digest a report anew after lines were added to it or taken away, without the key."""
+    """Compute a report's digest again, without the key, after lines were added or removed."""
     Report.objects.filter(pk=report.pk).update(line_count=report.lines.count())
     report.refresh_from_db()
     redigest(report)
@@ -343,7 +343,7 @@ def _second_version() -> Report:
 
 
 def usage_is_skipped() -> None:
-    """A version that begins after the usage that it had to bring in, and has no line of it."""
+    """Let a version begin after the usage that it should add, without lines for that usage."""
     report = _second_version()
     Report.objects.filter(pk=report.pk).update(since=dict.fromkeys(report.since, report.chain))
     report.lines.filter(charge_category="usage")._raw_delete("default")
@@ -366,7 +366,7 @@ def line_without_usage(**about: Any) -> Damage:
 
 
 def adjustment_is_split_otherwise() -> None:
-    """What is taken off is taken off what is billed, and not of what is included."""
+    """Take units off the billed quantity and not off the included one."""
     line = touched(Adjustment).report.lines.get(charge_category="adjustment")
     parts = {"included_quantity": line.included_quantity + 3, "overage_quantity": line.overage_quantity - 3}
     ReportLine.objects.filter(pk=line.pk).update(**parts)
@@ -390,7 +390,7 @@ def quarantine_is_discarded() -> None:
 
 
 def first_version_is_the_second() -> None:
-    """So that what is only verified of first versions is not looked at; made without the key."""
+    """Avoid the checks that are made of first versions only; without the key."""
     report = Report.objects.get(account="acme", period_start=at("2026-09-01"))
     Report.objects.filter(pk=report.pk).update(version=2)
     report.refresh_from_db()
@@ -468,5 +468,5 @@ TAMPERINGS: dict[str, Damage] = {
     "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
     "a signature of no digits": lambda: Report.objects.filter(pk=touched(Report).pk).update(signature="é"),
 }
-#: Those of the ranges that were archived; the archive is at hand.
+#: Tampering with the ranges that were archived; the archive is at hand.
 OF_ARCHIVES = kinds_of(ArchivedRange)

@@ -1,4 +1,4 @@
-"""Kinds of tampering with what is pushed, and with the configuration that bills and its history."""
+"""Kinds of tampering with pushed rows, and with the configuration that bills and its history."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _update(model: Model, which: dict[str, Any], **values: Any) -> Damage:
 
 
 def _customer_is_another() -> None:
-    """A delivery that waits goes to another customer, the event with it."""
+    """Give a waiting delivery, and its event, to another customer."""
     row = rows(PushDelivery).filter(state="waiting").last()
     event = row.event.replace(f'"{row.customer}"', '"mallory"')
     assert event != row.event
@@ -76,21 +76,21 @@ def _customer_is_another() -> None:
 
 
 def _line_is_not_pushed() -> None:
-    """A line's delivery is gone, and its report says that there was none."""
+    """Remove a line's delivery, and let its report say that there was none."""
     row = rows(PushDelivery).filter(state="waiting").last()
     rows(PushDelivery).filter(pk=row.pk)._raw_delete("default")
     rows(PushedReport).filter(receiver=row.receiver_id, report=row.report_id).update(lines=models.F("lines") - 1)
 
 
 def _never_pushed() -> None:
-    """What was accepted is sent again, since nothing says that it was."""
+    """Let accepted lines be sent again, by removing what says that they were sent."""
     row = rows(PushedReport).first()
     rows(PushDelivery).filter(receiver=row.receiver_id, report=row.report_id)._raw_delete("default")
     rows(PushedReport).filter(pk=row.pk)._raw_delete("default")
 
 
 def _another_receiver() -> None:
-    """All that was pushed to a billing system is another one's, so that it gets everything again."""
+    """Assign everything that was pushed to another billing system, so that the first gets everything again."""
     write(PushReceiver(name="lago2"))
     for model in (PushDelivery, PushedReport):
         rows(model).filter(receiver="lago").update(receiver="lago2")
@@ -98,7 +98,7 @@ def _another_receiver() -> None:
 
 
 def _marked_as_pushed() -> None:
-    """A report of which nothing was pushed says that it was."""
+    """Mark a report as pushed although nothing was."""
     planned = rows(PushedReport).filter(receiver="stripe").values("report")
     report = rows(PushedReport).filter(receiver="lago").exclude(report__in=planned).first().report_id
     write(PushedReport(receiver_id="stripe", report_id=report, lines=0))
@@ -130,7 +130,7 @@ def _version_is_lowered() -> None:
 
 
 def _kept_period_is_cut() -> None:
-    """An account is given a further allowance from the middle of its month on."""
+    """Give an account a second allowance from the middle of its month on."""
     start = at("2026-12-01")
     row = rows(KeptPeriod).last()
     row.pk, row.account, row.shard = None, "globex", key_shard("account:globex")
@@ -148,7 +148,7 @@ def _another_gap_waits() -> None:
 
 
 def _included_as_never_said(quantity: int) -> None:
-    """What a plan includes is another quantity, in its row and wherever its history tells of it."""
+    """Change what a plan includes, in its row and everywhere in its history."""
     row = rows(PlanInclusion).last()
     records = rows(PlanInclusion.history.model).filter(id=row.pk)
     assert records.update(quantity=quantity)
@@ -156,7 +156,7 @@ def _included_as_never_said(quantity: int) -> None:
 
 
 def _prices_are_taken_off(version: int) -> None:
-    """A version costs nothing, and its digest says so; made without the key."""
+    """Take the prices off a version, and compute its digest again without the key."""
     found = Report.objects.filter(account="acme", version=version)
     assert found[0].prices
     found.update(prices={}, amounts={})
@@ -164,7 +164,7 @@ def _prices_are_taken_off(version: int) -> None:
 
 
 def _record_of_old() -> None:
-    """A record among the others of an edit that nobody made, before the newest."""
+    """Insert a record of an edit that nobody made, before the newest record."""
     record = rows(PlanPrice.history.model).last()
     record.pk, record.version = None, 0
     write(record)
@@ -195,7 +195,7 @@ OF_TERMS: dict[str, Damage] = {
     **{f"{model.__name__} without its history": partial(_unrecorded, model) for model in MODELS},
     **{f"{model.__name__} of before its newest record": partial(_since_ever, model) for model in MODELS},
 }
-#: Of these the manifest has a digest, and a row must be what the newest record says.
+#: The manifest has a digest of these, and a row must be what its newest record says.
 OF_HISTORY: dict[str, Damage] = {
     name: damage
     for model in MODELS

@@ -1,4 +1,4 @@
-"""Work that goes on beside a test, in threads or in forked children."""
+"""Run work during a test, in threads or in forked children."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Background:
 
 
 def forked(child: Callable[[int, random.Random], None], number: int, seed: str) -> int:
-    """The process id of a child that does its work and never returns from it."""
+    """Fork a child that does its work and never returns; return its process id."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,7 +1,7 @@
 """The demo project's Celery app with a plan of crashes: `celery -A tests.support.usage.celery_app worker --beat`.
 
-The file that CRASH_PLAN names has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
-the point of the first line takes the line out and kills itself, or the whole worker, with SIGKILL. Beside it, ".again"
+The file named by CRASH_PLAN has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
+the point of the first line removes the line and kills itself, or the whole worker, with SIGKILL. The file ".again"
 gets a line with the name of each task that was delivered again.
 """
 
@@ -20,12 +20,12 @@ from django.conf import settings
 from project.celery import app
 from ratelimits.usage import crash
 
-# Drains are not due more often than two children can do them: what queues up behind them would expire.
+# Drains are due only as often as two children can do them; others would wait in the queue and expire.
 settings.RATELIMITS.update(SEAL_INTERVAL=0.3, DRAIN_INTERVAL=0.5, COMPACT_INTERVAL=0.5)
-# A child that was killed has its task delivered again.
+# The task of a killed child is delivered again.
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
-# What a worker took that was killed whole is delivered again after so many seconds; what takes longer is done twice.
+# After this many seconds the tasks of a killed worker are delivered again; a task that takes longer is done twice.
 app.conf.broker_transport_options = {"visibility_timeout": 2}
 
 
@@ -38,7 +38,7 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
 
 @app.on_after_finalize.connect
 def _keep_tasks(sender: Celery, **kwargs: object) -> None:
-    # What a killed worker took is looked for every ten seconds: what expired by then would not be delivered again.
+    # Celery looks for tasks of killed workers every ten seconds; an expired task would not be delivered again.
     for name in ("ratelimits.drain", "ratelimits.compact"):
         sender.conf.beat_schedule[name]["options"]["expires"] = 60
 

@@ -1,8 +1,8 @@
-"""Drainers that die: a process whose children seal and drain without end, and are killed between any two steps.
+"""Run children that seal and drain without end and are killed between any two steps.
 
 `python -m tests.support.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a
-child kills itself with SIGKILL, or has its database connection cut in the middle of a transaction. And a line "met" for
-each batch that a child found in the hands of another one, or brought to the ledger by it meanwhile.
+child kills itself with SIGKILL, or loses its database connection in the middle of a transaction. It writes "met" for
+each batch that another child was draining, or had drained meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.db import connection
 
 from tests.support.usage.dying import die_at, keep_children
 
-#: So much usage is joined by compaction, in µs: little, so that it happens while the test runs.
+#: Compaction joins usage of this many µs: so few that it happens while the test runs.
 SPAN = 300_000
 
 

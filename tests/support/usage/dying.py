@@ -1,4 +1,4 @@
-"""Children that do work without end, and are killed, or lose the database, at one point between two steps."""
+"""Run children that work without end and are killed, or lose the database, at one point between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.usage.background import forked
 
 
 def die_at(target: str, passes: int, rng: random.Random) -> None:
-    """Have this process die when it has passed a point so often; within a transaction it may lose the database instead.
+    """Kill this process when it has passed a point this often; in a transaction it may lose the database instead.
 
     Write a line for it, "kill <point>" or "cut <point>", to the standard output.
     """
@@ -37,7 +37,7 @@ def die_at(target: str, passes: int, rng: random.Random) -> None:
 
 
 def _lose_the_database() -> None:
-    """Close the connection in the middle of what is being done, without a word."""
+    """Close the connection in the middle of the work, without a message."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
@@ -46,7 +46,7 @@ def _lose_the_database() -> None:
 
 
 def keep_children(child: Callable[[int, random.Random], None], seed: str, children: int) -> None:
-    """Fork children, each with its number and its own random numbers, and another for each that ends; never return."""
+    """Fork children with a number and a random generator each, and a new one for each that ends; never return."""
     running: set[int] = set()
     for number in range(10**9):
         while len(running) >= children:

@@ -1,4 +1,4 @@
-"""Requests from several threads, counted as their callers see them: acknowledged, refused, or never answered."""
+"""Make requests from several threads, counted as their callers see them: acknowledged, refused, or unanswered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAUSE = 0.002
 
 
 class Load(Background):
-    """Requests without end, until the block is left. Units by key: `acknowledged`, `denied`, `unanswered`."""
+    """Make requests until the block is left. Count units by key: `acknowledged`, `denied`, `unanswered`."""
 
     def __init__(self, seed: int, threads: int = 3, label: str = "") -> None:
         self._label = label
@@ -30,7 +30,7 @@ class Load(Background):
 
     def _run(self, number: int, rng: random.Random) -> None:
         while not self._end.is_set():
-            # Keys are a thread's own, so that its counts need no lock.
+            # Each thread has its own keys, so that its counts need no lock.
             key, cost = f"api_key:{self._label}{number}-{rng.randrange(5)}", rng.choice((1, 1, 1, 7, 250))
             account = f"account-{number}-{rng.randrange(3)}"
             try:
@@ -44,7 +44,9 @@ class Load(Background):
             time.sleep(_PAUSE)
 
     def missing(self, *, at_most: bool = False) -> int:
-        """Units that were acknowledged and are not in the ledger; `at_most`: and it has no more than may have been."""
+        """Return the acknowledged units that the ledger lacks; with `at_most` also check that it has no more than
+        possible.
+        """
         sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"))
         ledger = {row["key"]: row["admitted"] for row in sums.order_by()}
         keys = self.acknowledged.keys() | self.unanswered.keys()
@@ -53,7 +55,7 @@ class Load(Background):
         return sum(max(self.acknowledged[key] - ledger.get(key, 0), 0) for key in keys)
 
     def check(self) -> None:
-        """For every key, of what was admitted and denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""
+        """Check for every key, admitted and denied: acknowledged ≤ ledger ≤ acknowledged + unanswered."""
         sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"), denied=Sum("denied_units"))
         ledger = {row["key"]: row for row in sums.order_by()}
         assert ledger.keys() <= self.acknowledged.keys() | self.denied.keys() | self.unanswered.keys()

@@ -1,12 +1,12 @@
-"""Power cuts: a server is killed, and its append-only file loses every byte that was not fsynced.
+"""Cut the power: kill a server, and cut its append-only file to the bytes that were fsynced.
 
-A kill alone is no power cut: what a process wrote and did not fsync outlives it in the kernel. So one thread keeps the
-server writing, and another watches the server's fsync thread: whenever that has run, all that the file has then may be
-on disk. At the cut the server is stopped, so that every answer that it has given arrives, then killed, and the file is
-cut to that length: never before what was fsynced, and hardly behind it.
+A kill alone is not a power cut: bytes that a process wrote but did not fsync survive in the kernel. So one thread keeps
+the server writing, and another watches the server's fsync thread: when that has run, all bytes of the file may be on
+disk. At the cut the server is stopped, so that all of its answers arrive, then killed. The file is cut to that length:
+never shorter than what was fsynced, and hardly longer.
 
-An acknowledged write need not be in the file: under `everysec` the server answers, and keeps a write in its memory for
-as long as an fsync is in progress, up to two seconds. So the file is asked, not the answers.
+An acknowledged write may not be in the file: under `everysec` the server answers, but keeps a write in its memory
+while an fsync runs, up to two seconds. So the test looks at the file, not at the answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 class Fsyncs(Background):
-    """Watches up to which byte the file is fsynced, until the block is left."""
+    """Watch up to which byte the file is fsynced, until the block is left."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         super().__init__(self._write, self._watch)
@@ -78,14 +78,14 @@ class Fsyncs(Background):
             time.sleep(_PAUSE)
 
     def look(self, ran: bool = False) -> None:
-        """Note the file's length if the fsync thread has run since the last look, or is to be taken for it (`ran`)."""
+        """Record the file's length if the fsync thread has run since the last look, or if `ran` says so."""
         with self._cutting:
             switches = _switches(self._thread)
             if ran or switches != self._switches:
                 self._switches, self._fsynced = switches, self._file.stat().st_size
 
     def cut(self, after: float) -> Cut:
-        """Cut the power so many seconds after an fsync, and start the server again."""
+        """Cut the power this many seconds after an fsync, and start the server again."""
         seen = self._fsynced
         until(lambda: self._fsynced > seen, "an fsync")
         time.sleep(after)
@@ -94,7 +94,7 @@ class Fsyncs(Background):
             os.kill(self.server.process.pid, signal.SIGSTOP)
             at = time.time_ns() // 1000
             self._end.set()
-        # Answers that were given before are still on their way.
+        # Answers given before this are still under way.
         time.sleep(0.1)
         self.server.kill()
         for thread in self._threads:
@@ -105,14 +105,14 @@ class Fsyncs(Background):
 
 
 def _fsync_thread(pid: int) -> Path:
-    """Where the kernel tells of the server's thread that fsyncs."""
+    """Return the kernel's file about the server's fsync thread."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return next(task for task in tasks if (task / "comm").read_text().startswith("bio_aof"))
 
 
 @contextmanager
 def stalled_disk(server: EmbeddedServer) -> Iterator[None]:
-    """Nothing is fsynced in the background until the block is left, as with a disk that takes so long for it."""
+    """Stop the background fsync until the block is left, like a disk that takes this long."""
     thread = int(_fsync_thread(server.process.pid).name)
     _ptrace(_PTRACE_SEIZE, thread)
     _ptrace(_PTRACE_INTERRUPT, thread)
@@ -124,9 +124,9 @@ def stalled_disk(server: EmbeddedServer) -> Iterator[None]:
 
 
 def unwritten(server: EmbeddedServer, client: redis.Redis) -> bytes:
-    """Write until the server acknowledges a write that it keeps in its memory, and return that key.
+    """Write until the server acknowledges a write that it keeps only in memory; return that key.
 
-    It does so while the disk is stalled, for up to two seconds.
+    The server does this while the disk is stalled, for up to two seconds.
     """
     written = itertools.count()
 
@@ -140,7 +140,7 @@ def unwritten(server: EmbeddedServer, client: redis.Redis) -> bytes:
 
 
 def is_written(server: EmbeddedServer, key: bytes) -> bool:
-    """Whether a key is in the append-only file."""
+    """Return whether a key is in the append-only file."""
     return any(key + b"\r\n" in path.read_bytes() for path in server.directory.rglob("*.aof"))
 
 
@@ -151,23 +151,23 @@ def _ptrace(request: int, thread: int) -> None:
 
 
 def wait_for_fsync(server: EmbeddedServer, client: redis.Redis) -> None:
-    """Until the thread that fsyncs has just done so: the next fsync is a second away."""
+    """Wait until the fsync thread has just run: the next fsync is one second away."""
     thread = _fsync_thread(server.process.pid)
     before, deadline = _switches(thread), time.monotonic() + PATIENCE
     while _switches(thread) == before:
         assert time.monotonic() < deadline, "waited in vain for an fsync"
-        client.set("n", 0)  # again and again: the fsync of a single write may have passed before it is looked for
+        client.set("n", 0)  # write repeatedly, because the fsync of a single write may be over before the next look
         time.sleep(_PAUSE)
 
 
 def _switches(thread: Path) -> str:
-    """How often the thread has gone to sleep: whenever an fsync waits for the disk, and when it has ended."""
+    """Return how often the thread went to sleep: when an fsync waits for the disk, and when it has ended."""
     lines = (thread / "status").read_text().splitlines()
     return next(line for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 def _truncate(path: Path, size: int) -> int:
-    """Cut the file to `size` bytes; return how many it loses."""
+    """Cut the file to `size` bytes; return how many bytes were cut off."""
     lost = path.stat().st_size - size
     with path.open("r+b") as file:
         file.truncate(size)

@@ -1,4 +1,4 @@
-"""A batch in quarantine, for the tests of those who resolve it: a pytest plugin."""
+"""A pytest plugin that puts a batch into quarantine, for tests that resolve it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Fork = Callable[[int], QuarantinedBatch]
 
 @pytest.fixture
 def fork(redis_client: redis.Redis) -> Fork:
-    """Three requests in the ledger; their batch comes again with so many, and is in quarantine."""
+    """Put three requests into the ledger; let their batch come again with another number, which puts it into
+    quarantine.
+    """
     for _ in range(3):
         use(configuration=ConfigVersion.read("default")[0])
     seal()

@@ -1,4 +1,4 @@
-"""Usage through the real engine, for the tests of the ledger and report wings."""
+"""Make usage through the real engine, for the tests of the ledger and of reports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ratelimits.usage.drain import Drained, drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 
-#: A limit that never refuses in a test.
+#: A capacity that never refuses in a test.
 WIDE = TokenBucket(capacity=1_000_000_000, rate=Decimal(1_000_000_000), period=Decimal(1))
 
 
 def at(text: str) -> int:
-    """The µs since 1970 UTC of a moment like "2026-11-21T12:00" (UTC where it names no offset)."""
+    """Return the µs since 1970 UTC of a time like "2026-11-21T12:00" (UTC if it has no offset)."""
     moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1_000_000
 
@@ -43,7 +43,7 @@ def use(
     periods: tuple[int, int, int, int] | None = None,
     configuration: int = 0,
 ) -> engine.Decision:
-    """One request, decided and counted; `capacity` per hour limits it, else nothing does.
+    """Decide and count one request, limited by `capacity` per hour if given.
 
     `periods` are the starts of the billing periods around `now`, by default months of `timezone` from `anchor`.
     `configuration` is the version of the rules in force, where there are rules.
@@ -66,7 +66,7 @@ def opened_late() -> None:
 
 
 def flow() -> Drained:
-    """From Redis into the ledger and its totals, on a machine whose clock is not behind the moments of any test."""
+    """Bring usage from Redis into the ledger and its totals, with a clock that is later than the times of any test."""
     seal()
     drained = drain(at("2100-01-01"))
     tally()

@@ -1,7 +1,7 @@
-"""Web workers that die: a process whose children make requests without end, and are killed at any moment.
+"""Run children that make requests without end, like web workers, and are killed at any moment.
 
-`python -m tests.support.usage.worker SEED CHILDREN` writes a line before each request, "? CHILD KEY COST", one when it
-was answered, "+ CHILD" or "- CHILD", and "killed CHILD" when a child is gone: what it had asked for then was never
+`python -m tests.support.usage.worker SEED CHILDREN` writes a line before each request, "? CHILD KEY COST", one after it
+was answered, "+ CHILD" or "- CHILD", and "killed CHILD" when a child is gone: its last request was then never
 answered.
 """
 

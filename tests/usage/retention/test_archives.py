@@ -1,4 +1,4 @@
-"""Files that are no archive of this ledger: none of them is restored, and none takes memory without bounds."""
+"""Test files that are not archives of this ledger: none is restored, and none uses unbounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def moved(tmp_path: Path, fsync_at_once: None) -> Path:
-    """An archive of one batch with 7 units."""
+    """Make an archive of one batch with 7 units."""
     use(cost=7)
     flow()
     (batch,) = Batch.objects.all()
@@ -28,7 +28,7 @@ def moved(tmp_path: Path, fsync_at_once: None) -> Path:
 
 
 def forge(path: Path, old: bytes, new: bytes) -> None:
-    """Change the content of a file, and have it bear the digest of what it is now."""
+    """Change the content of a file, and give it the right digest of the new content."""
     content = gzip.decompress(path.read_bytes()).rpartition(b"end ")[0]
     assert old in content
     content = content.replace(old, new)

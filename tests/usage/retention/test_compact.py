@@ -28,12 +28,12 @@ SIGNED = {"CACHE_ALIAS": "ratelimits", "NAMESPACE": "test", "SIGNING_KEY": "of t
 
 @pytest.fixture(autouse=True)
 def _long_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hour ends while a test runs."""
+    """Make sure that no hour ends while a test runs."""
     monkeypatch.setattr(compacting, "SPAN", 10**17)
 
 
 def pass_time() -> None:
-    """As if the hour were over."""
+    """Go on as if the hour were over."""
     ShardState.objects.update(watermark=F("watermark") + 2 * compacting.SPAN)
 
 
@@ -105,7 +105,7 @@ def test_a_ledger_whose_running_sum_was_changed_in_redis_holds_and_is_not_joined
 
 @pytest.fixture
 def again(redis_client: redis.Redis) -> tuple[bytes, dict[bytes, bytes]]:
-    """The first of three compacted batches, as it was in Redis."""
+    """Return key and fields of the first of four compacted batches, as they were in Redis."""
     use()
     seal()
     (key,) = keys(redis_client, "b:*")
