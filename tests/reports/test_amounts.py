@@ -175,6 +175,21 @@ def test_names_of_one_account_owe_its_fees_minimum_and_tiers_once(proration: str
     assert findings() == ""
 
 
+@pytest.mark.parametrize(("drained", "fees"), [(True, 1), (False, 2)])
+def test_names_whose_periods_start_at_other_moments_have_a_price_each(drained: bool, fees: int) -> None:
+    """Only where usage under the former name had not reached the ledger when both changed; docs/billing.md says so."""
+    priced(included=5, unit_price="0.10", flat_fee="10")
+    edits.spend("acme", "2026-10-10", 12)
+    if drained:
+        flow()
+    edits.change("2026-10-20", identifier="initech", timezone="Europe/Berlin")
+    edits.spend("initech", "2026-10-25", 9)
+    reports = close("2026-11-02")
+    assert sorted(report.account for report in reports) == ["acme", "initech"]
+    assert [row[5] for report in reports for row in amounts(report) if row[1] == "fee"] == ["10"] * fees
+    assert len({report.period_start for report in reports}) == fees
+
+
 def test_a_leaver_owes_what_its_last_plan_charged_also_where_that_is_no_more() -> None:
     acme = priced(included=5, unit_price="0.10", flat_fee="1")
     spend(acme, "2026-10-10", 7)
