@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+
+@pytest.fixture(autouse=True)
+def _connections_of_threads() -> Iterator[None]:
+    """Close the database connections that other threads opened and left open.
+
+    Django closes them only at a later request of the same thread. PostgreSQL deletes no database that has one.
+    """
+    own, opened = threading.get_ident(), []
+
+    def note(connection: BaseDatabaseWrapper, **_about: Any) -> None:
+        if threading.get_ident() != own:
+            opened.append(connection)
+
+    connection_created.connect(note)
+    yield
+    connection_created.disconnect(note)
+    for connection in opened:
+        connection.inc_thread_sharing()  # its thread has ended, or waits for more work
+        connection.close()
+        connection.dec_thread_sharing()
