@@ -1,4 +1,4 @@
-"""The engine: limits in, one atomic decision out. It knows Redis, and nothing of models, DRF or requests."""
+"""The engine: it decides limits in one atomic call of Redis. It knows nothing of models, DRF or requests."""
 
 from __future__ import annotations
 

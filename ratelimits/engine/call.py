@@ -1,4 +1,4 @@
-"""A call of the deciding script: what it asks, and the command that asks it."""
+"""A call of the deciding script: its arguments, and the command that sends them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.program import Packed, Program
 from ratelimits.engine.resp import bulks
 
-#: As a timeout: wait as long as it takes.
+#: As a timeout: any wait is accepted.
 ANY = float("inf")
 _REQUEST = struct.Struct("<BBBBBdddddd")
 _BIN = BIN_SECONDS * MICROSECONDS
@@ -27,7 +27,7 @@ _OWNED = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
-    """What the script is asked to do."""
+    """What the script does with the limits of a call."""
 
     TRY = 1
     PEEK = 2
@@ -40,7 +40,7 @@ class Op(IntEnum):
 
 
 class Meter(NamedTuple):
-    """What a request is counted as: a meter's name, and the rule and its version that bill it (0 if none)."""
+    """A meter that counts a request: its name, and the rule and version that bill it (0 if none)."""
 
     name: str
     rule: int = 0
@@ -48,11 +48,14 @@ class Meter(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Where a request is counted: its account ("" if none), its key, its meters and the billing periods around now.
+    """Where a request is counted.
 
-    The first costs of the call are those of `meters`, in their order; `periods` are the starts of the previous, the
-    current, the next and the next but one billing period, in µs since 1970 UTC: calendar months of `timezone`, from
-    `anchor` (ISO local date-time) if there is one, after the period `kept`.
+    account   the account's identifier; "" if there is none
+    key       the key that it is counted under, such as "user:42"
+    meters    the first costs of the call are those of the meters, in this order
+    periods   starts of the previous, current, next and next but one billing period, in µs since 1970 UTC
+    timezone  and `anchor` (an ISO local date-time, or None), from which later periods are computed: calendar months
+    kept      a billing period that a change of the account's terms left as it was, or None
     """
 
     account: str
@@ -66,10 +69,10 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an admitted request took, to be given back or settled at most once, by any process.
+    """What an admitted request took. Any process can refund or settle it, but only once.
 
-    `at` is µs since 1970 UTC, `bin` and `period` are seconds; plain data, so that it can be pickled or kept. Where a
-    cluster decided shard by shard, `moments` are the `at` of each key.
+    It is plain data, so it can be pickled or stored. `at` is in µs since 1970 UTC, `bin` and `period` are in seconds.
+    If a cluster decided shard by shard, `moments` has the `at` of each key.
     """
 
     nonce: str
@@ -86,14 +89,20 @@ class Receipt:
 
 
 class Call(NamedTuple):
-    """A question to the script: which program, for which keys, at which costs.
+    """One call of the script: a program, the keys that it counts and the costs of a request.
 
-    `keys` are the program's, such as "user:42"; a user's, an API key's and the account's own live in the shard of
-    `account`, if there is one, all others in their own. `costs` are by slot, negative where a receipt is settled for
-    less. `timeout` in seconds is the longest wait accepted; ANY: any. `version` is that of the caller's rules, None for
-    limits of no configuration. `now` in µs stands in for the server's clock, and with `virtual` nothing expires, in
-    tests and simulations. `at_once` refuses whatever would have to wait. `lease` names what `concurrency` hands out or
-    takes back (None: the call's nonce). `receipt_ttl` is in seconds.
+    keys         the program's keys, such as "user:42". Those of users, API keys and the account itself live in the
+                 shard of `account`, if there is one; all others in their own shards
+    costs        by slot; negative where a receipt is settled for less
+    usage        where the request is counted; None: it is not counted
+    timeout      the longest wait that is accepted, in seconds; ANY for any wait
+    version      of the caller's rules; None for limits that belong to no configuration
+    now          in µs since 1970 UTC, instead of the server's clock: for tests and simulations
+    lease        the name of the leases that `concurrency` gives or takes back; None: the call's nonce
+    virtual      nothing expires
+    receipt      the receipt to settle, and with `whole` to refund
+    at_once      refuse a request that would have to wait
+    receipt_ttl  in seconds
     """
 
     program: Program
@@ -127,22 +136,22 @@ os.register_at_fork(after_in_child=_reseed)
 
 
 def nonce() -> bytes:
-    """A name that no other call of any process has, in hexadecimal."""
+    """Return a name, in hexadecimal, that no other call of any process has."""
     return b"%b%x" % (_prefix, next(_numbers))
 
 
 def shard(keyspace: Keyspace, key: str, account: str) -> int:
-    """The shard of a key: its account's, if it belongs to one."""
+    """Return the shard of a key: the account's shard if the key belongs to an account."""
     return shard_of(f"account:{account}" if account and key.startswith(_OWNED) else key, keyspace.shards)
 
 
 def home(keyspace: Keyspace, usage: Usage) -> int:
-    """The shard that counts a usage: its account's, else its key's."""
+    """Return the shard that counts a usage: the account's, or the key's if there is no account."""
     return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
 
 
 def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """The shards whose versions are checked, the one that counts the request first."""
+    """Return the shards whose versions are checked; first the shard that counts the request."""
     if call.virtual:
         return []
     usage = call.usage
@@ -152,7 +161,7 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """The keys of a call's states, packed ones first."""
+    """Return the Redis keys of a call's states, the packed states first."""
     return [
         keyspace.state(shards[number], call.keys[number])
         if name is None
@@ -161,8 +170,8 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
     ]
 
 
-def beside(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """What the script finds without being told of it, beside its own states."""
+def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
+    """Return the further keys of the own states, which the script names itself."""
     own = [place for place in call.program.states if place[1] is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
@@ -172,37 +181,38 @@ def beside(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 class Clock:
-    """This machine's clock, put right by what the server says: µs since 1970 UTC."""
+    """This machine's clock, corrected by the times that the server reports: µs since 1970 UTC."""
 
     def __init__(self) -> None:
         self._ahead = 0
 
     def now(self) -> int:
-        """The server's time, as far as is known."""
+        """Return the server's time as far as it is known."""
         return time.time_ns() // 1000 + self._ahead
 
-    def put_right(self, servers: int) -> None:
-        """Learn the server's time."""
-        self._ahead = servers - time.time_ns() // 1000
+    def correct(self, server_time: int) -> None:
+        """Correct the clock by a time that the server has just reported."""
+        self._ahead = server_time - time.time_ns() // 1000
 
 
 clock = Clock()
 
 
-#: What follows a command's nonce: for which run of the server it was made, from when and until when it is right (µs).
+#: The bytes after a command's nonce, the run of the server that they were made for, and since when and until when they
+#: are valid (µs).
 _Made = tuple[str, float, float, bytes]
 _NEVER: _Made = ("", 0, 0, b"")
 
 
 class Command:
-    """A call ready to be sent, as often as need be: all but its nonce and the run of the server that it is sent to."""
+    """A call as bytes, which can be sent any number of times. Each time only the nonce is new."""
 
     __slots__ = ("_fast", "_front", "_heads", "_made", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: What a cluster is asked in its place, once that is known: engine.cluster.split fills it in.
+        #: The parts that a cluster is sent instead. engine.cluster.split fills them in.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
@@ -217,11 +227,11 @@ class Command:
         if call.receipt is not None:
             keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
         if len(own) > packed:
-            # Where a slot is on the move, a script begins only if all the keys that it is told of are there.
-            keys += [*own[packed:], *beside(keyspace, call, shards)]
+            # While a slot of a cluster moves, a node runs a script only if it has all keys that the command names.
+            keys += [*own[packed:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
-        # Only the usual question has a short way.
+        # The fast path knows only requests that try to take permits, and do not refuse to wait.
         self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
         fast = program.fast_parts - 1 if self._fast else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -231,7 +241,7 @@ class Command:
         )
 
     def to(self, run: str, name: bytes) -> bytes:
-        """The command in RESP, for a connection to that run of the server; `name` is the nonce of this time."""
+        """Return the command in RESP, for a connection to this run of the server. `name` is the nonce."""
         now = self.call.now
         if now is None:
             now = clock.now()
@@ -265,24 +275,27 @@ class Command:
         )
         if call.lease is not None:
             fields.append(call.lease.encode())
-        # Questions at moments of their own, and receipts, are not asked again.
+        # Calls with a `now` of their own, and receipts, are not repeated: do not cache their bytes.
         around = _around if call.now is None and receipt is None else _around.__wrapped__
-        before, behind = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
-        return run, start, end, b"%b%b%b" % (before, bulks(*fields), behind)
+        before, after = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
+        return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
 
 
 @lru_cache(maxsize=1024)
 def _around(
     packed: Packed, fast: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
-    """What lies before and behind a call's own fields: the same for all who ask alike."""
+    """Return the bytes before and after a call's own fields: the same for all calls that are alike."""
     first, *formats = packed.fast if fast else (b"",)
     request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
     return bulks(head.encode(), request_bytes, packed.program, first), bulks(*formats)
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Starts of the bin and the billing period that `now` (µs) lies in, in seconds, and when the first ends (µs)."""
+    """Return the starts of the bin and of the billing period that contain `now`, and until when both are current.
+
+    `now` and the last value are in µs, the starts in seconds, all since 1970 UTC.
+    """
     bin_start = now // _BIN * _BIN
     periods = usage.periods
     if not periods[0] <= now < periods[3]:

@@ -1,4 +1,4 @@
-"""Counting refusals in the open batch of a shard beside the decisions: those that no decision there counted."""
+"""Count refusals that no decision in the account's shard has counted: in the open batch of that shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Refusals to be counted: so many requests, at these costs by meter, refused by this rule."""
+    """Refusals to count: a number of requests, each with these costs by meter, refused by one rule."""
 
     usage: Usage
     costs: tuple[int, ...]
@@ -24,8 +24,9 @@ class Counted:
 
 
 class Count:
-    """The command that counts in one shard and one account's billing periods, as "d" (denied) or "s" (refused by a
-    shadow rule, but admitted).
+    """The command that counts refusals in one shard, for one account's billing periods.
+
+    `kind` is "d" for denied requests, or "s" for admitted ones that a shadow rule would have refused.
     """
 
     script = scripts.read("run", "batch", "usage", "count")
@@ -37,16 +38,17 @@ class Count:
 
     @property
     def key(self) -> bytes:
-        """One of its keys: where it is to be sent."""
+        """Return one of its keys, by which a cluster finds the node."""
         return self._keys[0]
 
     def add(self, counted: Counted) -> None:
+        """Add refusals to the command."""
         usage = counted.usage
         for meter, cost in zip(usage.meters, counted.costs, strict=True):
             field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
             self._threes += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
 
     def to(self, run: str, name: bytes) -> bytes:
-        """The command in RESP."""
+        """Return the command in RESP."""
         arguments = [run.encode(), name, self._periods, *self._threes]
         return resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)

@@ -1,4 +1,4 @@
-"""Limits to decision: one script call, all or nothing.
+"""Decide limits in one call of the script: all of them admit and are charged, or none is.
 
 What does no I/O is written once: the functions that make a call, and `parse_reply`. Each function that asks the server
 exists twice: by its plain name it blocks, and its version with a leading "a" is awaited.
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
-    """What the answer to a call decides; None: this machine's clock was wrong and is put right, call again.
+    """Return the decision in the reply to a call. `name` is the call's nonce.
 
-    Raises Stale, AlreadySettled.
+    Return None if this machine's clock was wrong: it was corrected, so call again. Raise Stale or AlreadySettled.
     """
     reply = read(packed)
     if reply[0] == 1:
@@ -37,12 +37,12 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
         raise Stale(reply[1])
     if call.now is not None:
         raise Stale(0, reply[1])
-    clock.put_right(reply[1])
+    clock.correct(reply[1])
     return None
 
 
 def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Decide, by the command prepared for the call if there is one. Raises as `parse_reply` and `Wire.call` do."""
+    """Decide a call, with its prepared command if there is one. Raise what `parse_reply` and `Wire.call` raise."""
     command = command or Command(server.keyspace, call)
     name = nonce()
     decision = parse_reply(call, server.wire.call(command, name), name)
@@ -54,9 +54,10 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
 
 
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """`decide_call`, awaited. What a caller was granted is given back if it is cancelled meanwhile.
+    """Do as `decide_call`, awaited. Give back what was granted if the caller is cancelled meanwhile.
 
-    Such a caller has the reply first, within TIMEOUT, then CancelledError. Its cause is the error, if there was one.
+    Such a caller first waits for the reply, at most TIMEOUT, then gets CancelledError. If the call failed, that error
+    is its cause.
     """
     command = command or Command(server.keyspace, call)
     name = nonce()
@@ -86,7 +87,7 @@ _giving: set[asyncio.Future[None]] = set()
 
 
 async def _give_back(server: Server, decision: Decision) -> None:
-    """Refund what nobody will hear of."""
+    """Refund a decision whose caller was cancelled. Log an error that prevents it."""
     receipt = decision.receipt
     if receipt is None:
         return
@@ -107,7 +108,7 @@ def call_for(
     op: Op = Op.TRY,
     lease: str | None = None,
 ) -> Call:
-    """The call that decides these limits together. Raises ValueError for costs that make no sense."""
+    """Return the call that decides these limits together. Raise ValueError for no limits, or a cost out of range."""
     if not limits:
         raise ValueError("name at least one limit")
     keys = tuple(dict.fromkeys(limit.key for limit in limits))
@@ -128,15 +129,18 @@ def call_for(
         )
         for number, limit in enumerate(limits)
     )
-    # Each limit brings its own cost; the meters' come first, each that of the first limit unless told otherwise.
+    # First one cost for each meter, that of the first limit; then the cost of each limit.
     costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
-    # Limits of no rule, at no version, are not what an edit is about.
+    # Limits without a rule have no version, so no edit makes them stale.
     version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
 
 
 def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
-    """The call that books the difference to what a receipt took; `costs` are the true ones, by slot."""
+    """Return the call that charges the difference between a receipt's costs and the true `costs`, by slot.
+
+    Raise ValueError for the wrong number of costs, or a cost out of range. `receipt_ttl` is in seconds.
+    """
     if len(costs) != len(receipt.costs) or any(not 0 <= cost <= 2**40 or cost % 1 for cost in costs):
         raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each that was charged")
     differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
@@ -155,7 +159,7 @@ def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, 
 
 
 def release_call(receipt: Receipt) -> Call:
-    """The call that ends the leases of a receipt."""
+    """Return the call that ends the leases of a receipt."""
     return Call(receipt.program, receipt.keys, receipt.costs, receipt.account, op=Op.RELEASE, lease=_lease(receipt))
 
 
@@ -172,12 +176,15 @@ def decide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """Admit and charge a request under all limits, or under none of them.
+    """Admit a request and charge it under all limits, or charge it under none.
 
-    `timeout` is the longest wait in seconds that is accepted where the algorithm lets wait. `account` owns the keys
-    that are a user's, an API key's or its own; `usage` says where the request is counted. `lease` names what
-    `concurrency` hands out (default: the receipt's nonce). `now` (µs since 1970 UTC) stands in for the server's clock.
-    Raises engine.Unavailable when the server cannot be asked.
+    timeout  the longest wait in seconds that is accepted, for algorithms that let requests wait
+    account  the owner of the keys of users, API keys and itself
+    usage    where the request is counted; None: it is not counted
+    lease    the name of the lease that `concurrency` gives; None: the receipt's nonce
+    now      in µs since 1970 UTC, instead of the server's clock
+
+    Raise ValueError for a cost out of range, and engine.Unavailable if the server cannot be asked.
     """
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
     return decide_call(current_server(), call)
@@ -192,18 +199,18 @@ async def adecide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """`decide`, awaited."""
+    """Do as `decide`, awaited."""
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
     return await adecide_call(current_server(), call)
 
 
 def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
-    """What `decide` would answer, changing nothing."""
+    """Return the decision that `decide` would make, without charging."""
     return decide_call(current_server(), call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK))
 
 
 async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
-    """`peek`, awaited."""
+    """Do as `peek`, awaited."""
     call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
     return await adecide_call(current_server(), call)
 
@@ -216,7 +223,7 @@ def reserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """Take permits ahead of time: granted with a `wait` of at most `max_wait` seconds (None: any)."""
+    """Take permits in advance. The decision's `wait` is at most `max_wait` seconds (None: any)."""
     timeout = ANY if max_wait is None else max(max_wait, 0)
     return decide(limits, timeout=timeout, account=account, usage=usage, now=now)
 
@@ -229,7 +236,7 @@ async def areserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """`reserve`, awaited."""
+    """Do as `reserve`, awaited."""
     timeout = ANY if max_wait is None else max(max_wait, 0)
     return await adecide(limits, timeout=timeout, account=account, usage=usage, now=now)
 
@@ -239,40 +246,43 @@ def _nothing(receipt: Receipt) -> tuple[int, ...]:
 
 
 def refund(receipt: Receipt) -> Decision:
-    """Give back all that a receipt took, once; raises AlreadySettled the second time."""
+    """Give back everything that a receipt took. Raise AlreadySettled the second time."""
     return decide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
-    """`refund`, awaited."""
+    """Do as `refund`, awaited."""
     return await adecide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
-    """Charge what was truly used, once, even over the limit: `costs` in the order they were charged in."""
+    """Charge what was really used, even if it exceeds the limit. `costs` are in the order of the receipt's costs.
+
+    Raise AlreadySettled the second time.
+    """
     return decide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
-    """`settle`, awaited."""
+    """Do as `settle`, awaited."""
     return await adecide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 def release(receipt: Receipt) -> Decision:
-    """End the leases of a receipt; one that has ended or was released before is left alone."""
+    """End the leases of a receipt. Leases that have ended already stay ended."""
     return decide_call(current_server(), release_call(receipt))
 
 
 async def arelease(receipt: Receipt) -> Decision:
-    """`release`, awaited."""
+    """Do as `release`, awaited."""
     return await adecide_call(current_server(), release_call(receipt))
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """Forget the states of these limits: as never seen. What was counted as usage stays counted."""
+    """Delete the states of these limits, as if never used. Usage stays counted."""
     return decide_call(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 
 async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """`reset`, awaited."""
+    """Do as `reset`, awaited."""
     return await adecide_call(current_server(), call_for(limits, account=account, op=Op.RESET))

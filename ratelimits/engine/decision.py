@@ -1,4 +1,4 @@
-"""What a call of the script answers: the decision, and why there may be none."""
+"""The decision in a reply of the script, and the errors that mean there is none."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
-#: Unpack replies, by their length: 9 whole numbers of 64 bits, 3 for each limit, and from a cluster one for each key.
+#: Functions that unpack replies, by length: 9 integers of 64 bits, 3 for each limit, and on a cluster 1 for each key.
 _UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * MAX_LIMITS))}
 
 
 class Stale(Exception):
-    """The caller's rules, or their calendars, are older than what is in force: nothing was decided.
+    """The caller's rules, or their calendar windows, are older than those in force: nothing was decided.
 
-    `version` is the newer configuration (0: the calendars it is), `now` the server's time in µs since 1970 UTC.
+    `version` is the newer configuration; 0 if only the calendar windows are old. `now` is the server's time in µs since
+    1970 UTC.
     """
 
     def __init__(self, version: int, now: int = 0) -> None:
@@ -28,11 +29,11 @@ class Stale(Exception):
 
 
 class AlreadySettled(ValueError):
-    """The receipt was refunded or settled before, or is older than RECEIPT_TTL; nothing was done."""
+    """The receipt was refunded or settled before, or is older than RECEIPT_TTL: nothing was done."""
 
 
 class Standing(NamedTuple):
-    """Where one limit of a decision stands: whether it admits, permits left, seconds until it is as if never used."""
+    """One limit's part in a decision: whether it admits, the permits left, the seconds until it is as if never used."""
 
     allowed: bool
     remaining: int
@@ -40,15 +41,15 @@ class Standing(NamedTuple):
 
 
 class Decision:
-    """The answer to a request; times in seconds.
+    """The decision on a request. Times are in seconds.
 
-    allowed      admitted now, or, for algorithms that let wait, granted to proceed after `wait`
-    limit        the capacity of the limit that binds (for smooth_* its rate); None without enforced limits
-    remaining    permits that could be taken right now
-    retry_after  seconds until the same request would be admitted if nothing else happens; None when it never can be
+    allowed      admitted now; or, if the algorithm lets requests wait, admitted after `wait`
+    limit        the capacity of the limit that binds (its rate for smooth_*); None if no limit is enforced
+    remaining    permits that could be taken now
+    retry_after  seconds until the same request would be admitted if nothing else happens; None if it never can be
     reset_after  seconds until the state is as if never used
-    wait         seconds that the caller must hold back before proceeding
-    receipt      of an admitted request: what it took, to be refunded, settled or released
+    wait         seconds that the caller must wait before it proceeds
+    receipt      what an admitted request took, to refund, settle or release; None if it took nothing
     """
 
     __slots__ = ("_nonce", "call", "reply")
@@ -72,7 +73,7 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # By the clock of the very call that counted it, so the same as in its counters.
+        # By the clock of the call that counted it, so that they are those of its counters.
         counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
@@ -84,12 +85,12 @@ class Decision:
             reply[7],
             *counted[:2],
             call.lease,
-            # Of a decision that a cluster made shard by shard.
+            # If a cluster decided shard by shard: the moment of each key.
             tuple(reply[9 + 3 * len(call.program.terms) :]),
         )
 
     def _charged(self) -> Program:
-        """The limits that were: a shadow rule that would have refused an admitted request was not."""
+        """Return the limits that were charged. A shadow rule that would have refused was not."""
         terms = self.program.terms
         charged = tuple(term for number, term in enumerate(terms) if self.reply[9 + 3 * number])
         return self.program if len(charged) == len(terms) else program(charged)
@@ -100,7 +101,7 @@ class Decision:
 
     @property
     def binding(self) -> int | None:
-        """Number of the limit that binds: the one that refuses longest, or else has least left."""
+        """Return the index of the limit that binds: the one that refuses longest, or else has the least left."""
         return self.reply[2] - 1 if self.reply[2] else None
 
     @property
@@ -126,20 +127,20 @@ class Decision:
 
     @property
     def at(self) -> int:
-        """The moment that it was made as at, by the server's clock: µs since 1970 UTC."""
+        """Return the moment of the decision by the server's clock: µs since 1970 UTC."""
         return self.reply[7]
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Each limit by itself, in the order given."""
+        """Return what each limit decided, in the order of the limits."""
         rest = self.reply[9 : 9 + 3 * len(self.program.terms)]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
 
 
 def blocked(call: Call, now: int) -> Decision | None:
-    """Return the refusal that a limit of capacity 0 makes, for which no server is needed; None if there is none.
+    """Return the refusal of a call with a limit of capacity 0, which needs no server; None if it has no such limit.
 
-    Of the other limits nothing is known, and nothing can be taken under them either. `now` is µs since 1970 UTC.
+    The standings of the other limits are unknown, and say that nothing is left. `now` is in µs since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.closed:
@@ -149,5 +150,5 @@ def blocked(call: Call, now: int) -> Decision | None:
 
 
 def read(reply: bytes) -> tuple[int, ...]:
-    """The script's answer: whole numbers of 64 bits."""
+    """Return the integers of 64 bits in a reply of the script."""
     return _UNPACK[len(reply)](reply)

@@ -1,8 +1,8 @@
-"""Every Redis key, named once.
+"""The names of all Redis keys.
 
-All keys of a shard carry its hash tag, `rl:<schema>:<namespace>:{07}:…`, so that the limits, the version and the usage
-of one account share a slot of a cluster, and one script call serves them all. Nothing unbounded and nothing secret
-becomes part of a key: an API key appears by its id, and a long name by its digest.
+All keys of a shard have the same hash tag, `rl:<schema>:<namespace>:{07}:…`. So the limits, the version and the usage
+of one account are in one slot of a cluster, and one script call reaches them all. No secret and no text of unbounded
+length becomes part of a key: an API key appears as its id, a long name as its digest.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from zlib import crc32
 
 SCHEMA = 1
 BIN_SECONDS = 900
-#: Longest text that becomes part of a key as it is.
+#: Maximum bytes of a text that becomes part of a key as it is.
 LONGEST = 96
-#: Longest name of an account, a key or a meter in usage, in characters: as long as the ledger's columns.
+#: Maximum characters of the name of an account, a key or a meter in usage: the length of the ledger's columns.
 LONGEST_NAME = 255
-#: How reports name usage without an account; no account has that name.
+#: The name of usage without an account in reports. No account can have this name.
 ANONYMOUS = "~anonymous"
-#: What quoting leaves as it is.
+#: Names that need no quoting.
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
-#: Characters that no database keeps: NUL, and halves of surrogate pairs.
+#: Characters that not every database can store: NUL, and halves of surrogate pairs.
 _UNKEPT = re.compile("[\0\ud800-\udfff]")
 LONGEST_NAMESPACE = 40
 _NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 
 
 def shard_of(owner: str, shards: int) -> int:
-    """The shard of an account (else of a key): crc32 modulo the number of shards."""
+    """Return the shard of an account, or of a key without one: crc32 modulo the number of shards."""
     return crc32(owner.encode()) % shards
 
 
 def name_id(name: str) -> int:
-    """The 32-bit number that a rule's name has in a state: its crc32."""
+    """Return the 32-bit number for a rule's name in a state: its crc32."""
     return crc32(name.encode())
 
 
 def bounded(text: str) -> str:
-    """Return the text itself, or its kind and digest if it has more than LONGEST bytes, as a part of a Redis key."""
+    """Return a text as part of a Redis key: itself, or its kind and digest if it has more than LONGEST bytes."""
     # A character takes four bytes at most.
     if 4 * len(text) <= LONGEST or len(text.encode()) <= LONGEST:
         return text
@@ -49,17 +49,17 @@ def bounded(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a text's kind (what is before a colon) and its digest."""
+    """Return a text's kind (the part before a colon) and its digest."""
     kind, colon, _rest = text[:16].partition(":")
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{kind}:~{digest}" if colon else f"~{digest}"
 
 
 def ledger_name(text: str) -> str:
-    """Return the one name that Redis, the ledger and the reports have for an account, a key or a meter.
+    """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
-    It is the text itself if that has at most LONGEST_NAME characters, else its kind and digest, as for an account that
-    is called ANONYMOUS. Characters that no database keeps are replaced by U+FFFD. A ledger name's own is itself.
+    It is the text itself; or its kind and digest if it has more than LONGEST_NAME characters or is ANONYMOUS.
+    Characters that not every database can store are replaced by U+FFFD. The ledger name of a ledger name is itself.
     """
     if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
         return text
@@ -68,7 +68,7 @@ def ledger_name(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return the ledger name of a text as a part of a usage field's name, where '|' and '#' have a meaning."""
+    """Return the ledger name of a text, quoted for the name of a usage field, where '|' and '#' have a meaning."""
     return text if _PLAIN.fullmatch(text) else _quote(text)
 
 
@@ -78,7 +78,7 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return what the own state of the limit `name` is called: by its algorithm's letter too, since others' differ."""
+    """Return the name of the own state of the limit `name`. `letter` is its algorithm's: their states differ."""
     return f"{letter}:{name_id(name):x}"
 
 
@@ -107,49 +107,49 @@ class Keyspace:
             raise ValueError(f"shards must be from 1 to 16384, not {self.shards}")
 
     def prefix(self, shard: int) -> str:
-        """What all keys of a shard start with."""
+        """Return the prefix of all keys of a shard."""
         return _prefix(self.namespace, shard)
 
     def head(self, shard: int) -> str:
-        """String "<configuration version> <run>": what every decision is compared with."""
+        """Return the key of a string, "<configuration version> <run>", with which every decision is compared."""
         return self.prefix(shard) + SHARD_KEYS["head"]
 
     def open(self, shard: int) -> str:
-        """Hash: the open batch of usage (lua/batch.lua says what is in it)."""
+        """Return the key of a hash: the open batch of usage (see lua/batch.lua for its fields)."""
         return self.prefix(shard) + SHARD_KEYS["open"]
 
     def meta(self, shard: int) -> str:
-        """Hash: incarnation, seq, cum, run of the shard's batches."""
+        """Return the key of a hash: incarnation, seq, cum and run of the shard's batches."""
         return self.prefix(shard) + SHARD_KEYS["meta"]
 
     def sealed(self, shard: int) -> str:
-        """List of "<incarnation>:<seq>", oldest first."""
+        """Return the key of a list: the "<incarnation>:<seq>" of sealed batches, oldest first."""
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def batch(self, shard: int, identity: str) -> str:
-        """Hash: a sealed batch, by its "<incarnation>:<seq>"."""
+        """Return the key of a hash: the sealed batch with this "<incarnation>:<seq>"."""
         return self.prefix(shard) + SHARD_KEYS["batch"] + identity
 
     def state(self, shard: int, key: str) -> str:
-        """String: the packed fixed-size states of all limits of a key."""
+        """Return the key of a string: the packed states of all limits of a key."""
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
     def own(self, shard: int, own_name: str, key: str) -> str:
-        """The key of a state that is not of fixed size, of the limit with that `own_name`.
+        """Return the own key of the limit with this `own_name`, whose state has no fixed size.
 
-        Keys that belong to it end with an ending more, which its algorithm names; no own key ends so.
+        Further keys of the limit have an ending more, which its algorithm names. No own key has such an ending.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
     def receipt(self, shard: int, nonce: str) -> str:
-        """String: there once the receipt was refunded or settled."""
+        """Return the key of a string that exists once the receipt was refunded or settled."""
         return f"{self.prefix(shard)}r:{nonce}"
 
     @property
     def layout(self) -> str:
-        """String: the number of shards that this namespace was first used with."""
+        """Return the key of a string: the number of shards with which the namespace was first used."""
         return f"rl:{SCHEMA}:{self.namespace}:shards"
 
     def fence(self, shard: int) -> str:
-        """String: written by each drain, so that there is something to fsync behind all that it read."""
+        """Return the key of a string that each drain writes, so that an fsync follows everything that it has read."""
         return self.prefix(shard) + "fence"

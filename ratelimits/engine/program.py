@@ -1,4 +1,4 @@
-"""What of a decision does not change from request to request, compiled once: the program that the script is handed."""
+"""A program: the part of a decision that is the same for many requests, compiled once for the script."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
-#: Bytes of a record in a packed state before those of its algorithm, as lua/prelude.lua has them.
+#: Bytes at the beginning of each record in a packed state, before those of its algorithm (see lua/prelude.lua).
 _HEAD_SIZE = 11
-#: Limits that a decision takes at most. The script tells states apart by one byte, and a reply has a length for each.
+#: Maximum number of limits in one decision. The script numbers states in one byte; replies are read by their length.
 MAX_LIMITS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit without its key and cost: those are the `key`-th and `slot`-th that the request brings along."""
+    """A limit without its key and cost. A request brings these: `key` and `slot` are their positions in the call."""
 
     algorithm: Algorithm
     name: str
@@ -36,7 +36,7 @@ class Term:
 
 
 class StateKey(NamedTuple):
-    """A Redis key of states: the number of a call's key; of a limit's own key its name, and the endings beside it."""
+    """A Redis key of states: the position of the key in a call; for an own key also its name and further endings."""
 
     key: int
     own: str | None = None
@@ -44,9 +44,9 @@ class StateKey(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A program as decide.lua reads it and as fast.lua does, right from `start` until `end` (µs since 1970 UTC).
+    """A program as bytes, valid from `start` until `end` (µs since 1970 UTC).
 
-    `fast` is what fast.lua reads and the formats of that, or nothing.
+    `program` is for decide.lua. `fast` is for fast.lua: its numbers and the formats of these, or nothing.
     """
 
     program: bytes
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Terms that are decided together. At most MAX_LIMITS of them; two under one key must differ in name."""
+    """Terms that are decided together: at most MAX_LIMITS. Two terms with the same key must have different names."""
 
     terms: tuple[Term, ...]
     _held: Packed | None = field(default=None, init=False, compare=False, repr=False)
@@ -72,17 +72,17 @@ class Program:
                 raise ValueError(f"two limits of one key are named {term.name!r} and {other!r}: rename one")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Its terms are all that it is: a receipt that is kept holds no script.
+        # Pickle only the terms, so that a stored receipt holds no script.
         return program, (self.terms,)
 
     @cached_property
     def script(self) -> scripts.Script:
-        """The script that knows this program's algorithms, and no others."""
+        """Return the script that knows this program's algorithms, and no others."""
         return scripts.deciding(frozenset(type(term.algorithm) for term in self.terms))
 
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
-        """The states' keys, in the order of the script's KEYS, the packed ones first."""
+        """Return the keys of the states in the order of the script's KEYS, the packed states first."""
         own = [
             StateKey(term.key, _own(term), tuple(term.algorithm.storage.endings.values()))
             for term in self.terms
@@ -96,7 +96,7 @@ class Program:
 
     @cached_property
     def packed_states(self) -> int:
-        """How many of `states` are packed states: they come first."""
+        """Return the number of packed states among `states`. They come first."""
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
@@ -114,12 +114,12 @@ class Program:
 
     @cached_property
     def _fast(self) -> bool:
-        """Whether fast.lua knows all of it."""
+        """Return whether fast.lua knows all of the terms."""
         return bool(self.terms) and all(_fast_path(term, 0) for term in self.terms)
 
     @cached_property
     def fast_parts(self) -> int:
-        """How many parts of a command are for fast.lua alone, behind all others."""
+        """Return how many parts of a command are only for fast.lua. All but the first are the command's last parts."""
         return len(self._packed_keys) + 3 if self._fast else 0
 
     def _pack_fast(self, now: int) -> tuple[bytes, ...]:
@@ -145,7 +145,7 @@ class Program:
         return None if moving else Packed(*self._compile(0), float("-inf"), float("inf"))
 
     def packed(self, now: int) -> Packed:
-        """The terms as the scripts read them at `now` (µs since 1970 UTC), and how long that is right."""
+        """Return the terms as bytes for the scripts at `now` (µs since 1970 UTC), and how long these are valid."""
         fixed = self._fixed
         if fixed is not None:
             return fixed
@@ -154,23 +154,23 @@ class Program:
             right = [span for span in (term.algorithm.right_at(now) for term in self.terms) if span is not None]
             start, end = max(start for start, _end in right), min(end for _start, end in right)
             held = Packed(*self._compile(now), start, end)
-            # Not part of what a program is: what it was last compiled to.
+            # A cache, which is not part of the frozen value.
             object.__setattr__(self, "_held", held)
         return held
 
 
 def _own(term: Term) -> str | None:
-    """Return what a limit's own key is called; None if it has none."""
+    """Return the name of a limit's own key; None if it has none."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 
 
 def _fast_path(term: Term, now: int) -> FastPath | None:
-    """Return what fast.lua reads of a term; None if it does not know it."""
+    """Return what fast.lua reads of a term; None if it does not know the term."""
     return term.algorithm.fast_path(term.algorithm.params(now)) if term.mode is Mode.ENFORCE else None
 
 
 @lru_cache(maxsize=4096)
 def program(terms: tuple[Term, ...]) -> Program:
-    """The program of these terms, compiled once."""
+    """Return the program of these terms, compiled once."""
     return Program(terms)

@@ -1,4 +1,4 @@
-"""Telling every shard of a new configuration version, so that the next decision anywhere is by the new rules."""
+"""Publish a new configuration version to every shard, so that the next decision of any process uses the new rules."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import redis
 from ratelimits.engine import scripts
 from ratelimits.engine.server import current_server, on_each
 
-#: How often this process has published a version, the number of them being the length.
+#: One item for each version that this process has published: appending needs no lock.
 _published: list[None] = []
 
 
 def publications() -> int:
-    """How many versions this process has published: it need not wait to be told of what it edited itself."""
+    """Return how many versions this process has published. It knows its own edits without asking Redis."""
     return len(_published)
 
 
 def publish_version(version: int) -> int:
-    """Raise every shard's configuration version to at least `version`; returns the highest that is now in force.
+    """Raise every shard's configuration version to at least `version`. Return the highest one that is now in force.
 
-    Raises redis.exceptions.RedisError when the server is away; the edit then takes effect with the periodic reload.
+    Raise redis.exceptions.RedisError if the server is away. The edit then takes effect with the periodic reload.
     """
     _published.append(None)
     server, script = current_server(), scripts.read("publish")
@@ -36,9 +36,9 @@ def publish_version(version: int) -> int:
 
 
 def version_in_force() -> int:
-    """Return the highest configuration version that any shard asks for, 0 if none does; changes nothing.
+    """Return the highest configuration version of any shard; 0 if no shard has one.
 
-    Raises redis.exceptions.RedisError when the server is away.
+    Raise redis.exceptions.RedisError if the server is away.
     """
     server = current_server()
     heads: list[bytes | None] = []

@@ -21,7 +21,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script as the server knows it: its text, and the SHA-1 of it in hexadecimal."""
+    """A script's text, and its SHA-1 in hexadecimal, by which the server knows it."""
 
     text: bytes
     sha: bytes

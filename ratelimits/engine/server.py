@@ -1,4 +1,4 @@
-"""The server and the keys that the settings name: where decisions are made unless somebody says otherwise."""
+"""The server and the namespace of the settings, where decisions are made by default."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.engine.transport.wire import Wire, configured
 
-#: Seconds that a process leaves a cluster alone of which no node answered.
+#: Seconds for which a process does not try a cluster again after no node has answered.
 PAUSE = 1.0
 _not_before = 0.0
-#: What is behind the namespace's name while a test runs.
+#: Suffix of the namespace while a test runs.
 _isolated = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A way to a server, and how its keys are named."""
+    """The connections to a server, and the names of its keys."""
 
     wire: Wire
     keyspace: Keyspace
@@ -39,9 +39,9 @@ class Server:
 
 @cache
 def current_server() -> Server:
-    """The server of RATELIMITS["CACHE_ALIAS"], in RATELIMITS["NAMESPACE"]; made anew after a change of settings.
+    """Return the server of RATELIMITS["CACHE_ALIAS"] and RATELIMITS["NAMESPACE"]. Cached until the settings change.
 
-    Raises NotReached when it is a cluster of which no node answers.
+    Raise NotReached if it is a cluster and no node answers.
     """
     return Server(_way(), Keyspace(_namespace(), conf.SHARDS))
 
@@ -52,7 +52,7 @@ def _way() -> Wire:
 
 
 def _namespace() -> str:
-    """Return the namespace of the settings; a test, and a worker among parallel ones, has one of its own."""
+    """Return the namespace of the settings, with a suffix in an isolated test or a parallel test worker."""
     runner: Any = sys.modules.get("django.test.runner")
     worker = os.environ.get("PYTEST_XDIST_WORKER") or str(getattr(runner, "_worker_id", 0) or "")
     own = _isolated or (f".{worker}" if worker else "")
@@ -60,9 +60,9 @@ def _namespace() -> str:
 
 
 def isolate(suffix: str) -> None:
-    """Keep to the keys of a namespace of one's own from here on, named by this suffix; "": to the usual one.
+    """Use a namespace with this suffix from now on; "" for the usual namespace.
 
-    Of the one that is left, what would never expire is deleted.
+    Delete the keys of the namespace before, if it had a suffix, that would never expire.
     """
     global _isolated
     left = current_server() if _isolated and current_server.cache_info().currsize else None
@@ -89,7 +89,7 @@ def _wire(alias: str, timeout: float) -> Wire:
     try:
         source: Any = configured(alias)
     except (RedisError, RedisClusterException) as error:
-        # A cluster's client asks for the nodes as it is made; not every request is to wait for that.
+        # A cluster's client looks for the nodes when it is created. Requests should not each wait for that.
         _not_before = time.monotonic() + PAUSE
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
@@ -98,9 +98,9 @@ def _wire(alias: str, timeout: float) -> Wire:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Do something on each server that has some of these shards; one that fails keeps it from no other.
+    """Call `do` for each server that has some of these shards, even if it fails for another one.
 
-    Raises the first error when all were asked.
+    Raise the first error at the end.
     """
     failure: Exception | None = None
     for client, those in server.wire.servers(server.keyspace, shards):
@@ -122,7 +122,7 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 
 def _begin() -> None:
     if "django.test.runner" in sys.modules:
-        current_server.cache_clear()  # a parallel worker's is named after it
+        current_server.cache_clear()  # a parallel worker has a namespace of its own
 
 
 os.register_at_fork(after_in_child=_begin)

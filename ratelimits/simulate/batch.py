@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ratelimits.algorithms.limits import ALGORITHMS
-from ratelimits.engine.call import ANY, Call, Command, Op, beside, state_keys
+from ratelimits.engine.call import ANY, Call, Command, Op, further_keys, state_keys
 from ratelimits.engine.decision import Stale
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Program
@@ -94,7 +94,7 @@ class CommandMaker:
 
     def _keys(self, key: str) -> list[bytes]:
         call = Call(self.program, (key,), (0,))
-        return [one.encode() for one in (*self.state_keys(key), *beside(self._keyspace, call, [0]))]
+        return [one.encode() for one in (*self.state_keys(key), *further_keys(self._keyspace, call, [0]))]
 
     def state_keys(self, key: str) -> list[str]:
         """The Redis keys of a key's states."""

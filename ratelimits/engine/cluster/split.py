@@ -103,7 +103,7 @@ def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
         # Each node has its clock; nothing was decided.
-        clock.put_right(reply[1])
+        clock.correct(reply[1])
         reply = read((yield part.slot, command))
     return reply
 
