@@ -7,6 +7,8 @@ import threading
 import time
 from types import TracebackType
 
+from tests.support.eventually import PATIENCE
+
 
 class Proxy:
     """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost; `hold` keeps them until `let_go`."""
@@ -47,7 +49,7 @@ class Proxy:
 
     def wait_for(self, command: bytes, times: int = 1) -> None:
         """Wait until clients have sent it this often."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while self.count(command) < times:
             assert time.monotonic() < deadline
             time.sleep(0.001)
