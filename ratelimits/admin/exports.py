@@ -21,7 +21,7 @@ from ratelimits.models import Report
 from ratelimits.reports.exports import Format, installed
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.rows import FINAL, report_id
-from ratelimits.reports.statements import statement, statements
+from ratelimits.reports.statements import columns_of, newest_columns, statement, statements, versions
 from ratelimits.reports.statements.charges import lines_for
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ReportDownloads(_Base):
             raise Http404(f"there is no report {pk}")
         name = f"{report_id(report.account, report.period_start)}.v{report.version}"
         form = _format(request)
-        return Download(form, lines_for(form, [statement(report)]), name)
+        return Download(form, lines_for(form, [statement(report)]), newest_columns(versions(report)), name)
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return all usage of the billing periods that start in the month `?period=`, in the format `?format=`.
@@ -81,7 +81,8 @@ class ReportDownloads(_Base):
             raise PermissionDenied
         month = request.GET.get("period", "")
         try:
-            stated = statements(month)
+            version = columns_of(month)
+            stated = statements(month, columns_version=version)
         except ValueError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_report_changelist"))
@@ -90,7 +91,7 @@ class ReportDownloads(_Base):
             stated = (period for period in stated if period.status == FINAL)
             name += "-final"
         form = _format(request)
-        return Download(form, lines_for(form, stated), name)
+        return Download(form, lines_for(form, stated), version, name)
 
 
 def _format(request: HttpRequest) -> Format:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from functools import reduce
 from operator import or_
@@ -26,6 +27,7 @@ from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.models.ledger import moment
 from ratelimits.reports import cross_check
 from ratelimits.reports.periods import month_in, month_window
+from ratelimits.reports.rows import TABLE
 from ratelimits.reports.statements import lineage
 from ratelimits.reports.verify.report import verify_report
 
@@ -82,17 +84,32 @@ class CorrectedFilter(admin.SimpleListFilter):
         return queryset if condition is None else queryset.filter(condition)
 
 
-class _Lines(admin.TabularInline):  # type: ignore[type-arg]
+#: Columns of lines that have no field, and those that the list of a report's lines has.
+_COMPUTED = [column.name for column in TABLE if column.of_line]
+_LISTED = [column.name for column in TABLE if column.listed]
+
+
+def _computed(of: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine], Any]:
+    @admin.display(description=name)
+    def shown(_admin: Any, line: ReportLine) -> Any:
+        return of(line)
+
+    return shown
+
+
+class _ComputedColumns:
+    """The columns of lines that have no field, worked out of those that have."""
+
+    vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
+
+
+class _Lines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
     """The lines that a version added."""
 
     model = ReportLine
     verbose_name_plural = _("lines that this version added (the first 200; downloads contain all)")
-    fields = [
-        *("key", "meter", "charge_category", "charge_class", "consumed_quantity", "included_quantity"),
-        *("overage_quantity", "refunded_quantity", "denied_count", "unknown_count", "rule"),
-        "amount",
-    ]
-    readonly_fields = ["amount"]
+    fields = [*_LISTED, "amount"]
+    readonly_fields = [*_COMPUTED, "amount"]
     show_change_link = True
     max_num = 0
     can_delete = False
@@ -226,7 +243,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
 
 @admin.register(ReportLine)
-class ReportLineAdmin(ReadOnlyAdmin):
+class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
     """The lines of reports, each with the edits and batches that it comes from."""
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
@@ -235,7 +252,10 @@ class ReportLineAdmin(ReadOnlyAdmin):
     search_help_text = _("Search for a whole line_id, a whole account, or an account, a space and a key.")
     sortable_by = ()
     exclude = ["charge_period_start", "charge_period_end", "usage_period"]
-    readonly_fields = ["used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"]
+    readonly_fields = [
+        *_COMPUTED,
+        *("used_from", "used_until", "rule_edits", "terms_edits", "batches", "ledger_lines"),
+    ]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -29,7 +29,7 @@ from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.statements import statements
+from ratelimits.reports.statements import columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.reports.terms import Terms, TermsBook
 
@@ -84,7 +84,9 @@ class ReportView(APIView):
         parameters = _parameters(request, ReportQuery)
         account, month = _identity(request, parameters).owner or None, parameters["period"]
         form = parameters["file"]
-        return Download(form, lines_for(form, statements(month, account=account)), f"usage-{month}")
+        version = columns_of(month, account=account)
+        reports = statements(month, account=account, columns_version=version)
+        return Download(form, lines_for(form, reports), version, f"usage-{month}")
 
 
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:

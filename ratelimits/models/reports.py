@@ -77,6 +77,8 @@ class Report(models.Model):
     chain: Any = models.JSONField(_("to positions"), default=dict)
     chain_head = models.CharField(_("head of the chain"), max_length=64)
     gaps = models.TextField(_("durability gaps"), blank=True)
+    #: The version of the columns that its digest and its exports have (reports.rows).
+    columns_version = models.PositiveSmallIntegerField(_("version of the columns"), default=1, db_default=1)
     line_count = models.PositiveIntegerField(_("lines"), default=0)
     previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
     digest = models.CharField(_("digest"), max_length=64)

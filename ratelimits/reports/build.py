@@ -19,7 +19,7 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS
 from ratelimits.models import Adjustment, Line, Report, ReportLine
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, Row, line_id, report_id
+from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, report_id
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import KeyAndMeter
 
@@ -269,38 +269,3 @@ def batch_range(group: Group) -> str:
         return f"{shard}…{group['last_shard']:02d}"
     first, last = group["first_position"], group["last_position"]
     return f"{shard}:{first}" if first == last else f"{shard}:{first}-{last}"
-
-
-def row(report: Report, line: ReportLine, status: str) -> Row:
-    """A line with what its report says, as it is exported."""
-    return Row(
-        report_id=report_id(report.account, report.period_start),
-        report_version=report.version,
-        status=status,
-        line_id=line.line_id,
-        account=report.account,
-        key=line.key,
-        meter=line.meter,
-        unit=line.unit,
-        charge_category=line.charge_category,
-        charge_class=line.charge_class,
-        corrects_line_id=line.corrects_line_id,
-        billing_period_start=report.period_start,
-        billing_period_end=report.period_end,
-        charge_period_start=line.charge_period_start,
-        charge_period_end=line.charge_period_end,
-        timezone=report.timezone,
-        consumed_quantity=line.consumed_quantity,
-        included_quantity=line.included_quantity,
-        overage_quantity=line.overage_quantity,
-        refunded_quantity=line.refunded_quantity,
-        admitted_count=line.admitted_count,
-        denied_count=line.denied_count,
-        unknown_count=line.unknown_count,
-        limit=line.limit,
-        rule=line.rule,
-        rule_version=line.rule_version,
-        plan=line.plan,
-        batch_range=line.batch_range,
-        durability_gap=report.gaps,
-    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratelimits.models import ArchivedRange, Batch, Report
-from ratelimits.reports.rows import Row, report_id
+from ratelimits.reports.rows import COLUMNS, Row, report_id
 
 
 class BrokenChainError(ValueError):
@@ -47,6 +47,7 @@ def moved(archive: str) -> str:
 
 #: How a line is digested.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_GAPS = COLUMNS.index("durability_gap")
 
 
 def head(report: Report) -> list[Any]:
@@ -67,6 +68,8 @@ def head(report: Report) -> list[Any]:
         report.gaps,
         report.previous_digest,
         *([report.prices] if report.prices else ()),
+        # Reports of the first columns have the digest that they had before there were further ones.
+        *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]
 
 
@@ -77,14 +80,16 @@ class Digest:
         text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
         # Of the gaps, which all lines of a report print, and which may be a long text.
-        self._gaps, self._end = "", b',""]'
+        self._gaps, self._encoded_gaps = "", '""'
 
     def add(self, row: Row) -> None:
         """The next line."""
-        *texts, gaps = row.texts()
+        texts = row.texts()
+        gaps = texts[_GAPS]
         if gaps != self._gaps:
-            self._gaps, self._end = gaps, f",{_encode(gaps)}]".encode()
-        self._digest.update(b"\n" + _encode(texts)[:-1].encode() + self._end)
+            self._gaps, self._encoded_gaps = gaps, _encode(gaps)
+        later = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :])
+        self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{later}]".encode())
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()

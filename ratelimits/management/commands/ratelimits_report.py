@@ -18,7 +18,7 @@ from ratelimits.reports.exports import FORMATS, Format, named
 from ratelimits.reports.exports.billing import NotAccepted
 from ratelimits.reports.periods import SECOND, month_window
 from ratelimits.reports.rows import FINAL, PROVISIONAL
-from ratelimits.reports.statements import Statement, statements
+from ratelimits.reports.statements import Statement, columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.usage.complete import completeness
 
@@ -58,7 +58,8 @@ class Command(BaseCommand):
         counts: Counter[str] = Counter()
         try:
             expected = _expected(month, account)
-            reports = statements(month, account=account, all_accounts=options["all_accounts"])
+            version = columns_of(month, account=account)
+            reports = statements(month, account=account, all_accounts=options["all_accounts"], columns_version=version)
             lines = lines_for(form, _chosen(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
@@ -66,7 +67,7 @@ class Command(BaseCommand):
             lines = _with_progress(lines, expected, cast("IO[str]", self.stderr._out))
         if form.accepted is not None:
             lines = form.accepted(lines, time_ns() // 1000)
-        chunks = form.stream(lines)
+        chunks = form.stream(lines, version)
         try:
             if printed:
                 self._print(form, chunks)

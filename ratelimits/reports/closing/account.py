@@ -23,7 +23,6 @@ from ratelimits.reports.build import (
     at_home,
     gap_line,
     remaining,
-    row,
     usage_lines,
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
@@ -32,7 +31,7 @@ from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import Writing
 from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND, Period, iso
-from ratelimits.reports.rows import FINAL, USAGE
+from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
 from ratelimits.reports.terms.price_book import Record
 from ratelimits.reports.tiles import Tile
 from ratelimits.reports.unknown import KeyAndMeter
@@ -266,6 +265,7 @@ class Closing:
             },
             chain=self.chain,
             chain_head=self._head(),
+            columns_version=VERSION,
             gaps=self._books.gaps(self.account, shards, period.start, period.end),
         )
 
@@ -311,7 +311,7 @@ class Closing:
 
     def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
         totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
-        digest, number = signing.Digest(report), 0
+        digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
         chunk = list(islice(lines, CHUNK))
         # Most reports fit in one chunk: they are written once, with their digest, and with those of other accounts.
         small = len(chunk) < CHUNK
@@ -323,7 +323,7 @@ class Closing:
                 line.report, line.number = report, number
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
                     line.corrects_line_id = ""
-                digest.add(row(report, line, FINAL))
+                digest.add(make.of_line(line))
                 totals.add(line)
             if small:
                 break

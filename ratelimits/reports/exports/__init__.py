@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ratelimits.reports.exports import amounts, billing, cloudevents, csv, focus, json, xlsx
-from ratelimits.reports.rows import Row
+from ratelimits.reports.rows import VERSION, Row
 
 __all__ = ["DOWNLOADS", "FORMATS", "Format", "installed", "named"]
 
@@ -27,8 +27,8 @@ class Format:
     #: What its files end in: no two formats write files of one name.
     suffix: str
     content_type: str
-    #: Takes rows, or charges where it is priced.
-    stream: Callable[[Iterable[Any]], Iterator[bytes]]
+    #: Takes rows, or charges where it is priced; and the version of the columns that the file is to have.
+    written_by: Callable[[Iterable[Any], int], Iterator[bytes]]
     #: The module that it needs beside the app's own requirements, and the extra that brings it.
     module: str = ""
     extra: str = ""
@@ -38,6 +38,10 @@ class Format:
     downloaded: bool = True
     #: Whether it is of the second schema: written of charges, rows with what they cost.
     priced: bool = False
+
+    def stream(self, found: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
+        """Return the file in chunks; `version` is that of the columns that it is to have."""
+        return self.written_by(found, version)
 
     @property
     def missing(self) -> str:

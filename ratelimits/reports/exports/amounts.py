@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from importlib.resources import files
 from itertools import chain
-from typing import Any
 
 from ratelimits.pricing.money import written
 from ratelimits.reports.exports import csv
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.json import array, line, text
+from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
-from ratelimits.reports.rows import MOMENTS, QUANTITIES, Charge
+from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: The `$id` of the schema.
-SCHEMA_ID = "urn:ratelimits:schema:report:v2"
 #: What the second schema has beside the columns of the first, behind them.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 _NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
 _END = "".join(f',"{name}":%s' for name in MONEY) + "}"
 
-
-def schema() -> dict[str, Any]:
-    """The published JSON Schema (draft 2020-12) of the document; its `$defs.line` is that of one line."""
-    found = files("ratelimits.reports").joinpath("schema", "report.v2.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(found)
-    return document
+schema = priced_schema
 
 
 def money(charge: Charge) -> tuple[str, ...]:
@@ -49,13 +40,14 @@ def decimal(amount: Decimal | None) -> str:
     return "" if amount is None else written(amount)
 
 
-def csv_stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
-    rows = ([*charge.row.texts(), *money(charge)] for charge in charges)
-    return encoded(csv.lines(COLUMNS, _NO_TEXTS, rows))
+    rows = ([*csv.cells(charge.row, version), *money(charge)] for charge in charges)
+    return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
 
 
-def json_stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """The charges as a JSON document, in chunks; reads only a little ahead of what it has given away."""
     items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
-    return encoded(chain([f'{{"schema":{text(SCHEMA_ID)},"lines":'], array(items), ["}\n"]))
+    name = schema_id(version, priced=True)
+    return encoded(chain([f'{{"schema":{text(name)},"lines":'], array(items), ["}\n"]))

@@ -17,7 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.exports.json import text
 from ratelimits.reports.periods import SECOND, iso
-from ratelimits.reports.rows import FINAL, Row
+from ratelimits.reports.rows import FINAL, VERSION, Row
 
 #: How old an event may be that Stripe takes, and how far ahead, in µs.
 STRIPE_OLDEST, STRIPE_NEWEST = 35 * 86_400 * SECOND, 5 * 60 * SECOND
@@ -36,7 +36,7 @@ class NotAccepted(ValueError):
     """An event that the billing system would refuse."""
 
 
-def stripe(rows: Iterable[Row]) -> Iterator[bytes]:
+def stripe(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
     """Meter events of what goes beyond the plan, one a line, in chunks."""
     events = (stripe_event(row, customer) for row, customer in _billed(rows))
     return encoded(f"{event}\n" for event in events if event)
@@ -64,7 +64,7 @@ def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
         yield row
 
 
-def lago(rows: Iterable[Row]) -> Iterator[bytes]:
+def lago(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
     """Events in batches of as many as Lago takes, one batch a line, in chunks."""
     return encoded(_batches(rows))
 

@@ -14,16 +14,16 @@ from urllib.parse import quote
 from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.exports.json import SCHEMA_ID, array, line, text
+from ratelimits.reports.exports.json import array, line, schema_id, text
 from ratelimits.reports.periods import iso
-from ratelimits.reports.rows import FINAL, Row
+from ratelimits.reports.rows import FINAL, VERSION, Row
 
 FINAL_LINE = "ratelimits.report.line.v1"
 PROVISIONAL_LINE = "ratelimits.report.provisional-line.v1"
 
 _EVENT = (
     '{"specversion":"1.0","id":%s,"source":%s,"type":"%s","subject":%s,"time":"%s","datacontenttype":"application/json",'
-    f'"dataschema":"{SCHEMA_ID}#/$defs/line","data":%s}}'
+    '"dataschema":"%s#/$defs/line","data":%s}'
 )
 
 
@@ -32,13 +32,13 @@ def source() -> str:
     return f"/ratelimits/{quote(conf.NAMESPACE, safe='')}"
 
 
-def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
     """A JSON batch (an array of events), in chunks; reads only a little ahead of what it has given away."""
     yield from encoded(array(_events(rows)))
     yield b"\n"
 
 
-def stream_lines(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream_lines(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
     """The same events as JSON lines, one each: easily split into requests of a size that a receiver takes."""
     return encoded(f"{each}\n" for each in _events(rows))
 
@@ -57,4 +57,4 @@ def event(row: Row, sender: str, subject: str) -> str:
         name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
     # The last moment within: the end itself is already the next period's.
     time = iso(row.charge_period_end - 1)
-    return _EVENT % (text(name), sender, kind, text(subject), time, data)
+    return _EVENT % (text(name), sender, kind, text(subject), time, schema_id(row.columns_version), data)

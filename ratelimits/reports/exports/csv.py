@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
+from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
-from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
+from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
 #: Signs that start a formula, also in the full width that East Asian spreadsheets take for the same.
 _SIGN = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
@@ -34,9 +35,8 @@ _DIGITS = 15
 #: Excel reads a file without this mark in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _NO_TEXTS = QUANTITIES | MOMENTS
-_TEXTS = [index for index, name in enumerate(COLUMNS) if name not in _NO_TEXTS]
-_SHOWN = [index for index in _TEXTS if COLUMNS[index] != "limit"]
-_NUMBERS = [index for index, name in enumerate(COLUMNS) if name in QUANTITIES or name == "limit"]
+_SHOWN = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
+_NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBERS or column.kind is ColumnKind.DECIMAL]
 
 
 class _Line:
@@ -46,14 +46,20 @@ class _Line:
         return text
 
 
-def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """The rows as a CSV file, in chunks; reads only a little ahead of what it has given away."""
-    return encoded(lines(COLUMNS, _NO_TEXTS, map(Row.texts, rows)))
+    return encoded(lines(names(version), _NO_TEXTS, (cells(row, version) for row in rows)))
 
 
-def stream_for_spreadsheets(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """The same for people: it begins with a byte order mark, and what a spreadsheet would misread stays text."""
-    return encoded(chain([_MARK], lines(COLUMNS, _NO_TEXTS, map(_shown_as_text, rows))))
+    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, (_shown_as_text(row, version) for row in rows))))
+
+
+def cells(row: Row, version: int) -> list[str]:
+    """Return the texts of a row for a file of a version's columns: empty for those that the row does not have."""
+    texts, count = row.texts(), len(names(version))
+    return texts if len(texts) == count else (texts + [""] * count)[:count]
 
 
 def neutral(text: str) -> str:
@@ -66,12 +72,13 @@ def _as_text(text: str) -> str:
     return f"'{text}" if _MISREAD.fullmatch(text) else text
 
 
-def _shown_as_text(row: Row) -> list[str]:
-    values = row.texts()
+def _shown_as_text(row: Row, version: int) -> list[str]:
+    values = cells(row, version)
     for index in _SHOWN:
-        values[index] = _as_text(values[index])
+        if index < len(values):
+            values[index] = _as_text(values[index])
     for index in _NUMBERS:
-        if len(values[index]) > _DIGITS:
+        if index < len(values) and len(values[index]) > _DIGITS:
             values[index] = f"'{values[index]}"
     return values
 

@@ -15,13 +15,15 @@ from ratelimits.reports.exports import Format
 class Download(StreamingHttpResponse):
     """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first.
 
-    `found` is what the format's `stream` takes.
+    `found` and `version` are what the format's `stream` takes.
     """
 
-    def __init__(self, form: Format, found: Iterable[Any], stem: str) -> None:
+    def __init__(self, form: Format, found: Iterable[Any], version: int, stem: str) -> None:
         name = content_disposition_header(True, f"{stem}{form.suffix}")
         super().__init__(
-            form.stream(found), content_type=form.content_type, headers={"Content-Disposition": name or "attachment"}
+            form.stream(found, version),
+            content_type=form.content_type,
+            headers={"Content-Disposition": name or "attachment"},
         )
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ from ratelimits.pricing.prices import PricedPart
 from ratelimits.reports.exports import csv
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.periods import iso
-from ratelimits.reports.rows import ADJUSTMENT, FEE, MINIMUM, REPRICING, ROUNDING, Charge
+from ratelimits.reports.rows import ADJUSTMENT, FEE, MINIMUM, REPRICING, ROUNDING, VERSION, Charge
 
 _PURCHASE, _USAGE, _ADJUSTMENT = "Purchase", "Usage", "Adjustment"
 _DESCRIPTIONS = {
@@ -75,7 +75,7 @@ _NO_TEXTS = frozenset(
 )
 
 
-def stream(charges: Iterable[Charge]) -> Iterator[bytes]:
+def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
     """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
     return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
 

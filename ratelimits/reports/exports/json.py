@@ -1,52 +1,48 @@
-"""Report rows as one JSON document, which ratelimits/reports/schema/report.v1.json describes.
+"""Report rows as one JSON document, which `schema` describes.
 
 Quantities are strings, since a reader that takes numbers for doubles would round them; counts and versions are numbers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from importlib.resources import files
+from functools import cache
 from itertools import chain
 from json.encoder import encode_basestring
 from typing import Any
 
+from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
+from ratelimits.reports.exports.schema import schema, schema_id
 from ratelimits.reports.periods import iso
-from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Row
+from ratelimits.reports.rows import VERSION, Row, columns
 
-#: The `$id` of the schema.
-SCHEMA_ID = "urn:ratelimits:schema:report:v1"
-
+__all__ = ["array", "line", "schema", "schema_id", "stream", "text"]
 
 #: A text as JSON has it, with the signs that are not ASCII as they are.
 text: Callable[[str], str] = encode_basestring
 
 
-def schema() -> dict[str, Any]:
-    """The published JSON Schema (draft 2020-12) of the document; its `$defs.line` is that of one line."""
-    text = files("ratelimits.reports").joinpath("schema", "report.v1.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
-def _writer(name: str) -> Callable[[Any], str]:
-    """How the values of a column are written."""
-    if name in MOMENTS:
-        return lambda at: f'"{iso(at)}"'
-    if name.endswith("_quantity"):
-        return '"{}"'.format
-    return str if name in QUANTITIES else text
-
-
-_WRITE = tuple(map(_writer, COLUMNS))
-_LINE = "{" + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
-
-
 def line(row: Row) -> str:
-    """One line as JSON: compact, the columns in their order."""
-    return _LINE % tuple([write(value) for write, value in zip(_WRITE, row, strict=True)])
+    """One line as JSON: compact, its own columns in their order."""
+    template, writers = _form(row.columns_version)
+    return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
+
+
+@cache
+def _form(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
+    """Return the template of a line with the columns of a version, and how their values are written."""
+    own = columns(version)
+    template = "{" + ",".join(f'"{column.name}":%s' for column in own) + "}"
+    return template, tuple(_writer(column.kind) for column in own)
+
+
+def _writer(kind: ColumnKind) -> Callable[[Any], str]:
+    if kind is ColumnKind.MOMENT:
+        return lambda at: f'"{iso(at)}"'
+    if kind is ColumnKind.QUANTITY:
+        return '"{}"'.format
+    return str if kind in NUMBERS else text
 
 
 def array(items: Iterable[str]) -> Iterator[str]:
@@ -58,6 +54,6 @@ def array(items: Iterable[str]) -> Iterator[str]:
     yield "[]" if separator == "[\n" else "\n]"
 
 
-def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """The rows as a JSON document, in chunks; reads only a little ahead of what it has given away."""
-    return encoded(chain([f'{{"schema":{text(SCHEMA_ID)},"lines":'], array(map(line, rows)), ["}\n"]))
+    return encoded(chain([f'{{"schema":{text(schema_id(version))},"lines":'], array(map(line, rows)), ["}\n"]))

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
 from ratelimits.pricing.money import ZERO, plus, written
-from ratelimits.reports.exports.amounts import COLUMNS as PRICED_COLUMNS
-from ratelimits.reports.exports.amounts import money
+from ratelimits.reports.columns import NUMBERS, Column, ColumnKind
+from ratelimits.reports.exports.amounts import MONEY, money
 from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.periods import SECOND, iso
-from ratelimits.reports.rows import COLUMNS, MOMENTS, QUANTITIES, Charge, Row
+from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 
 #: Rows of a sheet, the header among them.
 SHEET_ROWS = 1_048_576
@@ -40,21 +40,13 @@ _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-_WIDTHS = {
-    "report_id": 34,
-    "line_id": 35,
-    "account": 24,
-    "account_name": 24,
-    "key": 24,
-    "corrects_line_id": 35,
-    "timezone": 18,
-    "rule": 20,
-    "plan": 20,
-    "batch_range": 20,
-    "durability_gap": 60,
+#: The columns of the second sheets and of the second schema beside those of lines, and all by name.
+_MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "amount", "report_total")]
+_KNOWN = {
+    column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
 }
 #: Characters of a durability gap in one line, and the height of a line in points.
-_GAP_WIDTH, _LINE_HEIGHT = _WIDTHS["durability_gap"] - 6, 15
+_GAP_WIDTH, _LINE_HEIGHT = (_KNOWN["durability_gap"].width or 0) - 6, 15
 #: A line is printed across so many A4 pages, at which it is legible; each of them has its key.
 _PAGES_ACROSS = 4
 _ON_EVERY_PAGE = COLUMNS.index("key")
@@ -67,20 +59,20 @@ _OWED = ("account", "account_name", "status", "meter", "currency")
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
-def stream(rows: Iterable[Row]) -> Iterator[bytes]:
+def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """The rows as a workbook, in chunks. It is written to a temporary file first: a workbook's end is not its last row.
 
     Raises ModuleNotFoundError where XlsxWriter is not installed.
     """
-    return _streamed(rows, _fill)
+    return _streamed(rows, partial(_fill, version=version))
 
 
-def stream_with_amounts(charges: Iterable[Charge]) -> Iterator[bytes]:
+def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """The charges as a workbook likewise; its second sheet has what each account owes."""
-    return _streamed(charges, _fill_with_amounts)
+    return _streamed(charges, partial(_fill_with_amounts, version=version))
 
 
-def _streamed(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None]) -> Iterator[bytes]:
+def _streamed(items: Iterable[Any], fill: Callable[..., None]) -> Iterator[bytes]:
     with TemporaryDirectory(prefix="ratelimits-") as directory:
         path = Path(directory, "report.xlsx")
         _write(items, fill, path)
@@ -89,7 +81,7 @@ def _streamed(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None]) 
                 yield chunk
 
 
-def _write(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None], path: Path) -> None:
+def _write(items: Iterable[Any], fill: Callable[..., None], path: Path) -> None:
     import xlsxwriter
 
     options = {"constant_memory": True, "tmpdir": str(path.parent), "use_zip64": True}
@@ -104,8 +96,8 @@ def _write(items: Iterable[Any], fill: Callable[[Any, Iterable[Any]], None], pat
     book.close()
 
 
-def _fill(book: Any, rows: Iterable[Row]) -> None:
-    report = _Table(book, "Report", COLUMNS, _PAGES_ACROSS)
+def _fill(book: Any, rows: Iterable[Row], version: int) -> None:
+    report = _Table(book, "Report", names(version), _PAGES_ACROSS)
     totals = _Table(book, "Totals", (*_SUBJECT, *_ADDED))
     for total in _totals(rows, report):
         totals.add(total)
@@ -113,8 +105,8 @@ def _fill(book: Any, rows: Iterable[Row]) -> None:
     totals.finish()
 
 
-def _fill_with_amounts(book: Any, charges: Iterable[Charge]) -> None:
-    report = _Table(book, "Report", PRICED_COLUMNS, _PAGES_ACROSS)
+def _fill_with_amounts(book: Any, charges: Iterable[Charge], version: int) -> None:
+    report = _Table(book, "Report", (*names(version), *MONEY), _PAGES_ACROSS)
     totals = _Table(book, "Totals", (*_OWED, "amount"))
     for total in _owed(charges, report):
         totals.add(total)
@@ -137,7 +129,8 @@ def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
             subject = (account, charge.account_name, row.status, row.meter, charge.currency)
             sums[subject] = plus(sums.get(subject, ZERO), charge.amount or ZERO)
         report.add(
-            [*row, *money(charge)], _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None
+            [*_values(row, len(report.names) - len(MONEY)), *money(charge)],
+            _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
         )
     yield from ([*subject, written(amount)] for subject, amount in sorted(sums.items()))
 
@@ -155,15 +148,24 @@ def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
         added = sums.setdefault((account, row.status, row.meter, row.unit), [0] * len(_ADDED))
         for index, name in enumerate(_ADDED):
             added[index] += getattr(row, name)
-        report.add(row, _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None)
+        report.add(
+            _values(row, len(report.names)),
+            _height(row.durability_gap) if len(row.durability_gap) > _GAP_WIDTH else None,
+        )
     yield from ([*subject, *added] for subject, added in sorted(sums.items()))
+
+
+def _values(row: Row, count: int) -> Sequence[object]:
+    """Return a row's values for a sheet of this number of columns: None for those that the row does not have."""
+    own = len(columns(row.columns_version))
+    return row[:count] if own >= count else (*row[:own], *(None for _ in range(count - own)))
 
 
 class _Table:
     """A header and rows, on a sheet of this title and, when it is full, on further ones."""
 
     def __init__(self, book: Any, title: str, names: Sequence[str], pages_across: int = 1) -> None:
-        self._book, self._title, self._names, self._pages_across = book, title, names, pages_across
+        self._book, self._title, self.names, self._pages_across = book, title, names, pages_across
         self._columns = [_column(name) for name in names]
         self._headers = [book.add_format(_HEADER | {"align": column.align}) for column in self._columns]
         self._styles = [
@@ -182,17 +184,18 @@ class _Table:
         if height is not None:
             self._sheet.set_row(self._rows, height)
         for index, (column, value) in enumerate(zip(self._columns, values, strict=True)):
-            column.write(self._sheet, self._rows, index, value)
+            if value is not None:
+                column.write(self._sheet, self._rows, index, value)
 
     def finish(self) -> None:
         """Make what was written on this sheet what is filtered and printed."""
-        self._sheet.autofilter(0, 0, self._rows, len(self._names) - 1)
-        self._sheet.print_area(0, 0, self._rows, len(self._names) - 1)
+        self._sheet.autofilter(0, 0, self._rows, len(self.names) - 1)
+        self._sheet.print_area(0, 0, self._rows, len(self.names) - 1)
 
     def _begin(self) -> None:
         self._count, self._rows = self._count + 1, 0
         self._sheet = sheet = self._book.add_worksheet(self._title + (f" {self._count}" if self._count > 1 else ""))
-        for index, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
+        for index, (name, column) in enumerate(zip(self.names, self._columns, strict=True)):
             sheet.set_column(index, index, column.width, self._styles[index])
             sheet.write_string(0, index, name, self._headers[index])
         sheet.freeze_panes(1, 0)
@@ -271,12 +274,15 @@ class _Column:
 
 
 def _column(name: str) -> _Column:
-    width = _WIDTHS.get(name, max(len(name) + 4, 11))
-    if name in MOMENTS:
+    known = _KNOWN.get(name) or Column(ColumnKind.TEXT, "", name=name)
+    width = known.width or max(len(name) + 4, 11)
+    if known.kind is ColumnKind.MOMENT:
         return _Column(_moment, max(width, 22), shown='yyyy-mm-dd"T"hh:mm:ss"Z"')
-    if name in ("limit", "unit_price", "amount", "report_total"):
+    if known.kind is ColumnKind.DECIMAL:
         return _Column(_decimal, width, "right", "General")
-    if name in QUANTITIES:
-        return _Column(_number, width, "right", "#,##0" if name.endswith(("_quantity", "_count")) else "0")
+    if known.kind is ColumnKind.VERSION:
+        return _Column(_number, width, "right", "0")
+    if known.kind in NUMBERS:
+        return _Column(_number, width, "right", "#,##0")
     # A long text would run on into pages of its own.
     return _Column(_text, width, wraps=name == "durability_gap")

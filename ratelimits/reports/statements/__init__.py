@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import NamedTuple
 
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, Max, OuterRef, Q
 
 from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine
@@ -20,7 +20,6 @@ from ratelimits.reports.build import (
     adjustment_line,
     grouped,
     in_order,
-    row,
     unused_line,
     usage_lines,
 )
@@ -31,18 +30,10 @@ from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.periods import LONGEST, SECOND, Period, month_window, starts_in
-from ratelimits.reports.rows import FINAL, PROVISIONAL, Row, report_id
+from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import Unknown
-
-#: What a row has of its line; the rest is its report's.
-_OF_LINE = (
-    *("line_id", "key", "meter", "unit", "charge_category", "charge_class", "corrects_line_id"),
-    *("charge_period_start", "charge_period_end", "consumed_quantity", "included_quantity", "overage_quantity"),
-    *("refunded_quantity", "admitted_count", "denied_count", "unknown_count", "limit", "rule", "rule_version", "plan"),
-    "batch_range",
-)
 
 
 @dataclass(frozen=True)
@@ -56,22 +47,47 @@ class Statement:
 
 
 def statements(
-    month: str, *, account: str | None = None, using: str | None = None, all_accounts: bool = False
+    month: str,
+    *,
+    account: str | None = None,
+    using: str | None = None,
+    all_accounts: bool = False,
+    columns_version: int | None = None,
 ) -> Iterator[Statement]:
     """The reports of all billing periods that start in a month like "2026-11", by account and start.
 
     Of one account, or of all; finalised ones in their newest version. With `all_accounts` also a line of zeros for each
-    account that has no other. Memory stays bounded: a statement's rows must be read before the next statement is asked
-    for. Raises ValueError for what is no month.
+    account that has no other. What is provisional has the columns of `columns_version`, by default those of the file.
+    Memory stays bounded: a statement's rows must be read before the next statement is asked for. Raises ValueError for
+    what is no month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
+    version = columns_version or columns_of(month, account=account, using=using)
     used = heapq.merge(
         _final(using, month, account, start, end),
-        _provisional(using, month, account, start, end),
+        _provisional(using, month, account, start, end, version),
         key=lambda found: (found.report.account, found.report.period_start),
     )
-    return _with_unused(used, _unused(using, month, account, start, end)) if all_accounts else used
+    return _with_unused(used, _unused(using, month, account, start, end, version)) if all_accounts else used
+
+
+def newest_columns(reports: Iterable[Report]) -> int:
+    """Return the version of the columns of a file with these reports."""
+    return max(report.columns_version for report in reports)
+
+
+def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
+    """Return the version of the columns of a month's file: the newest that its finalised reports have.
+
+    So what was closed before a column was added stays the same file. Raises ValueError for what is no month.
+    """
+    start, end = month_window(month)
+    reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
+    if account is not None:
+        reports = reports.filter(account=account)
+    newest: int | None = reports.aggregate(newest=Max("columns_version"))["newest"]
+    return newest or VERSION
 
 
 def statement(report: Report) -> Statement:
@@ -117,17 +133,16 @@ def version_rows(report: Report) -> Iterator[Row]:
 
 def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
     """The rows that a version brought in, streamed, each with the billing period (s, as text) of its usage."""
-    head = report_id(report.account, report.period_start), report.version, FINAL
-    account, period, timezone = (report.account,), (report.period_start, report.period_end), (report.timezone,)
+    make = RowMaker(report, FINAL)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
     # Without a model instance for each line, which would take most of an export's time.
-    for used, *values in lines.values_list("usage_period", *_OF_LINE).iterator(chunk_size=CHUNK):
-        about = (*head, *values[:1], *account, *values[1:7], *period, *values[7:9], *timezone, *values[9:])
-        row = Row._make((*about, report.gaps))
-        yield row, str(used)
+    for used, *values in lines.values_list("usage_period", *make.fields).iterator(chunk_size=CHUNK):
+        yield make.of_values(values), str(used)
 
 
-def _provisional(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+def _provisional(
+    using: str, month: str, account: str | None, start: int, end: int, version: int
+) -> Iterator[Statement]:
     condition = Q(period__gte=start // SECOND, period__lt=end // SECOND)
     if account is not None:
         condition &= Q(account=account)
@@ -143,7 +158,7 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
     for _key, chunk in groupby(_open(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
         group, of = next(chunk)
         if starts_in(month, of.period.start, of.period.timezone):
-            report, allowance = draft(group, of.period, of.included, gaps), Allowance(of.included.included)
+            report, allowance = draft(group, of.period, of.included, gaps, version), Allowance(of.included.included)
             if of.included.shared:
                 names = frozenset({report.account}) | of.included.shared
                 allowance = together.setdefault((names, of.period.start), allowance)
@@ -153,7 +168,7 @@ def _provisional(using: str, month: str, account: str | None, start: int, end: i
                 usage_lines(report, used, rules, {of.period.start: allowance}, lost),
                 (adjustment_line(report, each, allowance) for each in of.adjustments),
             )
-            yield Statement(report, PROVISIONAL, (row(report, line, PROVISIONAL) for line in lines), of.included)
+            yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).of_line, lines), of.included)
 
 
 class _Open(NamedTuple):
@@ -192,12 +207,12 @@ def _place(group: Group) -> tuple[str, int]:
     return group["account"], group["period"]
 
 
-def _unused(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
+def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
     """A statement of nothing for every account."""
     gaps = Gaps.between(using, start, end + LONGEST)
     for group, period, terms in candidates(using, month, account):
-        report = draft(group, period, Included(terms.plan, terms.included), gaps)
-        yield Statement(report, PROVISIONAL, (row(report, unused_line(report), PROVISIONAL),))
+        report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
+        yield Statement(report, PROVISIONAL, (RowMaker(report, PROVISIONAL).of_line(unused_line(report)),))
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
@@ -211,7 +226,7 @@ def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iter
         seen = found.report.account
 
 
-def draft(group: Group, period: Period, included: Included, gaps: Gaps) -> Report:
+def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_version: int = VERSION) -> Report:
     """The report, not to be saved, that a group of ledger lines belongs to."""
     return Report(
         account=group["account"],
@@ -222,4 +237,5 @@ def draft(group: Group, period: Period, included: Included, gaps: Gaps) -> Repor
         plan=included.plan,
         included=dict(included.included),
         gaps=gaps.text(group["first_shard"], group["account"], period.start, period.end),
+        columns_version=columns_version,
     )

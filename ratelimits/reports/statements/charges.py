@@ -27,8 +27,10 @@ from ratelimits.reports.rows import (
     ROUNDING,
     Charge,
     Row,
+    RowMaker,
     line_id,
     report_id,
+    row_type,
 )
 from ratelimits.reports.statements import Statement, rows, version_lines, versions
 from ratelimits.reports.terms.price_book import PriceBook, Record
@@ -87,6 +89,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     periods = recorded(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
+    make = row_type(report.columns_version)._make
     # Read twice: what a unit costs may depend on the total.
     with SpooledTemporaryFile(max_size=_HELD) as held:
         for row in statement.rows:
@@ -100,7 +103,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
         else:
             report.prices = {}  # an account that used nothing has no report when its period ends
         held.seek(0)
-        yield from _priced(report, ((Row(*json.loads(line)), period) for line in held), statement.status)
+        yield from _priced(report, ((make(json.loads(line)), period) for line in held), statement.status)
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
@@ -156,34 +159,13 @@ def _row(report: Report, status: str, category: str, period: str, meter: str, pl
     """A row of nothing but an amount."""
     name, start = report_id(report.account, report.period_start), int(period) * SECOND
     late = report.version > 1 or start != report.period_start
-    return Row(
-        report_id=name,
-        report_version=report.version,
-        status=status,
+    return RowMaker(report, status).of_nothing(
         line_id=line_id(name, report.version, category, period, meter),
-        account=report.account,
-        key="",
         meter=meter,
-        unit="",
         charge_category=category,
         charge_class=CORRECTION if late else "",
-        corrects_line_id="",
-        billing_period_start=report.period_start,
-        billing_period_end=report.period_end,
         charge_period_start=start,
         charge_period_end=report.period_end,
-        timezone=report.timezone,
-        consumed_quantity=0,
-        included_quantity=0,
-        overage_quantity=0,
-        refunded_quantity=0,
-        admitted_count=0,
-        denied_count=0,
-        unknown_count=0,
-        limit="",
-        rule="",
-        rule_version=0,
         plan=plan,
-        batch_range="",
         durability_gap="",
     )

@@ -1,0 +1,131 @@
+"""The JSON Schema of what is exported, made from the table of columns.
+
+Those of the first columns are published as files in ratelimits/reports/schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratelimits.reports.columns import Column, ColumnKind
+from ratelimits.reports.rows import VERSION, columns
+
+_OF_KIND = {
+    ColumnKind.TEXT: {"$ref": "#/$defs/text"},
+    ColumnKind.MOMENT: {"$ref": "#/$defs/moment"},
+    ColumnKind.QUANTITY: {"$ref": "#/$defs/quantity"},
+    ColumnKind.COUNT: {"$ref": "#/$defs/count"},
+    ColumnKind.VERSION: {"$ref": "#/$defs/count"},
+    ColumnKind.DECIMAL: {"$ref": "#/$defs/text"},
+}
+_DEFINED: dict[str, Any] = {
+    "text": {"type": "string"},
+    "line_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "moment": {
+        "description": "In UTC, to the second, or to the microsecond where there is one.",
+        "type": "string",
+        "format": "date-time",
+        "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]{6})?Z$",
+    },
+    "quantity": {
+        "description": "A decimal, as a string: doubles would round it.",
+        "type": "string",
+        "pattern": "^-?(0|[1-9][0-9]*)(\\.[0-9]{1,6})?$",
+    },
+    "count": {"type": "integer", "minimum": 0},
+}
+_AMOUNT = {
+    "description": "An exact decimal, as a string: doubles would round it. Empty where there is no price.",
+    "type": "string",
+    "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
+}
+#: What the second schema has after the columns of the first.
+_MONEY = {
+    "account_name": {
+        "$ref": "#/$defs/text",
+        "description": "What the account was called when the report was finalised; "
+        "empty where it has no name or no price.",
+    },
+    "currency": {
+        "type": "string",
+        "pattern": "^([A-Z]{3})?$",
+        "description": "ISO 4217; empty where the account's plan had no prices.",
+    },
+    "unit_price": {
+        "$ref": "#/$defs/amount",
+        "description": "Of one unit of overage_quantity; empty where they cost differently, or there are none.",
+    },
+    "amount": {
+        "$ref": "#/$defs/amount",
+        "description": "What the line costs, not rounded. Those of a report's lines add up to its total.",
+    },
+    "report_total": {
+        "$ref": "#/$defs/amount",
+        "description": "What the account owes by the report up to the line's version, in this currency: rounded once, "
+        "half to even, to its minor unit.",
+    },
+}
+
+
+def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
+    """Return the `$id` of the schema of a version's columns, or of the same with amounts."""
+    return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
+
+
+def schema(version: int = VERSION) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the document; its `$defs.line` is that of one line."""
+    written = (
+        "What `ratelimits_report --format json` writes. A further column would be a further version of this schema."
+    )
+    own = {column.name: _property(column) for column in columns(version)}
+    return _document(schema_id(version), written, "One line; also the data of a CloudEvent.", own, _DEFINED, version)
+
+
+def priced_schema(version: int = VERSION) -> dict[str, Any]:
+    """Return the schema of the same with amounts."""
+    written = (
+        "What `ratelimits_report --format json-amounts` writes: the lines of the first schema with what they cost, and "
+        "lines for what no other line alone can say. A further column would be a further version of this schema."
+    )
+    own = {column.name: _property(column) | dict(column.priced_schema) for column in columns(version)} | _MONEY
+    defined = {**_DEFINED, "amount": _AMOUNT}
+    return _document(schema_id(version, priced=True), written, "One line.", own, defined, version)
+
+
+def _property(column: Column) -> dict[str, Any]:
+    return {**(column.schema or _OF_KIND[column.kind]), "description": column.meaning}
+
+
+def _document(
+    name: str, written: str, line: str, own: dict[str, Any], defined: dict[str, Any], version: int
+) -> dict[str, Any]:
+    # Lines of reports that were finalised before a column was added have none.
+    added = {column.name for column in columns(version) if column.since > 1}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": name,
+        "title": "Usage report",
+        "description": written,
+        "type": "object",
+        "required": ["schema", "lines"],
+        "additionalProperties": False,
+        "properties": {
+            "schema": {"const": name},
+            "lines": {
+                "description": "By account and start of the billing period.",
+                "type": "array",
+                "items": {"$ref": "#/$defs/line"},
+            },
+        },
+        "$defs": {
+            **defined,
+            "line": {
+                "title": "Report line",
+                "description": line,
+                "type": "object",
+                "required": [column for column in own if column not in added],
+                "additionalProperties": False,
+                "properties": own,
+            },
+        },
+    }
