@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import shutil
-import subprocess
-import sys
-from filecmp import dircmp
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ratelimits
 from ratelimits.algorithms.limits import ALGORITHMS
-
-PACKAGE = Path(ratelimits.__file__).parent
-ROOT = PACKAGE.parent
+from tests.support.changed import PACKAGE, copied, places, run
 
 CLASS = '''
 """The algorithm of pauses."""
@@ -148,21 +140,10 @@ print(json.dumps(said, default=str))
 REGISTRY = Path("algorithms/limits.py")
 
 
-def places(old: Path, new: Path) -> set[str]:
-    """Return the files that differ between two trees, or are in one of them."""
-
-    def differing(compared: dircmp[str], below: Path) -> set[str]:
-        files = {str(below / name) for name in (*compared.left_only, *compared.right_only, *compared.diff_files)}
-        return files.union(*(differing(inner, below / name) for name, inner in compared.subdirs.items()))
-
-    return differing(dircmp(old, new, ignore=["__pycache__"]), Path())
-
-
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
     """A copy of the app with the algorithm's class, Lua and line in the registry."""
-    copy = tmp_path / "ratelimits"
-    shutil.copytree(PACKAGE, copy)
+    copy = copied(tmp_path)
     (copy / "algorithms" / "pause.py").write_text(CLASS.lstrip())
     (copy / "lua" / "algorithms" / "pause.lua").write_text(LUA)
     text = (copy / REGISTRY).read_text()
@@ -173,30 +154,11 @@ def changed(tmp_path: Path) -> Path:
     return copy
 
 
-def use(copy: Path, redis_url: str) -> dict[str, Any]:
-    """Return what the app in the copy says of the algorithm."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(copy.parent), str(ROOT)]),
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "DATABASE_URL": f"sqlite:///{copy.parent / 'toy.sqlite3'}",
-        "REDIS_URL": redis_url,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", USE, str(copy.parent / "trace")],
-        cwd=copy.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
-
-
 def test_a_new_algorithm_takes_a_class_a_lua_file_a_line_and_a_migration(changed: Path, redis_url: str) -> None:
-    said = use(changed, redis_url)
-    touched = places(PACKAGE, changed)
+    database = f"sqlite:///{changed.parent / 'toy.sqlite3'}"
+    trace = str(changed.parent / "trace")
+    said: dict[str, Any] = json.loads(run(changed, USE, trace, DATABASE_URL=database, REDIS_URL=redis_url))
+    touched = places(changed)
     migration = next(name for name in touched if name.startswith("migrations/"))
     assert touched == {"algorithms/pause.py", "lua/algorithms/pause.lua", str(REGISTRY), migration}
 

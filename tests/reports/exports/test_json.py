@@ -11,6 +11,7 @@ from jsonschema.exceptions import ValidationError
 from ratelimits.reports.exports import FORMATS
 from ratelimits.reports.exports.json import schema
 from ratelimits.reports.rows import COLUMNS, PROVISIONAL, Row
+from tests.reports.exports import columns
 from tests.reports.exports.samples import AWKWARD, DECEMBER, ROW, awkward
 
 VALIDATOR = Draft202012Validator(schema())
@@ -86,3 +87,9 @@ def test_the_same_rows_give_the_same_bytes_each_line_on_its_own() -> None:
     first, second = (b"".join(FORMATS["json"].stream(ROWS)) for _ in range(2))
     assert first == second
     assert len(first.splitlines()) == len(ROWS) + 2
+
+
+def test_the_page_lists_the_columns_of_the_table() -> None:
+    page = columns.PAGE.read_text()
+    assert columns.table() in page
+    assert page == columns.written(page)

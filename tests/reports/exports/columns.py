@@ -1,0 +1,26 @@
+"""The list of columns in docs/exports.md, made from the table: `python -m tests.reports.exports.columns` writes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ratelimits.reports.rows import TABLE
+
+PAGE = Path(__file__).parents[3] / "docs" / "exports.md"
+BEGIN, END = "<!-- columns -->\n", "<!-- /columns -->"
+
+
+def table() -> str:
+    """Return the list as Markdown."""
+    rows = (f"| `{column.name}` | {column.kind.value} | {column.meaning} |\n" for column in TABLE)
+    return "".join(["| column | | |\n", "|---|---|---|\n", *rows])
+
+
+def written(page: str) -> str:
+    """Return a page with the list as it is now."""
+    return re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _found: table(), page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
