@@ -36,7 +36,7 @@ def exported(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> 
             assert done.returncode == 0
         finally:
             own.stop()
-        for when in ("first", "second", "pruned", "restored"):
+        for when in ("first", "pruned", "restored"):
             found[database, when] = {path.name: path.read_bytes() for path in (directory / when).iterdir()}
     return found
 

@@ -79,7 +79,7 @@ def export(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Export twice: while the ledger is in an archive, and after it was restored."""
+    """Export three times: at first, while the ledger is in an archive, and after it was restored."""
     django.setup()
     from django.core.management import call_command
 
@@ -89,8 +89,7 @@ def main(directory: Path) -> None:
     current_server().wire.client.config_set("appendfsync", "always")
     call_command("migrate", verbosity=0)
     use()
-    for name in ("first", "second"):
-        export(directory / name)
+    export(directory / "first")
     out = io.StringIO()
     call_command("ratelimits_archive", directory / "archive", before="2026-11", stdout=out)
     assert not Line.objects.exists()
