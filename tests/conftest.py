@@ -19,7 +19,7 @@ from tests.support.servers import TestServers
 # reason pyproject.toml does not name the settings: pytest-django would read them before this file.
 if settings.configured:
     raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests bring settings of their own.")
-# Or each of the hundred processes that tests start would compile the project anew.
+# Otherwise each of the hundred processes that tests start would compile the project again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 _SERVERS = TestServers(
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Have each worker process of pytest-xdist start servers of its own, as this process did."""
+    """Let each worker process of pytest-xdist start its own servers, as this process did."""
     os.environ.pop("DJANGO_SETTINGS_MODULE", None)
 
 
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take what stays for the whole session out of the garbage collector's sight: each look at it takes 0.3 s."""
+    """Hide objects that stay for the whole session from the garbage collector: each collection of them takes 0.3 s."""
     gc.collect()
     gc.freeze()
 
@@ -89,7 +89,7 @@ def servers() -> TestServers:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_flush() -> None:
-    """Have Django empty the tables after a test by a command that keeps what migrations make."""
+    """Let Django empty the tables after a test by a command that keeps the rows made by migrations."""
     from tests.support.database import Flush
 
     get_commands()["flush"] = Flush()  # type: ignore[assignment]

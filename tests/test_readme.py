@@ -97,7 +97,7 @@ def manage(*arguments: str) -> str:
 
 
 def add_rule(values: dict[str, Any], before: str = "") -> list[str]:
-    """Return the lines that are printed, the session the last; what is done before takes no process of its own."""
+    """Run `before` and then add a rule, in one process; return the printed lines, the last of which is the session."""
     said = manage("shell", "--verbosity", "0", "--command", f"{before}\nRULE = {values!r}\n{ADD_RULE}")
     return said.splitlines()
 
@@ -176,7 +176,10 @@ def test_the_five_steps_limit_meter_and_bill_a_new_project(shop: Path, fsync_at_
         printed = [time.strftime("%Y-%m", time.gmtime()) if part == "2026-11" else part for part in report[1].split()]
 
         def in_the_ledger() -> bool:
-            """Whether the worker has written all of it: asked of the file, since the report is a process."""
+            """Return whether the worker has written everything.
+
+            Read the file, because a report would take another process.
+            """
             with closing(sqlite3.connect(shop / "db.sqlite3")) as database:
                 (found,) = database.execute(
                     "SELECT sum(admitted_units), sum(CASE meter WHEN 'requests' THEN denied_requests END)"

@@ -1,4 +1,4 @@
-"""A new algorithm, in a copy of the app: what docs/changing.md lists for one, and nothing else, makes it work."""
+"""Test a new algorithm in a copy of the app: it needs the places that docs/changing.md lists, and no others."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ do
   A[12] = pause
 end
 """
-#: Run in the copy, by a process of its own: as after a deployment of a version that has the algorithm.
+#: A script that runs in the copy, in its own process, as after the deployment of a version with the algorithm.
 USE = """
 import io, json, sys
 from pathlib import Path
@@ -142,7 +142,7 @@ REGISTRY = Path("algorithms/limits.py")
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
-    """A copy of the app with the algorithm's class, Lua and line in the registry."""
+    """Make a copy of the app with the algorithm's class, Lua and line in the registry."""
     copy = copied(tmp_path)
     (copy / "algorithms" / "pause.py").write_text(CLASS.lstrip())
     (copy / "lua" / "algorithms" / "pause.lua").write_text(LUA)
@@ -164,7 +164,7 @@ def test_a_new_algorithm_takes_a_class_a_lua_file_a_line_and_a_migration(changed
 
     assert said["choice"] == "pause"
     assert list(said["errors"]) == ["period"]
-    assert said["rate"] is None  # a field of other algorithms, dropped
+    assert said["rate"] is None  # a field of other algorithms, which is dropped
     assert said["sentence"] == "2 requests at once, then a pause of 40 seconds, per key"
 
     assert said["statuses"] == [200, 429, 429]

@@ -83,10 +83,10 @@ def cluster(nodes: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def frozen(cluster: Cluster, node: int) -> Iterator[None]:
-    """A node answers nothing meanwhile, and nobody waits long for it."""
+    """Let a node answer nothing in the block, with a short TIMEOUT so that no request waits long for it."""
     process = cluster.servers[node].process
     with override_settings(RATELIMITS={**settings.RATELIMITS, "TIMEOUT": 0.5}):
-        # There is a way to every node that has no reply to wait for then.
+        # Connect to every node first, so that connecting does not wait for a reply later.
         engine.peek(spread(cluster), account=ACCOUNT)
         process.send_signal(signal.SIGSTOP)
         try:

@@ -15,7 +15,7 @@ PROCESSES = 8
 
 
 def five(cost: int, factor: int = 1) -> list[Limit]:
-    """The deciders' limits: nothing comes back in a test's time."""
+    """Return the deciders' limits; no permit comes back during a test."""
     numbers = {"rate": 1, "period": 1_000_000, "lease_ttl": 1_000_000, "window_start": "first_hit"}
     return [
         Limit(
@@ -36,7 +36,7 @@ def test_a_decision_over_five_algorithms_is_one_round_trip(redis_url: str) -> No
 
 
 def test_eight_processes_charge_all_five_or_none(capsys: pytest.CaptureFixture[str], long_run: bool) -> None:
-    # So much of the deciders' capacities that some of each process' requests are admitted.
+    # The factor for the deciders' capacities: large enough that each process gets some requests admitted.
     decisions, factor = (10_000, 6) if long_run else (2_000, 2)
     with siblings("tests.support.engine.decider", PROCESSES) as processes:
         began = time.monotonic()

@@ -58,7 +58,7 @@ class Process:
         self.permits = PrefetchedPermits(current_server(), asked, most, seconds, self.clock)
 
     def now(self) -> int:
-        """The server's time, in µs since 1970 UTC."""
+        """Return the server's time, in µs since 1970 UTC."""
         return NOW + round((self.clock.now - self._began) * SECOND)
 
     def request(self) -> bool:

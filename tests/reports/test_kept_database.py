@@ -1,4 +1,4 @@
-"""A database of an earlier commit, upgraded: its finalised reports are the same bytes, and still hold."""
+"""Test a database of an earlier commit after an upgrade: its finalised reports are the same bytes and still verify."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_reports_that_were_finalised_before_an_upgrade_are_the_same_bytes_and_st
     with closing(sqlite3.connect(file)) as database:
         rows = database.execute("SELECT name FROM django_migrations WHERE app = 'ratelimits'")
         applied = {name for (name,) in rows}
-    # Step by step, through each migration that came since.
+    # Step by step, through each later migration.
     assert {"0009_allotments", "0010_forced_gap", "0020_gaps_of_reports_alone"} <= applied

@@ -1,4 +1,4 @@
-"""Each line has a name of its own, whatever its key and meter are called."""
+"""Test that each line has its own `line_id`, whatever its key and meter are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPORT, USAGE = "acme.20261001T000000Z", "usage"
 
 @pytest.fixture
 def report() -> Report:
-    """A report of two lines whose meters and keys are one text when a line feed joins them."""
+    """Make a report of two lines whose meters and keys, joined by a line feed, are the same text."""
     spend("acme", "2026-10-15", 3, meter="pages", key="read\nin")
     spend("acme", "2026-10-15", 4, meter="pages\nread", key="in")
     (report,) = close("2026-11-02")

@@ -1,4 +1,4 @@
-"""A further column, in a copy of the app: one place; what was finalised before verifies and is the same bytes."""
+"""Test a new column in a copy of the app: it needs one place, and earlier reports verify and keep their bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.changed import copied, places, run
 
 KEPT = Path(__file__).parent / "kept_6fc9309"
 TABLE = Path("reports/rows.py")
-#: After the last column of the table.
+#: The line to add after the last column of the table.
 COLUMN = """
     net_quantity: Annotated[
         int,
@@ -28,7 +28,7 @@ COLUMN = """
         ),
     ]
 """
-#: Upgrades the database, with reports of before; then corrects one of them, as after a deployment of the new column.
+#: A script that upgrades a database with earlier reports, then corrects one, as after deploying the new column.
 USE = """
 import json, sys
 from datetime import UTC, datetime
@@ -84,7 +84,7 @@ def test_a_column_takes_one_place_and_changes_nothing_that_was_finalised_before(
     assert {name: sha256((out / name).read_bytes()).hexdigest() for name in before} == before
     assert (out / "new-2026-10.csv").read_bytes() == (out / "2026-10.csv").read_bytes()
 
-    # A month of both: what was finalised before has nothing in the column, and the same lines as before in JSON.
+    # A month of both: earlier reports have nothing in the column, and the same lines as before in JSON.
     lines = list(csv.DictReader((out / "new-2026-09.csv").read_text().splitlines()))
     assert lines[0].keys() - csv.DictReader((out / "2026-09.csv").read_text().splitlines()).__next__().keys() == {
         "net_quantity"

@@ -1,4 +1,4 @@
-"""A period that was closed before its usage came is named, by what waits in Redis and by what came since."""
+"""Test that verify names a period that was closed too early: by usage that waits in Redis or came later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = at("2026-11-01")
 
 @pytest.fixture
 def acme() -> Account:
-    """Forty requests of October in the ledger, seven more in Redis."""
+    """Put forty requests of October into the ledger, and leave seven more in Redis."""
     acme = account()
     spend(acme, "2026-10-15", 40)
     flow()

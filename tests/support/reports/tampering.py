@@ -186,7 +186,7 @@ def watermark_moved(moment: str) -> Damage:
 
 
 def watermark_is_moved_past_redis() -> None:
-    """A month is to be closed though usage of it was not drained."""
+    """Move a watermark ahead, so that a month is closed though some of its usage was not drained."""
     spend("acme", "2026-11-07")
     ShardState.objects.update(watermark=at("2026-11-08"))
 
