@@ -1,4 +1,4 @@
-"""A breaker that stops asking a server that is away, and the errors of single nodes of a cluster."""
+"""A breaker, which spares a server that does not answer; and the errors of single nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Callable
 
 from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
 
-#: Failures in a row after which the server is left alone, and for how many seconds.
+#: After this many failures in a row, the server is not called for this many seconds.
 FAILURES, PAUSE = 3, 1.0
 
 
 class NodeUnavailable(Unavailable):
-    """One node of a cluster could not be asked: no reason to leave the others alone."""
+    """One node of a cluster could not be asked. The other nodes may still answer."""
 
 
 class NodeNotSent(NodeUnavailable, NotSent):
-    """NotSent, by one node of a cluster."""
+    """The call was not sent to one node of a cluster."""
 
 
 class NodeUnanswered(NodeUnavailable, Unanswered):
-    """Unanswered, by one node of a cluster."""
+    """One node of a cluster did not answer the call."""
 
 
 class SlotNotReached(NodeUnavailable, NotReached):
-    """No node of a cluster has the slot."""
+    """No node of the cluster has the slot."""
 
 
 class Breaker:
-    """Open after FAILURES calls in a row that failed: for PAUSE seconds nobody waits for a server that is away.
+    """Opens after FAILURES failed calls in a row: for PAUSE seconds no call waits for a server that is away.
 
-    Then one call at a time tries again. `clock` is in seconds, and only ever forward.
+    Then one call at a time tries again. `clock` returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether the server may be asked. After the pause, the first to look is let through, and nobody else."""
+        """Return whether the server may be called. After the pause this is true once, so that one call tries."""
         if self._failures < FAILURES:
             return True
         now = self._clock()
@@ -51,12 +51,12 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Note that a call was answered."""
         if self._failures:
             self._failures = 0
 
     def failed(self, event: object = None) -> None:
-        """A call was not answered. Calls that the same event failed, such as a lost connection, are one failure."""
+        """Note that a call failed. Calls that failed by the same event, such as a lost connection, are one failure."""
         if event is not None and event is self._event:
             return
         self._event = event

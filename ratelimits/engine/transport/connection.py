@@ -1,4 +1,4 @@
-"""One connection of redis-py's, and what is asked on it: one command, one reply, nothing that is sent twice."""
+"""Exchange one command and one reply on a connection of redis-py. No command is sent twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 class Unavailable(Exception):
     """The server could not be asked.
 
-    `event` is what failed. Calls that one lost connection failed share it: it is one failure of the server.
+    `event` is the same object for all calls that failed with one lost connection: that is one failure of the server.
     """
 
     def __init__(self, message: str = "", event: object = None) -> None:
@@ -28,91 +28,92 @@ class Unavailable(Exception):
 
 
 class NotSent(Unavailable):
-    """No connection: the call did not take place."""
+    """The call was not sent, so it did not take place."""
 
 
 class Unanswered(Unavailable):
-    """The call was sent and its reply was lost: whether it took place is unknown."""
+    """The call was sent and its reply was lost. Nobody knows whether it took place."""
 
 
 class Interrupted(Unanswered):
-    """The caller was stopped as it waited for the reply: the server is not to blame.
+    """The caller was stopped while it waited for the reply. The server has not failed.
 
-    It is the cause of what stopped the caller, such as SystemExit or a timeout of gevent's, which is raised as it is.
+    It is the `__cause__` of the exception that stopped the caller, such as SystemExit or a timeout of gevent.
     """
 
 
 class NotReached(NotSent, RedisConnectionError):
-    """No node of a cluster could be asked, by a decision or by anything else."""
+    """No node of a cluster could be asked."""
 
 
 _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
 
 def refuses_writes(error: ResponseError) -> bool:
-    """Whether a server says that it is a replica by now, or has lost its replicas: it wrote nothing.
+    """Return whether an error says that the server is a replica, or has lost its replicas: it wrote nothing.
 
-    Another server may be the primary already: the connection is to be made anew.
+    Another server may be the primary by now, so close the connection and connect again.
     """
-    # Redis 6.2 says it inside of what a script failed with.
+    # Redis 6.2 says so within the error of the script.
     return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
 
 
 def failure(error: BaseException) -> Unavailable:
-    """What has become of a call that ended so: unknown, unless the server said that it did not begin with it."""
-    # What a connection under Sentinel makes of a ReadOnlyError. Not by what it was raised from: that may be a caller's.
+    """Return Unanswered for a call that ended with this error; NotSent if the server said that it did not begin."""
+    # The text is what a Sentinel connection makes of a ReadOnlyError. Its cause says nothing: it may be the caller's.
     refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
     return NotSent(str(error)) if refused else Unanswered(str(error))
 
 
-#: What a connection is asked first, and `run_of` reads: by default all sections but the costly ones.
+#: The first command on a connection; `run_of` reads its reply. INFO without a section leaves out the costly ones.
 INFO = b"*1\r\n$4\r\nINFO\r\n"
 
 
 def run_of(info: bytes) -> str:
-    """Return the run of the server that the reply to INFO names."""
+    """Return the run of the server by its reply to INFO."""
     return run_named(dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line))
 
 
 def run_named(info: Mapping[str, Any]) -> str:
-    """Return the run of a server by the fields of its INFO: "<run_id>:<replication id>", as lua/run.lua has it.
+    """Return the run of a server by the fields of its INFO: "<run_id>:<replication id>", as lua/run.lua does.
 
-    The second part is empty for a server that never was a replica: attaching its first replica gives it another
-    replication id, and loses nothing.
+    The second part is empty for a server that never was a replica: attaching its first replica changes the replication
+    id, but loses nothing.
     """
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 
 
-#: What a parser says that needs more bytes for a reply.
+#: What a parser returns if it needs more bytes for a reply.
 MORE = object()
 _READ = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """redis-py's parser; with it one reply to one command can be read without the layers around it."""
+    """redis-py's parser, with access to its reader, so that a reply is read without redis-py's other layers."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)
-        # Where every parser reads from.
+        # Every parser of redis-py reads from this socket.
         self.socket = connection._sock
         self.timeout = connection.socket_timeout
         self.reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self.parse_error, notEnoughData=MORE)
-        self.slow = True
+        self.kernel_timeouts_due = True
 
     def can_read(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().can_read(*args, **kwargs)
         finally:
-            self.slow = True  # it has set the socket's own timeout again
+            self.kernel_timeouts_due = True  # this has set a timeout in Python again
 
     def use_kernel_timeouts(self) -> None:
-        """Leave the timeout to the kernel: Python waits for each read and write in a call of its own beforehand.
+        """Leave timeouts to the kernel. For a timeout in Python, each read and write needs a further system call.
 
-        Only for a plain socket: TLS reads more than once for a reply, and those of gevent and eventlet never wait. Not
-        where a timer signals all the time (a profiler's): the kernel's timeout begins anew with each.
+        Do nothing unless the socket is a plain one: TLS reads more than once for a reply, and sockets of gevent and
+        eventlet never block. Do nothing if a timer sends signals, as for a profiler: each one restarts the kernel's
+        timeout.
         """
-        self.slow = False
+        self.kernel_timeouts_due = False
         kind = type(self.socket)
         if (kind.__module__, kind.__name__, os.name) != ("socket", "socket", "posix") or not self.timeout:
             return
@@ -123,12 +124,12 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
         except OSError:
-            return  # a system that writes times otherwise
+            return  # a system with another format of times
         self.socket.settimeout(None)
 
 
 class OwnedConnection:
-    """A connection that a call has to itself, the server's run, and when it was last used (seconds).
+    """A connection that one call uses alone, with the server's run and the moment of its last use (seconds).
 
     `process` is a token of the process that made it.
     """
@@ -137,7 +138,7 @@ class OwnedConnection:
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.raw_parser: RawReplyParser | None = None
-        # Not where somebody has configured another parser.
+        # Not if the project has configured another parser.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
         self.process = process
@@ -149,7 +150,7 @@ class OwnedConnection:
         self.run = greet(self.connection)
 
     def closed(self) -> bool:
-        """Return whether the server has closed it, or has said what nobody asked for."""
+        """Return whether the server has closed the connection, or has sent something unexpected."""
         try:
             return bool(self.connection.can_read(0))
         except (RedisError, OSError):
@@ -160,12 +161,12 @@ class OwnedConnection:
         return self.raw_parser
 
     def exchange(self, packed: bytes) -> Any:
-        """The reply to a command. Raises Unanswered, or what the server refuses with."""
+        """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server."""
         raw_parser = self.raw_parser
         if raw_parser is None:
             return exchange(self.connection, packed)
         try:
-            if raw_parser.slow:
+            if raw_parser.kernel_timeouts_due:
                 raw_parser.use_kernel_timeouts()
             sock, reader = raw_parser.socket, raw_parser.reader
             sock.sendall(packed)
@@ -191,13 +192,13 @@ class OwnedConnection:
             self.connection.disconnect()
             raise failure(error) from error
         except BaseException as error:
-            # Whatever interrupts a call, its reply must not be read by the next one.
+            # If a call is interrupted, the next call must not read its reply.
             self.connection.disconnect()
             raise error from Interrupted(repr(error))
 
 
 def exchange(connection: Any, packed: bytes) -> Any:
-    """The reply to a command on any connection of redis-py's. Raises Unanswered, or what the server refuses with."""
+    """Do as `OwnedConnection.exchange`, on any connection of redis-py."""
     try:
         connection.send_packed_command([packed], check_health=False)
         return connection.read_response()
@@ -215,7 +216,7 @@ def exchange(connection: Any, packed: bytes) -> Any:
 
 
 def greet(connection: Any) -> str:
-    """Connect any connection of redis-py's and return the run of the server. Raise NotSent."""
+    """Connect any connection of redis-py and return the run of the server. Raise NotSent."""
     try:
         connection.connect()
         connection.send_packed_command([INFO], check_health=False)

@@ -1,9 +1,8 @@
-"""One connection of an event loop to a server, which all its tasks share.
+"""One connection of an event loop to a server, which all tasks of the loop share.
 
-Where nothing is under way, a command is written at once. What else the tasks ask in one turn of the loop is written in
-one go. Replies are matched first in, first out. At most IN_FLIGHT commands are written and unanswered at a time. The
-others wait in order, as long as it takes: waiting for one's own turn is no failure of the server. TIMEOUT runs from the
-write.
+A command is written at once if no reply is awaited. Otherwise all commands of one turn of the loop are written
+together. Replies come in the order of the commands. At most IN_FLIGHT commands are written and unanswered. Others wait
+in order, for any time: waiting for a turn is not a failure of the server. TIMEOUT begins when a command is written.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
-#: Commands of one connection that are written and unanswered at most. A server decides so many in some 10 ms.
+#: Maximum number of commands that are written and unanswered. A server decides this many in about 10 ms.
 IN_FLIGHT = 128
-#: A loop that was late by this part of TIMEOUT while it connected did not give the server its time. It tries again:
-#: so many attempts in all.
+#: If the loop was late by this part of TIMEOUT while it connected, the server did not get its time, and the loop tries
+#: again: at most this many attempts.
 LATE, ATTEMPTS = 0.2, 5
-#: Seconds in which a late loop reads what has come, before the oldest reply is given up.
+#: Seconds in which a late loop reads what has arrived, before it gives up the oldest reply.
 _LAST_LOOK = 0.001
 
 
 class _Reply(asyncio.Future[Any]):
-    """A reply to come. Its caller can be cancelled until the command is written, and after that once it is there.
+    """A future reply. It can be cancelled until its command is written.
 
-    What was written may take place: somebody must hear of it, so that it can be given back.
+    A written command may take place, so its caller must get the reply, to give back what it took.
     """
 
     written = False
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it, unless its command was written."""
+        """Cancel the reply unless its command was written."""
         return not self.written and super().cancel(msg)
 
 
@@ -55,15 +54,15 @@ class _Loading:
 
 
 class _Link(asyncio.Protocol):
-    """A connection that is up. What is written on it is answered in order, or all of it is Unanswered."""
+    """An open connection. Commands are answered in order; if it is lost, those without a reply are Unanswered."""
 
     def __init__(self, connection: Any, run: str, timeout: float, owner: Multiplexed) -> None:
         self.run = run
-        #: Whether nothing more is to be written on it.
+        #: Whether nothing more may be written.
         self.ended = False
         self._connection = connection
         self._timeout = timeout
-        # The loop keeps a connection that is open, and what that holds: a way that nobody uses any longer must go.
+        # A weak reference: the loop keeps an open connection alive, and that must not keep its unused owner alive.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
@@ -74,24 +73,24 @@ class _Link(asyncio.Protocol):
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=MORE
         )
-        # redis-py has made the connection; from here on its bytes come here.
+        # redis-py has connected. From now on this object receives the bytes.
         self._transport: Any = connection._writer.transport
         self._before = self._transport.get_protocol()
         self._transport.set_protocol(self)
 
     @property
     def idle(self) -> bool:
-        """Whether it can be written on, and nothing that was written is unanswered."""
+        """Return whether a command can be written and no reply is awaited."""
         return not self._sent and not self.ended
 
     def write(self, waiting: deque[tuple[Sendable, bytes, _Reply]]) -> None:
-        """Write what waits, in order and in one go, as far as there is room."""
+        """Write the waiting commands together and in order, as many as there is room for."""
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
         while waiting and room:
             command, name, future = waiting.popleft()
             if future.done():
-                continue  # its caller was cancelled: it is not sent
+                continue  # its caller was cancelled: do not send it
             try:
                 packed.append(command.to(self.run, name))
             except Exception as error:  # noqa: BLE001  (its caller's own)
@@ -106,7 +105,7 @@ class _Link(asyncio.Protocol):
                 self._look_at(now + self._timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Hand each reply to whoever is next."""
+        """Give each reply to the next caller."""
         self._heard = True
         reader, sent = self._reader, self._sent
         reader.feed(data)
@@ -130,7 +129,7 @@ class _Link(asyncio.Protocol):
             owner.write()
 
     def _refused(self, error: Exception) -> Exception:
-        """What an error is for its caller. A server that takes no writes is left once all it was sent is answered."""
+        """Return the error for the caller. If the server refuses writes, end the connection after the next replies."""
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error
         self.ended = True
@@ -141,7 +140,7 @@ class _Link(asyncio.Protocol):
         self._timer = self._loop.call_at(moment, self._look)
 
     def _look(self) -> None:
-        """See whether the oldest reply is overdue. One timer serves all, since the oldest is due first."""
+        """Check whether the oldest reply is overdue. It is due first, so one timer is enough for all."""
         self._timer = None
         if not self._sent:
             return
@@ -149,20 +148,20 @@ class _Link(asyncio.Protocol):
         if now < due:
             self._look_at(due)
         elif self._heard:
-            # Where the loop was busy, replies may be here that nobody has read yet: that is not the server's fault.
+            # If the loop was busy, replies may have arrived that were not read yet. The server has not failed then.
             self._look_at(now + _LAST_LOOK)
             self._heard = False
         else:
             self.fail(f"no reply within {self._timeout:g} s")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell all whose reply will not come."""
+        """Fail all commands whose reply will not come."""
         self._before.connection_lost(None)
         self.gone.set_result(None)
         self.fail(f"the server closed the connection{f': {error}' if error else ''}")
 
     def fail(self, message: str) -> None:
-        """End the connection: what was written is Unanswered."""
+        """End the connection. Commands without a reply are Unanswered."""
         self.close()
         event = object()
         while self._sent:
@@ -173,7 +172,7 @@ class _Link(asyncio.Protocol):
             owner.lost(self, message, event)
 
     def close(self) -> None:
-        """Close the connection, without a word to anybody."""
+        """Close the connection, but fail no command."""
         self.ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -184,10 +183,10 @@ class _Link(asyncio.Protocol):
 
 
 class Multiplexed:
-    """The way of one event loop to a server; `pool` makes its connections, redis.asyncio's.
+    """The connection of one event loop to a server. `pool` is a pool of redis.asyncio, which makes it.
 
-    The connection is made by the first who asks, for all who ask meanwhile, and made anew by the next who asks after it
-    was lost.
+    The first call connects, and calls in the meantime wait for that. After the connection was lost the next call
+    connects again.
     """
 
     def __init__(self, pool: Any, timeout: float, process: object) -> None:
@@ -202,10 +201,11 @@ class Multiplexed:
         self._turn = False
 
     async def exchange(self, command: Sendable, name: bytes) -> Any:
-        """Return the reply to a command. Raise NotSent, Unanswered, or what the server refuses with.
+        """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
 
-        A script that the server does not know is loaded, once for all who miss it, and the command sent again. A caller
-        that is cancelled once the command is written gets the reply all the same: Task.cancelling tells it of that.
+        If the server does not know the script, load it, once for all calls that need it, and send the command again. A
+        caller that is cancelled after the command was written still gets the reply; Task.cancelling shows the
+        cancellation.
         """
         try:
             return await self._reply(command, name)
@@ -228,7 +228,7 @@ class Multiplexed:
         if self._turn:
             return future
         if self._link is not None and self._link.idle:
-            self.write()  # alone: it need not wait for others
+            self.write()  # no other command to wait for
         else:
             self._turn = True
             self._loop.call_soon(self._turned)
@@ -239,32 +239,32 @@ class Multiplexed:
         self.write()
 
     def write(self) -> None:
-        """Write what waits, as far as there is room; connect first if need be."""
+        """Write the waiting commands, as many as there is room for. Connect first if necessary."""
         if not self._waiting:
             return
         if self._link is not None and self._link.ended:
-            self._link = None  # what waits has another connection to wait for
+            self._link = None  # the waiting commands need another connection
         if self._link is not None:
             self._link.write(self._waiting)
         elif self._connecting is None:
-            # In a context of its own: a connection must not keep what belongs to the request that made it.
+            # In an empty context: a connection must not keep alive what belongs to the request that made it.
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:
-        """Have the script loaded, ahead of what waits: that may need it, too."""
+        """Load the script before the waiting commands, which may need it too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
             loaded = self._loading[script.sha] = _Reply(loop=self._loop)
             loaded.add_done_callback(lambda done: self._loaded(script, done))
             self._waiting.appendleft((_Loading(script), b"", loaded))
             self.write()
-        # A caller that is cancelled leaves it to the others.
+        # If this caller is cancelled, others may still wait for the script.
         await asyncio.shield(loaded)
 
     def _loaded(self, script: Script, done: asyncio.Future[Any]) -> None:
         del self._loading[script.sha]
         if not done.cancelled():
-            done.exception()  # it was seen, also where all who waited are gone
+            done.exception()  # mark it as seen, even if no caller is left
 
     async def _connect(self) -> None:
         try:
@@ -300,25 +300,25 @@ class Multiplexed:
             raise
 
     async def _greet(self, connection: Any) -> str:
-        """Return the run of the server that a connection leads to."""
+        """Return the run of the server of a connection."""
         await connection.send_packed_command([INFO], check_health=False)
         return run_of(await connection.read_response())
 
     def lost(self, link: _Link, message: str, event: object) -> None:
-        """Give up what waits for a connection that was lost."""
+        """Fail the commands that wait for a connection that was lost."""
         if link is self._link:
             self._link = None
             self._give_up(message, event)
 
     def _give_up(self, message: str, event: object) -> None:
-        """Tell all who wait that nothing was sent."""
+        """Fail all waiting commands as not sent."""
         while self._waiting:
             _command, _name, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(NotSent(message, event))
 
     async def close(self) -> None:
-        """Close what is open, while the loop still runs."""
+        """Close the connection while the loop still runs."""
         connecting, link = self._connecting, self._link
         if connecting is not None:
             connecting.cancel()
@@ -330,7 +330,7 @@ class Multiplexed:
 
 
 class _Lateness:
-    """Whether a loop is late for its own appointments, in `step` seconds each, from its making until `stop`."""
+    """Measures whether a loop runs its timers late by more than `step` seconds, until `stop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: float) -> None:
         self._loop = loop
@@ -347,6 +347,6 @@ class _Lateness:
         self._wait()
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop measuring."""
         self.late = self.late or self._loop.time() - self._due > self._step
         self._timer.cancel()

@@ -30,14 +30,14 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 }
 
 
-# redis-py's pools refuse the 101st connection by default; how many threads there are is not theirs to say.
+# By default redis-py's pools refuse the 101st connection. The number of threads decides, not the pool.
 _MANY = 2**31
 _OF_THE_POOL = ("maint_notifications", "orig_", "event_dispatcher")
 
 
 def _limits(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """The configured connection's arguments, with short timeouts, raw replies and nothing that retries."""
-    # What a pool adds for the server's maintenance notices (RESP 3 only) belongs to that pool.
+    """Return the configured connection's arguments with short timeouts, raw replies and no retries."""
+    # Arguments for the server's maintenance notices (RESP 3 only) belong to the pool that added them.
     arguments = {
         **{name: value for name, value in kwargs.items() if not name.startswith(_OF_THE_POOL)},
         "decode_responses": False,
@@ -54,7 +54,7 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
 
 
 def no_retry_pool(pool: Any, timeout: float) -> Any:
-    """A pool of the same kind to the same server, no call of which takes longer than `timeout` seconds."""
+    """Return a pool of the same kind to the same server, in which no call takes longer than `timeout` seconds."""
     kwargs = _limits(pool.connection_kwargs, timeout)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(pool, SentinelConnectionPool):
@@ -78,7 +78,7 @@ def _addresses(manager: Any) -> list[tuple[str, int]]:
 
 
 def _no_retry_manager(manager: Any, timeout: float) -> Any:
-    """The same sentinels, asked with short timeouts and once."""
+    """Return a manager of the same sentinels, which asks them once, with short timeouts."""
     own = copy.copy(manager)
     own.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
     retry = Retry(NoBackoff(), 0)
@@ -87,7 +87,7 @@ def _no_retry_manager(manager: Any, timeout: float) -> Any:
 
 
 class _AsyncSentinelPool(AsyncSentinelConnectionPool):
-    """A pool to whatever server the sentinels name; it takes their connections along when it ends."""
+    """A pool to the server that the sentinels name. It also closes the connections to the sentinels."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)

@@ -1,9 +1,9 @@
-"""The connections that decisions travel on: those of the configured django-redis cache, made strict.
+"""The connections for decisions: like those of the configured django-redis cache, but without retries.
 
-They have short timeouts and no retry of any kind: a decision that was sent twice would be charged twice. A call takes
-an idle connection of the process, or makes one; the tasks of an event loop share one. Where the configured client is
-not a plain one (Sentinel, say) a connection is taken from a pool of its kind for each call. What was never sent raises
-NotSent; a reply that was lost raises Unanswered, and whether the call took place is then unknown.
+They have short timeouts and never retry: a decision that is sent twice would be charged twice. A call takes an idle
+connection of the process, or makes one. The tasks of an event loop share one connection. If the configured client is
+not a plain one (with Sentinel, for example), each call takes a connection from a pool of its kind. A call that was
+never sent raises NotSent. If a reply was lost, Unanswered is raised: nobody knows whether the call took place.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ratelimits.engine.transport.pools import async_pool, no_retry_pool
 
 
 def configured(alias: str) -> Any:
-    """The client that a django-redis cache alias names, of whatever kind."""
+    """Return the client of a django-redis cache alias. Raise ImproperlyConfigured for any other cache."""
     backend = caches[alias]
     if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
         raise ImproperlyConfigured(
-            f"RATELIMITS['CACHE_ALIAS'] is {alias!r}, which is no django-redis cache:"
+            f"RATELIMITS['CACHE_ALIAS'] is {alias!r}, which is not a django-redis cache:"
             " give CACHES an alias with BACKEND 'django_redis.cache.RedisCache' and name that one"
         )
     return backend.client.get_client(write=True)
 
 
 class Wire:
-    """The way to the server of one django-redis cache alias."""
+    """The connections to the server of one django-redis cache alias."""
 
     def __init__(self, alias: str, timeout: float) -> None:
         source = configured(alias)
@@ -56,22 +56,22 @@ class Wire:
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
         self._parents: list[Any] = []
         self._timeout = timeout
-        #: A client on the same strict connections, for what is no decision: sealing, draining, publishing.
+        #: A client on the same connections for everything but decisions: sealing, draining, publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Clients of the servers that these shards lie on now, and which of them each has. Raises NotReached."""
+        """Yield a client for each server that has some of these shards now, and those shards. Raise NotReached."""
         yield self.client, list(shards)
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """A client of the server that this shard lies on. Raises NotReached."""
+        """Return a client of the server that has this shard. Raise NotReached."""
         return self.client
 
     def call(self, command: Sendable, name: bytes) -> Any:
-        """Send a command, with `name` for its nonce, and return the reply.
+        """Send a command with `name` as its nonce, and return the reply.
 
-        A script that the server does not know is loaded, and the command sent again: it did not take place before.
-        Raises NotSent, Unanswered, or redis.exceptions.ResponseError for what the server refuses.
+        If the server does not know the script, load it and send the command again: it did not take place before. Raise
+        NotSent, Unanswered, or redis.exceptions.ResponseError if the server refuses.
         """
         idle = self._idle
         if idle is not None:
@@ -85,7 +85,7 @@ class Wire:
             except ResponseError:
                 idle.give(owned)
                 raise
-            # Whatever else ends a call, even here, leaves a connection of which nobody knows what it says next.
+            # After any other error the connection is dropped, since its next reply may belong to this call.
             idle.give(owned)
             return reply
         connection, run = self._take()
@@ -99,10 +99,10 @@ class Wire:
             self._pool.release(connection)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
-        """Send many commands at once and return their replies, in order. For a replay, where nothing else decides.
+        """Send many commands at once and return their replies in order. For a replay, where nothing else decides.
 
-        The scripts are loaded first. Raises as `call` does; a script flushed in between is a ResponseError, since what
-        came after it was decided out of order.
+        Load the scripts first. Raise as `call` does. If the scripts were flushed in between, raise ResponseError, since
+        the commands after that were decided out of order.
         """
         if self._idle is None:
             connection, run = self._take()
@@ -120,7 +120,7 @@ class Wire:
         return replies
 
     def _take(self) -> tuple[Any, str]:
-        """A connection of a pool that is not a plain one, and the server's run."""
+        """Return a connection of a pool that is not a plain one, and the server's run. Raise NotSent."""
         try:
             connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
@@ -137,17 +137,17 @@ class Wire:
         return connection, run
 
     def _connected_anew(self, connection: Any) -> None:
-        """A pool has connected again by itself: perhaps to another run of the server."""
+        """Forget the run of a connection that the pool has connected again: it may be another run."""
         self._runs.pop(connection, None)
 
     async def _shared(self, loop: Any) -> Multiplexed:
-        """The loop's connection, made on its first use."""
-        # The references are listed in one step: threads add loops of their own meanwhile.
+        """Make the loop's connection, at its first use."""
+        # List the references in one step: other threads add their loops meanwhile.
         for other in [reference() for reference in self._loops.keyrefs()]:
             if other is not None and other.is_closed():
                 self._loops.pop(other, None)
         if loop in self._loops:
-            # A parent's, whose loop this child goes on with: closing it would close the parent's.
+            # A forked child goes on with its parent's loop. Closing this connection would close the parent's.
             self._parents.append(self._loops[loop])
         shared = Multiplexed(async_pool(self._pool), self._timeout, process())
         end = self._end(loop, shared)
@@ -156,7 +156,7 @@ class Wire:
         return shared
 
     async def _end(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
-        """Closes a loop's connection before the loop itself is closed: runners end asynchronous generators last."""
+        """Close a loop's connection before the loop is closed: asyncio's runners end asynchronous generators last."""
         try:
             yield
         finally:
@@ -164,7 +164,7 @@ class Wire:
             await shared.close()
 
     async def acall(self, command: Sendable, name: bytes) -> Any:
-        """The same for async code, on the connection of its event loop."""
+        """Do as `call`, awaited, on the connection of the event loop."""
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None or known[0].process is not process():
