@@ -26,7 +26,7 @@ from ratelimits.conf import conf
 from ratelimits.models import PushDelivery, PushReceiver
 from ratelimits.posting import Connection
 from ratelimits.push.receivers import Receiver
-from ratelimits.push.service import NotAccepted, OutcomeUnknown, PushFailed, PushOutcome
+from ratelimits.push.service import NoneAccepted, OutcomeUnknown, PushFailed, PushOutcome
 from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
@@ -144,19 +144,19 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
 
 
 def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
-    """Send the claimed deliveries in one request and return the outcome. Raises NotAccepted and OutcomeUnknown."""
+    """Send the claimed deliveries in one request and return the outcome. Raises NoneAccepted and OutcomeUnknown."""
     content, fields = receiver.service.request([row.event for row in claimed.rows], receiver.key)
     try:
         connection = Connection(receiver.url, conf.PUSH_TIMEOUT)
     except (OSError, ValueError) as error:
-        raise NotAccepted(f"{type(error).__name__}: {error}", suspect=False) from error
+        raise NoneAccepted(f"{type(error).__name__}: {error}", suspect=False) from error
     try:
         with connection:
             crash.reached("push:connected")
             # If this process has paused for too long, another one may have sent the events again, so long ago that the
             # receiver no longer recognises them.
             if not 0 <= time() - claimed.at < CLAIM.total_seconds() / 2:
-                raise NotAccepted("connecting took too long", suspect=False)
+                raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise OutcomeUnknown(f"{type(error).__name__}: {error}") from error
@@ -243,7 +243,7 @@ def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datet
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)
-        never_sent = claimed.never_sent if isinstance(failure, NotAccepted) else frozenset()
+        never_sent = claimed.never_sent if isinstance(failure, NoneAccepted) else frozenset()
         _release(rows, never_sent, due, reason, together)
     crash.reached("push:held")
     logger.warning("Pushing to %s pauses until %s: %s", receiver.name, state.paused_until, reason)

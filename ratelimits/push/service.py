@@ -33,7 +33,7 @@ class PushFailed(Exception):
         self.suspect = suspect
 
 
-class NotAccepted(PushFailed):
+class NoneAccepted(PushFailed):
     """No event of the request was accepted."""
 
 
@@ -86,19 +86,19 @@ class Service(ABC):
         """Return the outcome that an error answer describes; None if it is not an error answer of this service."""
 
     def outcome(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome:
-        """Return the outcome for the events with these identities. Raises NotAccepted and OutcomeUnknown."""
+        """Return the outcome for the events with these identities. Raises NoneAccepted and OutcomeUnknown."""
         status = answer.status
         if 200 <= status < 300:
             if self.accepted(answer, names):
                 return PushOutcome(accepted=dict.fromkeys(names, answer.says))
             raise OutcomeUnknown(f"{answer.says}, but the answer is not one of {self.label}: is the URL right?")
         if status == 429:
-            raise NotAccepted(answer.says, answer.retry_after(), suspect=False)
+            raise NoneAccepted(answer.says, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:
             raise OutcomeUnknown(answer.says, answer.retry_after())
         refusal = self.refused(answer, names) if status in _ABOUT_CONTENT else None
         if refusal is None:
-            raise NotAccepted(f"{answer.says}: are URL and KEY right?", answer.retry_after())
+            raise NoneAccepted(f"{answer.says}: are URL and KEY right?", answer.retry_after())
         if not (refusal.accepted or refusal.refused) and len(names) == 1:
             return PushOutcome(refused={names[0]: refusal.reason})
         return refusal

@@ -21,7 +21,7 @@ from ratelimits.push import send as sending
 from ratelimits.push.plan import plan
 from ratelimits.push.receivers import receiver
 from ratelimits.push.send import send
-from ratelimits.push.service import NotAccepted
+from ratelimits.push.service import NoneAccepted
 from ratelimits.push.settle import NotSettledError, Settlement, settle
 from ratelimits.reports.closing.close import finalise
 from tests.push.conftest import NOW
@@ -380,7 +380,7 @@ def test_who_slept_between_claiming_and_sending_sends_nothing(stripe: Fake) -> N
     claimed = sending._claim(receiver("stripe"), NOW)
     assert claimed is not None
     for slept in (151, -1):
-        with pytest.raises(NotAccepted):
+        with pytest.raises(NoneAccepted):
             sending._exchange(receiver("stripe"), replace(claimed, at=time() - slept))
     assert stripe.requests == []
     assert sending._exchange(receiver("stripe"), claimed).accepted
