@@ -1,3 +1,3 @@
-"""Usage on its way from Redis to the ledger: open batch, sealed batch, fence, ledger."""
+"""The path of usage from Redis to the ledger: open batch, sealed batch, fence, ledger."""
 
 from __future__ import annotations

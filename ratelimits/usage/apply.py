@@ -1,4 +1,4 @@
-"""Applying a batch: one transaction, under the shard's row lock, that writes the batch and its lines exactly once."""
+"""Applying a batch: write it and its lines exactly once, in one transaction under the shard's row lock."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ _PART = 500
 
 
 class BatchOutcome(Enum):
-    """What became of a batch."""
+    """The result of applying a batch."""
 
-    APPLIED = auto()  # it is in the ledger now
-    KNOWN = auto()  # it was there before
-    DISCARDED = auto()  # the ledger has it with more in it; declared
-    QUARANTINED = auto()  # kept aside, the watermark frozen
-    LOST = auto()  # listed, gone from Redis and never applied; declared
-    BUSY = auto()  # another drainer has the shard
+    APPLIED = auto()  # It is in the ledger now.
+    KNOWN = auto()  # It was in the ledger before.
+    DISCARDED = auto()  # The ledger has it with more usage; a gap is declared.
+    QUARANTINED = auto()  # It is stored for a person's decision, and the watermark is frozen.
+    LOST = auto()  # It was listed, is no longer in Redis, and was never applied; a gap is declared.
+    BUSY = auto()  # Another process drains the shard.
 
 
-def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: Collection[str] = ()) -> BatchOutcome:
-    """Bring a fenced batch into the ledger; doing it again changes nothing. Commits before it returns.
+def apply(
+    using: str, packet: Packet, fence: str, *, wait: bool = True, live_runs: Collection[str] = ()
+) -> BatchOutcome:
+    """Write a fenced batch to the ledger and commit. A batch that is applied again changes nothing.
 
-    `alive` are the runs of servers that still go on.
+    `live_runs` are the runs of the servers that answer now.
     """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)
@@ -59,14 +61,16 @@ def apply(using: str, packet: Packet, fence: str, *, wait: bool = True, alive: C
             .first()
         )
         if known is not None:
-            outcome = _again(using, state, known, packet, fence)
+            outcome = _apply_again(using, state, known, packet, fence)
         elif _archived(using, packet):
-            outcome = quarantine(using, state, packet, "its number was archived: compare it with the archive")
+            outcome = quarantine(
+                using, state, packet, ("a batch with its number was archived: compare it with the archive")
+            )
         elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _recovers(using, packet):
-            outcome = quarantine(using, state, packet, "its number was passed, and the ledger does not have it")
+            outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
-                gaps.declare_breaks(using, state, packet, fence, alive)
+                gaps.declare_breaks(using, state, packet, fence, live_runs)
                 state.run = packet.sealed_run
             insert(using, state, packet, fence)
             _advance(state, packet)
@@ -88,7 +92,7 @@ def _archived(using: str, packet: Packet) -> bool:
 
 
 def _recovers(using: str, packet: Packet) -> bool:
-    """Whether a batch that was declared missing has come after all."""
+    """Return whether a batch was declared missing; if so, mark the gap as recovered."""
     missing = DurabilityGap.objects.using(using).filter(
         kind=GapKind.MISSING,
         shard=packet.shard,
@@ -99,21 +103,21 @@ def _recovers(using: str, packet: Packet) -> bool:
     return bool(gaps.change(using, missing, recovered_at=timezone.now()))
 
 
-def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:
-    """A batch whose identity is in the ledger: the same one, an older state of it, or a fork."""
+def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:
+    """Return the outcome for a batch whose identity is in the ledger: the same batch, an older state, or a fork."""
     if known.first_seq != known.seq:
         first = 32 * (packet.seq - known.first_seq)
         if bytes(known.parts)[first : first + 32].hex() == packet.content:
             return BatchOutcome.KNOWN
-        return quarantine(using, state, packet, "a compacted batch came again with other contents")
+        return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
     if known.content == packet.content:
         return BatchOutcome.KNOWN
-    held = {tuple(map(str, row[:7])): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
+    in_ledger = {tuple(map(str, row[:7])): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
     for line in packet.lines:
         counted = values(line)
-        most = held.get(tuple(counted[:7]))
-        if most is None or any(int(now) > before for now, before in zip(counted[7:], most, strict=True)):
-            return quarantine(using, state, packet, "it came again with something in it that the ledger does not have")
+        before = in_ledger.get(tuple(counted[:7]))
+        if before is None or any(int(new) > old for new, old in zip(counted[7:], before, strict=True)):
+            return quarantine(using, state, packet, "it came again with usage that the ledger does not have")
     gaps.declare(
         using,
         GapKind.FORK,
@@ -125,7 +129,9 @@ def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: s
         incarnation=packet.incarnation,
         first_seq=packet.seq,
         last_seq=packet.seq,
-        detail="the server forgot some of this batch after the ledger had it; what came again was discarded",
+        detail=(
+            "the server lost part of this batch after it was drained; the smaller batch that came again was discarded"
+        ),
     )
     return BatchOutcome.DISCARDED
 
@@ -133,28 +139,28 @@ def _again(using: str, state: ShardState, known: Batch, packet: Packet, fence: s
 def quarantine(
     using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
 ) -> BatchOutcome:
-    """Keep a batch aside, whole, and freeze the shard's watermark. Under the shard's lock."""
+    """Store a complete batch for a person's decision, and freeze the shard's watermark. Needs the shard's lock."""
     content: Any = [line.decode() for line in packet.lines] if packet else fields
-    kept, _new = QuarantinedBatch.objects.using(using).get_or_create(
+    quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
         name=(name or (f"{packet.incarnation}:{packet.seq}" if packet else ""))[:200],
         content=packet.content if packet else checksum_of(fields),
         defaults={"reason": reason[:300], "fields": content},
     )
-    # One that comes again after somebody resolved it leaves nothing to resolve.
-    state.frozen = state.frozen or kept.resolved_at is None
+    # A batch that comes again after a person resolved it does not freeze the watermark again.
+    state.frozen = state.frozen or quarantined.resolved_at is None
     if packet is not None:
         _advance(state, packet)
     return BatchOutcome.QUARANTINED
 
 
 def checksum_of(fields: Any) -> str:
-    """A digest of fields that are no readable batch."""
+    """Return a digest of fields that cannot be read as a batch."""
     return f"{crc32(str(fields).encode()):08x}"
 
 
 def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
-    """Write a batch and its lines at the end of its shard's chain. Under the shard's lock; `state` is not saved."""
+    """Write a batch and its lines at the end of its shard's chain. Needs the shard's lock; `state` is not saved."""
     state.position += 1
     digest = chained(state.head, packet.content)
     batch = Batch(
@@ -185,7 +191,7 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
 
 
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
-    """Insert the canonical lines of a batch: by COPY where the database is PostgreSQL, else in chunks."""
+    """Insert the canonical lines of a batch: with COPY on PostgreSQL, else in chunks. Raises ValueError if too many."""
     if len(lines) >= LINES_PER_BATCH:
         raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
     first, batch_id = batch.line_ids()[0], batch.pk
@@ -196,7 +202,7 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
             rows = (b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first))
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                # The server takes a part in while the next is made.
+                # The server reads one part while the next is built.
                 while part := b"".join(islice(rows, _PART)):
                     copy.write(part)
             return

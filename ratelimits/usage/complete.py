@@ -1,4 +1,4 @@
-"""Until when the ledger is complete, and what still waits in Redis: for people who are about to trust a report."""
+"""The moment until which the ledger is complete, and the number of batches that wait in Redis, as a text for people."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ratelimits.models.ledger import ShardState, when
 
 
 def completeness(using: str) -> str:
-    """Return a sentence on until when usage is in the ledger, and how many batches wait in Redis."""
+    """Return a sentence with the moment until which the ledger is complete, and the number of batches in Redis."""
     shards = range(conf.SHARDS)
     marks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
     oldest = min((marks.get(shard, 0) for shard in shards), default=0)
     if oldest:
         until = f"Usage is complete until {when(oldest)}"
     else:
-        until = "Usage is not known to be complete until any moment: nothing was drained yet, is a worker running?"
+        until = "It is not known until when usage is complete, since nothing was drained yet: is a worker running?"
     return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting()}."
 
 
@@ -27,7 +27,7 @@ def _waiting() -> str:
     try:
         sealed, unsealed = _count()
     except (RedisError, Unavailable, OSError) as error:
-        return f"Redis cannot be asked what waits there ({error})"
+        return f"the number of batches in Redis is unknown, since Redis does not answer ({error})"
     return f"{sealed} sealed batches and {unsealed} open ones wait in Redis"
 
 

@@ -1,13 +1,13 @@
-"""The named steps of the pipeline, so that tests can end a process between any two of them.
+"""Named steps of the work on usage, between any two of which a test can end a process.
 
-`reached` is called with the step's name and does nothing; a test puts its own callable there, in a process of its own.
+`reached` is called with the name of a step and does nothing. A test replaces it in a separate process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Every step, in the order of one pass: sealing, draining, tallying, compacting.
+#: The steps of sealing, draining, tallying and compacting, in this order.
 POINTS = (
     "seal:before",
     "seal:after",
@@ -30,7 +30,7 @@ POINTS = (
     "compact:written",
     "compact:committed",
 )
-#: Every step of closing, and of pushing to a billing system.
+#: The steps of closing a billing period, and of pushing to a billing system.
 CLOSE_POINTS = (
     "close:locked",
     "close:report-written",

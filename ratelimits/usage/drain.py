@@ -1,8 +1,8 @@
-"""Draining: fenced batches go from Redis to the ledger, in order in each shard, each exactly once.
+"""Draining: write fenced batches from Redis to the ledger, each exactly once and in the order of its shard.
 
-Any number of drainers may run at once: a batch is applied under its shard's row lock, and forgotten by Redis only
-after the transaction that holds it was committed. A drainer that dies anywhere leaves nothing that the next one cannot
-finish.
+Any number of processes may drain at the same time: a batch is applied under its shard's row lock, and deleted from
+Redis only after the transaction with it was committed. If a process dies at any point, the next drain completes its
+work.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from ratelimits.usage import crash, gaps, watermark
 from ratelimits.usage.apply import BatchOutcome, apply, quarantine
 from ratelimits.usage.fence import fence
 from ratelimits.usage.packet import Packet, Unreadable, packet
-from ratelimits.usage.pending import Waiting, waiting
+from ratelimits.usage.pending import Pending, read_pending
 
 logger = logging.getLogger(__name__)
 
 _SCAN = 2500
-#: Shards that one drainer brings into the database at the same time, where that can lock a row.
+#: Number of shards that one drain writes at the same time, if the database can lock rows.
 _LANES = 2
-#: Batches that are read before the database has taken the ones before them.
+#: Number of batches that are read ahead while the database writes earlier ones.
 _AHEAD = 2
 
 
 @dataclass(slots=True)
 class Drained:
-    """What one drain did: batches by outcome, ledger lines written, the fsync policy that it was fenced under.
+    """The result of a drain: batches by outcome, ledger lines written, and the fsync policy of the fence.
 
-    `refused` are the shards that the server would not read for now, and what it said. `alive` are the runs of all
-    servers that answered as it began: a shard that was under one of them before was moved, and has lost nothing.
+    `refused` has the error of each shard that the server refused. `live_runs` are the runs of all servers that answered
+    when the drain began: a shard that was on one of them before was moved to another node and has lost nothing.
     """
 
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
     lines: int = 0
     fsync: str = ""
     refused: dict[int, ResponseError] = field(default_factory=dict)
-    alive: set[str] = field(default_factory=set)
+    live_runs: set[str] = field(default_factory=set)
 
     @property
     def batches(self) -> int:
@@ -61,115 +61,119 @@ class Drained:
 
 
 def drain(now: int | None = None) -> Drained:
-    """Take every batch that waits into the ledger, and move the watermarks: server by server, where it is a cluster.
+    """Write every pending batch to the ledger and advance the watermarks; in a cluster, server by server.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError when the server may still forget
-    what was read, redis.exceptions.RedisError when it is away or refuses a shard for now, when all others were drained;
-    what was applied stays applied, and the next drain goes on.
+    `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError if the server could still lose
+    what was read. Raises redis.exceptions.RedisError if it does not answer, or if it refuses a shard, in which case all
+    others were drained. Applied batches stay applied, and the next drain continues.
     """
-    server, using, done = current_server(), conf.DATABASE, Drained()
+    server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     try:
-        done.alive = _runs(server, shards)
-        on_each(server, shards, lambda _client, those: _drain_server(server, using, those, done, now))
+        drained.live_runs = _runs(server, shards)
+        on_each(server, shards, lambda _client, some: _drain_server(server, using, some, drained, now))
     finally:
-        for shard, error in done.refused.items():
-            logger.warning("usage of shard %02d could not be drained; the next drain goes on: %s", shard, error)
-    for error in done.refused.values():
+        for shard, error in drained.refused.items():
+            logger.warning("usage of shard %02d could not be drained; the next drain tries again: %s", shard, error)
+    for error in drained.refused.values():
         raise error
-    return done
+    return drained
 
 
 def _runs(server: Server, shards: Sequence[int]) -> set[str]:
     """Return the runs of the servers that answer now."""
-    found = set()
+    runs = set()
     for client, _shards in server.wire.servers(server.keyspace, shards):
         with suppress(RedisError):
-            found.add(run_named(client.info()))
-    return found
+            runs.add(run_named(client.info()))
+    return runs
 
 
-def _drain_server(server: Server, using: str, shards: list[int], done: Drained, now: int | None) -> None:
+def _drain_server(server: Server, using: str, shards: list[int], drained: Drained, now: int | None) -> None:
     while True:
-        found = waiting(server, shards, done.refused, now)
-        if not found:
+        listed = read_pending(server, shards, drained.refused, now)
+        if not listed:
             return
         crash.reached("drain:listed")
-        if len({each.run for each in found}) > 1:
-            continue  # restarted while it was asked
-        # Remembered before anything is waited for: what this run forgets before its first drain is declared too.
-        ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=found[0].run)
-        done.fsync = fence(server, found[0].run, shard=found[0].shard)
+        if len({pending.run for pending in listed}) > 1:
+            continue  # The server restarted between two replies.
+        # Stored before waiting for the fence, so that a loss by this run before its first drain is declared too.
+        ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
+        drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
-        states = ShardState.objects.using(using).in_bulk([each.shard for each in found])
-        _meet(server, using, found, states, done)
-        watermark.watch(using, found, states)
-        busy = [each for each in found if each.batches]
-        # Several drainers start at several shards, so that they seldom meet.
+        states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
+        _declare_losses(server, using, listed, states, drained)
+        watermark.correct(using, listed, states)
+        busy = [pending for pending in listed if pending.batches]
+        # Processes that drain at the same time start at different shards, so that they rarely wait for each other.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
-        more = _drain_lanes(server, using, busy[start:] + busy[:start], done)
-        watermark.move_idle(using, [each for each in found if not each.count])
+        more = _drain_lanes(server, using, busy[start:] + busy[:start], drained)
+        watermark.advance_idle(using, [pending for pending in listed if not pending.count])
         if not more:
             return
 
 
-def _meet(server: Server, using: str, found: list[Waiting], states: Mapping[int, ShardState], done: Drained) -> None:
-    """Declare what the server no longer is or knows, also in shards that have no new usage to show it."""
-    odd = [each for each in found if _differs(states[each.shard], each)]
-    if not odd:
+def _declare_losses(
+    server: Server, using: str, listed: list[Pending], states: Mapping[int, ShardState], drained: Drained
+) -> None:
+    """Declare a restart or a loss of data of the server, also for shards that have no new usage which would show it."""
+    changed = [pending for pending in listed if _differs(states[pending.shard], pending)]
+    if not changed:
         return
     with transaction.atomic(using=using, durable=True):
-        for odd_one in odd:
-            state = ShardState.lock(using, odd_one.shard)
-            # Asked again under the lock: another drainer may have gone on since.
-            again = waiting(server, [odd_one.shard], done.refused)
-            each = again[0] if again else None
-            if state is None or each is None or each.run != odd_one.run or not _differs(state, each):
+        for first in changed:
+            state = ShardState.lock(using, first.shard)
+            # Read again under the lock, since another process may have drained the shard meanwhile.
+            again = read_pending(server, [first.shard], drained.refused)
+            pending = again[0] if again else None
+            if state is None or pending is None or pending.run != first.run or not _differs(state, pending):
                 continue
-            if each.incarnation or not each.count:
-                gaps.declare_server(using, state, each.incarnation, each.seq, fsync=done.fsync, now=each.now)
-            # Batches that wait were sealed by earlier runs perhaps: each is met as it is applied.
-            if state.run != each.run and not each.count:
-                began = each.up_since if each.up_since > state.watermark else each.now
-                if state.run not in done.alive:
-                    gaps.declare_restart(using, state, each.run, until=began, fsync=done.fsync)
-                state.run = each.run
+            if pending.incarnation or not pending.count:
+                gaps.declare_server(
+                    using, state, pending.incarnation, pending.seq, fsync=drained.fsync, now=pending.now
+                )
+            # If batches wait, earlier runs may have sealed them: then losses are declared as each batch is applied.
+            if state.run != pending.run and not pending.count:
+                began = pending.up_since if pending.up_since > state.watermark else pending.now
+                if state.run not in drained.live_runs:
+                    gaps.declare_restart(using, state, pending.run, until=began, fsync=drained.fsync)
+                state.run = pending.run
             state.save(using=using)
 
 
-def _differs(state: ShardState, each: Waiting) -> bool:
-    wiped = not each.incarnation and not each.count
-    forgot = wiped or (each.incarnation == state.incarnation and each.seq < state.seq)
-    return state.run != each.run or (bool(state.incarnation) and forgot)
+def _differs(state: ShardState, pending: Pending) -> bool:
+    wiped = not pending.incarnation and not pending.count
+    lost = wiped or (pending.incarnation == state.incarnation and pending.seq < state.seq)
+    return state.run != pending.run or (bool(state.incarnation) and lost)
 
 
 class _Read(NamedTuple):
-    """A batch as it was read, or why it could not be; `last` of those listed of its shard."""
+    """A batch that was read, or the error; `last` says whether it is the last one listed of its shard."""
 
-    each: Waiting
+    pending: Pending
     name: str
     packet: Packet | Exception
     last: bool
 
 
-def _read(server: Server, each: Waiting, name: str) -> _Read:
-    found: Packet | Exception
+def _read(server: Server, pending: Pending, name: str) -> _Read:
+    result: Packet | Exception
     try:
-        client = server.wire.client_of(server.keyspace, each.shard)
-        found = packet(each.shard, _fields(client, server.keyspace.batch(each.shard, name)))
+        client = server.wire.client_of(server.keyspace, pending.shard)
+        result = packet(pending.shard, _fields(client, server.keyspace.batch(pending.shard, name)))
     except Unreadable as error:
-        found = error
+        result = error
     except ResponseError as error:
-        # Of itself a batch can only be no hash. All else passes: a server is busy, a cluster's slot is on the move.
-        found = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
-    return _Read(each, name, found, name == each.batches[-1])
+        # Only WRONGTYPE is an error of the batch itself. Others are temporary: a busy server, a slot that moves.
+        result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
+    return _Read(pending, name, result, name == pending.batches[-1])
 
 
-def _read_ahead(server: Server, busy: list[Waiting]) -> Generator[_Read]:
-    """The batches in order, the next ones read while the database takes one: bounded memory, both at work."""
-    jobs = ((each, name) for each in busy for name in each.batches)
+def _read_ahead(server: Server, busy: list[Pending]) -> Generator[_Read]:
+    """Yield the batches in order, and read the next ones while the database writes one; memory stays bounded."""
+    jobs = ((pending, name) for pending in busy for name in pending.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
         ahead = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
         try:
@@ -181,109 +185,113 @@ def _read_ahead(server: Server, busy: list[Waiting]) -> Generator[_Read]:
             reader.shutdown(cancel_futures=True)
 
 
-def _drain_lanes(server: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
-    """Drain shards side by side where the database can write side by side; whether more waits."""
+def _drain_lanes(server: Server, using: str, busy: list[Pending], drained: Drained) -> bool:
+    """Drain several shards at the same time if the database allows it; return whether more batches wait."""
     connection = connections[using]
-    # Other connections would not see what a transaction that is open here, a test's, has written.
-    side_by_side = connection.features.has_select_for_update and not connection.in_atomic_block
-    count = min(_LANES if side_by_side else 1, len(busy))
+    # In an open transaction, such as that of a test, other connections would not see its writes.
+    parallel = connection.features.has_select_for_update and not connection.in_atomic_block
+    count = min(_LANES if parallel else 1, len(busy))
     if count < 2:
-        return _drain_lane(server, using, busy, done)
-    lanes = [Drained(fsync=done.fsync) for _number in range(count)]
+        return _drain_lane(server, using, busy, drained)
+    lanes = [Drained(fsync=drained.fsync) for _number in range(count)]
 
     def drain_lane(number: int) -> bool:
         try:
             return _drain_lane(server, using, busy[number::count], lanes[number])
         finally:
-            connections[using].close()  # this thread's own
+            connections[using].close()  # The connection of this thread.
 
     with ThreadPoolExecutor(count, thread_name_prefix="ratelimits-lane") as pool:
         more = list(pool.map(drain_lane, range(count)))
     for lane in lanes:
-        done.outcomes += lane.outcomes
-        done.lines += lane.lines
-        done.refused |= lane.refused
+        drained.outcomes += lane.outcomes
+        drained.lines += lane.lines
+        drained.refused |= lane.refused
     return any(more)
 
 
-def _drain_lane(server: Server, using: str, busy: list[Waiting], done: Drained) -> bool:
+def _drain_lane(server: Server, using: str, busy: list[Pending], drained: Drained) -> bool:
     with closing(_read_ahead(server, busy)) as batches:
-        return _drain_shards(server, using, batches, done)
+        return _drain_shards(server, using, batches, drained)
 
 
-def _drain_shards(server: Server, using: str, batches: Iterable[_Read], done: Drained) -> bool:
-    """Apply what was listed; whether more waits that this drainer should go on with."""
+def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained: Drained) -> bool:
+    """Apply the listed batches; return whether more batches wait that this process should drain."""
     busy: set[int] = set()
     more = False
     for read in batches:
-        each, name = read.each, read.name
-        if each.shard in busy or each.shard in done.refused:
+        pending, name = read.pending, read.name
+        if pending.shard in busy or pending.shard in drained.refused:
             continue
         try:
-            outcome = _drain_batch(server, using, read, done)
+            outcome = _drain_batch(server, using, read, drained)
         except ResponseError as error:
-            done.refused[each.shard] = error
+            drained.refused[pending.shard] = error
             continue
-        done.outcomes[outcome] += 1
+        drained.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
-            # Another drainer has the shard, and will go on with it.
-            busy.add(each.shard)
+            # Another process drains this shard, and will drain the rest of it.
+            busy.add(pending.shard)
             continue
         try:
-            _drop(server, each.shard, name)
+            _drop(server, pending.shard, name)
         except ResponseError as error:
-            done.refused[each.shard] = error
+            drained.refused[pending.shard] = error
             continue
         crash.reached("drain:dropped")
         if read.last:
-            if each.count > len(each.batches):
+            if pending.count > len(pending.batches):
                 more = True
             else:
-                watermark.move(using, each)
+                watermark.advance(using, pending)
     return more
 
 
-def _drain_batch(server: Server, using: str, read: _Read, done: Drained) -> BatchOutcome:
-    each, name, found, _last = read
-    if isinstance(found, ResponseError):
-        raise found
-    if isinstance(found, Exception):
-        outcome = _unreadable(server, using, each, name, str(found))
+def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> BatchOutcome:
+    pending, name, result, _last = read
+    if isinstance(result, ResponseError):
+        raise result
+    if isinstance(result, Exception):
+        outcome = _unreadable(server, using, pending, name, str(result))
     else:
         crash.reached("drain:read")
-        outcome = apply(using, found, done.fsync, wait=False, alive=done.alive)
+        outcome = apply(using, result, drained.fsync, wait=False, live_runs=drained.live_runs)
         if outcome is BatchOutcome.APPLIED:
-            done.lines += len(found.lines)
+            drained.lines += len(result.lines)
     if outcome not in (BatchOutcome.APPLIED, BatchOutcome.KNOWN, BatchOutcome.BUSY):
-        logger.error("usage batch %02d:%s was %s", each.shard, name, outcome.name.lower())
+        logger.error("usage batch %02d:%s was %s", pending.shard, name, outcome.name.lower())
     return outcome
 
 
 def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
-    # A hash that is scanned may show a field twice; a sealed batch does not change, so the values are equal.
-    seen: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
-    return seen.items()
+    # HSCAN may return a field twice. A sealed batch does not change, so both values are equal.
+    fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
+    return fields.items()
 
 
-def _unreadable(server: Server, using: str, each: Waiting, name: str, reason: str) -> BatchOutcome:
-    """A batch that is gone was drained by another, or is lost; any other goes to quarantine as it is."""
-    client: Any = server.wire.client_of(server.keyspace, each.shard)
-    key = server.keyspace.batch(each.shard, name)
+def _unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
+    """Return the outcome for a batch that could not be read.
+
+    If it is no longer in Redis, another process has drained it, or it is lost. Otherwise quarantine its fields as they
+    are.
+    """
+    client: Any = server.wire.client_of(server.keyspace, pending.shard)
+    key = server.keyspace.batch(pending.shard, name)
     with transaction.atomic(using=using, durable=True):
-        # Under the lock nobody else can drain it, so what is read now is what there is.
-        state = ShardState.lock(using, each.shard)
+        # Under the lock no other process can drain it, so this reading is reliable.
+        state = ShardState.lock(using, pending.shard)
         assert state is not None
         kind = client.type(key).decode()
         incarnation, _colon, number = name.partition("~")[0].rpartition(":")
         if number.isdigit() and (kind == "none" or "~" not in name):
-            rows = Batch.objects.using(using).filter(shard=each.shard, incarnation=incarnation)
+            rows = Batch.objects.using(using).filter(shard=pending.shard, incarnation=incarnation)
             if rows.filter(first_seq__lte=int(number), seq__gte=int(number)).exists():
                 return BatchOutcome.KNOWN
         if kind == "none":
-            aside = QuarantinedBatch.objects.using(using).filter(shard=each.shard, name=name[:200])
-            if not number.isdigit() or aside.exists():
+            quarantined = QuarantinedBatch.objects.using(using).filter(shard=pending.shard, name=name[:200])
+            if not number.isdigit() or quarantined.exists():
                 return BatchOutcome.KNOWN
-            gaps.declare_gone(using, state, incarnation, int(number), until=each.now)
+            gaps.declare_lost_batch(using, state, incarnation, int(number), until=pending.now)
             state.save(using=using)
             return BatchOutcome.LOST
         fields = _raw(client, key, kind)
@@ -293,9 +301,9 @@ def _unreadable(server: Server, using: str, each: Waiting, name: str, reason: st
 
 
 def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
-    """A key's contents as text, whatever it holds."""
+    """Return a key's contents as texts, whatever its type is."""
     raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
-    # PostgreSQL keeps no NUL.
+    # PostgreSQL cannot store NUL characters.
     return {
         field.decode(errors="replace").replace("\0", "\ufffd"): value.decode(errors="replace").replace("\0", "\ufffd")
         for field, value in raw.items()

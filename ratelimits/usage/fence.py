@@ -1,19 +1,19 @@
-"""The fence: a batch that Redis could still forget must not reach the ledger.
+"""The fence: wait until Redis cannot lose the batches that were read, before they reach the ledger.
 
-A batch that was drained and then forgotten would be counted again under the same identity, with other contents. So
-before any SQL the drain waits until everything it read has been fsynced to the append-only file of the same run.
+If a batch were drained and then lost, its usage could be counted again under the same identity with different contents.
+So before any SQL, the drain waits until everything it read has been fsynced to the append-only file of the same run.
 
-Under `appendfsync always` a write is answered after the fsync of the file up to it, so the fence writes a key of its
-own. Without that, what was written just before `always` was set would wait for the next write (Redis 6.2).
+With `appendfsync always` the server answers a write after the fsync of the file up to it. So the fence writes a key: a
+write from just before `always` was set would otherwise wait for the next write (Redis 6.2).
 
-Under `everysec` an acknowledged write need not even be in the file: while an fsync is in progress, the server keeps it
-in memory, for up to two seconds. So the server is watched: once no fsync is in progress it writes what it kept, and
-starts an fsync of all of it within a second; INFO says whether one is in progress. WAITAOF would be shorter, but
-releases its callers early in Redis 7.4 and in Valkey (redis/redis#13793): up to a second too soon.
+With `everysec` an acknowledged write may not even be in the file: while an fsync is running, the server keeps writes in
+memory for up to two seconds. So the fence watches INFO, which says whether an fsync is running. Once none is running,
+the server writes what it kept, and starts an fsync of all of it within a second. WAITAOF would be simpler, but it
+returns up to a second too early in Redis 7.4 and in Valkey (redis/redis#13793).
 
-One fsync INFO is silent about: since Redis 7 the beginning of a rewrite opens a new file, and the old one is fsynced as
-it is closed. Nothing else may be written then, so no other fsync follows. So the fence writes something of its own: its
-fsync waits in the same queue, behind the closing.
+INFO does not show one fsync: since Redis 7 a rewrite starts with a new file, and the old file is fsynced while it is
+closed. If nothing else is written then, no other fsync follows. So the fence writes a key, whose fsync waits in the
+same queue after the closing.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from ratelimits.conf import conf
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import run_named
 
-#: Longest wait for an fsync, in seconds: everysec takes up to two when the disk is busy.
-PATIENCE = 10.0
-#: So many seconds after it was seen at rest the server has started an fsync of all that it had written then.
+#: Maximum wait for an fsync, in seconds: everysec takes up to two if the disk is busy.
+MAX_WAIT = 10.0
+#: Once no fsync was seen running, the server starts one for everything written so far within this many seconds.
 _REST = 1.3
+#: Seconds between two looks at INFO.
 _POLL = 0.1
-#: How long the fence's own key is kept after the last drain, in ms: a drain that was away that long may come back to a
-#: server without memory, which refuses a new key.
-_KEPT = 30 * 86_400_000
+#: How long the fence's key is kept after the last drain, in ms. It exists already when the server runs out of memory
+#: and refuses new keys, except after a longer pause of draining.
+_KEY_TTL = 30 * 86_400_000
 
 
 class NotFencedError(RuntimeError):
-    """What was read may still be forgotten by the server; the message says what to do."""
+    """Raised if the server could still lose what was read; the message says what to do."""
 
 
-def fence(server: Server, run: str, patience: float = PATIENCE, shard: int = 0) -> str:
-    """Wait until all that the server of a shard did so far is on its disk.
+def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
+    """Wait until everything that the server of a shard has done so far is on its disk; return its fsync policy.
 
     Returns its fsync policy ("none" without a fence). `run` is the server's run as it was when the batches were read.
     Writes the key `here.keyspace.fence(shard)`. Raises NotFencedError, and redis.exceptions.RedisError when the server
@@ -51,11 +52,11 @@ def fence(server: Server, run: str, patience: float = PATIENCE, shard: int = 0) 
     """
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
-        _same(client.info(), run)
+        _check_run(client.info(), run)
         return "none"
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + max_wait
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
-        _sound(connection, run)
+        _check_server(connection, run)
         policy, suspends = _policy(connection)
         if policy == "no":
             raise NotFencedError(
@@ -63,26 +64,26 @@ def fence(server: Server, run: str, patience: float = PATIENCE, shard: int = 0) 
             )
         key = server.keyspace.fence(shard)
         if policy == "always":
-            _mark(connection, key)
+            _write_key(connection, key)
         else:
             if policy != "everysec" or suspends:
                 raise NotFencedError(
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
                 )
-            _rest(connection, run, key, deadline)
-        _sound(connection, run)
+            _wait_for_fsync(connection, run, key, deadline)
+        _check_server(connection, run)
     return policy
 
 
-def _same(info: dict[str, Any], run: str) -> None:
+def _check_run(info: dict[str, Any], run: str) -> None:
     if run_named(info) != run:
-        raise NotFencedError("the server was restarted or replaced since the batches were read: draining starts anew")
+        raise NotFencedError("the server was restarted or replaced since the batches were read: drain again")
 
 
-def _sound(connection: redis.Redis, run: str) -> dict[str, Any]:
+def _check_server(connection: redis.Redis, run: str) -> dict[str, Any]:
     info: dict[str, Any] = connection.info()
-    _same(info, run)
+    _check_run(info, run)
     if not info.get("aof_enabled"):
         raise NotFencedError(
             "the server keeps no append-only file: set appendonly yes, or declare RATELIMITS['FENCE'] = 'none'"
@@ -93,57 +94,61 @@ def _sound(connection: redis.Redis, run: str) -> dict[str, Any]:
 
 
 def _policy(connection: redis.Redis) -> tuple[str, bool]:
-    """The fsync policy, "unknown" where the server does not tell, and whether rewriting the file suspends it."""
+    """Return the fsync policy ("unknown" if the server does not say) and whether a rewrite of the file suspends it."""
     try:
         answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
     except ResponseError:
-        # Several parameters at once are for newer servers, and hosted ones refuse all.
+        # Older servers take only one parameter at a time, and hosted ones refuse the command.
         try:
             answer = {**connection.config_get("appendfsync"), **connection.config_get("no-appendfsync-on-rewrite")}
         except ResponseError:
             return "unknown", False
-    found = {_text(name): _text(value) for name, value in answer.items()}
-    return found.get("appendfsync", "unknown"), found.get("no-appendfsync-on-rewrite") == "yes"
+    config = {_text(name): _text(value) for name, value in answer.items()}
+    return config.get("appendfsync", "unknown"), config.get("no-appendfsync-on-rewrite") == "yes"
 
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _rest(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
-    """Wait until an fsync that began after the first look has ended, however much is written meanwhile.
+def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
+    """Wait until an fsync that started after this call has ended, even if much is written meanwhile.
 
-    At a look that finds no fsync in progress, none is under way that might have begun too early. Within `_REST` from
-    there the server begins one, since the key was written, and it begins one only behind all that it has written, its
-    buffer included. Each look is a turn of its loop, at whose end an fsync that is due is begun. So of the looks behind
-    that time, whichever but the first finds none in progress sees that one ended. A rewrite that begins meanwhile takes
-    the key along to be closed, so all of it starts anew.
+    A look at INFO that finds no fsync running rules out one that started too early. Within `_REST` seconds after it the
+    server starts an fsync, since the key was written, and that fsync covers everything written before, the server's
+    buffer included. Each look is also a turn of the server's event loop, at whose end it starts an fsync that is due.
+    After `_REST` seconds the first look only makes sure that the loop has turned. The next look that finds no fsync
+    running proves that this fsync has ended. If a rewrite starts meanwhile, the key may be in the file that it closes,
+    so everything starts again.
     """
-    since, turned, marked, rewrites = None, False, False, None
+    idle_since, turned, key_written, rewrites = None, False, False, None
     while True:
-        asked = time.monotonic()
-        info = _sound(connection, run)
-        idle = not info.get("aof_pending_bio_fsync") and not _closes_apart(info)
-        if not marked or info.get("aof_rewrites") != rewrites:
-            since, turned, marked, rewrites = None, False, True, info.get("aof_rewrites")
-            _mark(connection, key)
-        elif since is None:
-            since = time.monotonic() if idle else None
-        elif asked - since > _REST:
+        looked_at = time.monotonic()
+        info = _check_server(connection, run)
+        idle = not info.get("aof_pending_bio_fsync") and not _may_close_unseen(info)
+        if not key_written or info.get("aof_rewrites") != rewrites:
+            idle_since, turned, key_written, rewrites = None, False, True, info.get("aof_rewrites")
+            _write_key(connection, key)
+        elif idle_since is None:
+            idle_since = time.monotonic() if idle else None
+        elif looked_at - idle_since > _REST:
             if turned and idle:
                 return
             turned = True
-        if asked > deadline:
+        if looked_at > deadline:
             raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
         time.sleep(_POLL)
 
 
-def _closes_apart(info: dict[str, Any]) -> bool:
-    """Whether a file may be closed past the queue of fsyncs: Redis 7.0 does; behind the rewrite nobody needs it."""
+def _may_close_unseen(info: dict[str, Any]) -> bool:
+    """Return whether a file may be closed outside the queue of fsyncs: Redis 7.0 does that during a rewrite.
+
+    After the rewrite that file is not needed any more.
+    """
     return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
 
 
-def _mark(connection: redis.Redis, key: str) -> None:
-    # A server that is out of memory takes this, and refuses SET.
-    if not connection.pexpire(key, _KEPT):
-        connection.set(key, "1", px=_KEPT)
+def _write_key(connection: redis.Redis, key: str) -> None:
+    # A server that is out of memory accepts PEXPIRE, but refuses SET.
+    if not connection.pexpire(key, _KEY_TTL):
+        connection.set(key, "1", px=_KEY_TTL)

@@ -1,4 +1,4 @@
-"""Declaring what may be missing: each event is one row, however often it is seen."""
+"""Declaring gaps, in which usage may be missing. Each event is one row, even if it is seen many times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ratelimits.models.ledger import Batch, DurabilityGap, GapChange, GapKind, S
 from ratelimits.usage.packet import CUM_MODULUS, Packet
 
 _DETAIL = {
-    "always": "appendfsync always: nothing that was acknowledged can be missing",
-    "everysec": "appendfsync everysec: what came after its last fsync can be missing, usually a second or two",
-    "none": "no fence was required: anything not yet drained can be missing",
-    "unknown": "the fsync policy is not known: anything not yet drained can be missing",
+    "always": "appendfsync always: no acknowledged usage can be missing",
+    "everysec": "appendfsync everysec: usage after the last fsync can be missing, usually of one or two seconds",
+    "none": "no fence was required: any usage that was not drained can be missing",
+    "unknown": "the fsync policy is unknown: any usage that was not drained can be missing",
 }
 
 
 def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
-    """Declare one event; 1 if it was new, else 0."""
+    """Declare an event, unless it is declared already; return 1 if it is new, else 0."""
     with transaction.atomic(using=using):
         row, created = DurabilityGap.objects.using(using).get_or_create(
             event=f"{kind}:{event}"[:300],
@@ -32,7 +32,7 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
 
 
 def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
-    """Write values into declared gaps; return how many there were."""
+    """Change declared gaps; return their number."""
     with transaction.atomic(using=using):
         pks = list(rows.select_for_update().values_list("pk", flat=True))
         note_changes(using, pks)
@@ -40,22 +40,22 @@ def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
 
 
 def note_changes(using: str, pks: Iterable[int]) -> None:
-    """Have the reports that were closed before looked at for these gaps; within the transaction that changes them.
+    """Note that reports closed before must be checked for these gaps. Call it in the transaction that changes the gaps.
 
-    Each change is a row of its own, so that one that comes while reports are looked at is not taken for seen.
+    Each change is a separate row, so that a change that comes while reports are being checked is not overlooked.
     """
     GapChange.objects.using(using).bulk_create([GapChange(gap_id=pk) for pk in pks])
 
 
-def prolong(using: str, kind: GapKind, event: str, until: int) -> None:
-    """Let an event that was declared last until a later moment (µs since 1970 UTC)."""
+def extend(using: str, kind: GapKind, event: str, until: int) -> None:
+    """Extend a declared event until a later moment (µs since 1970 UTC)."""
     change(
         using, DurabilityGap.objects.using(using).filter(event=f"{kind}:{event}"[:300], until__lt=until), until=until
     )
 
 
 def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
-    """The shard's server is of another run than before; what was counted since the last seal may be lost."""
+    """Declare that the shard's server has another run than before: usage since the last seal may be lost."""
     newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
     sealed_at = newest.values_list("sealed_at", flat=True).first() or 0
     since = max(state.watermark, sealed_at) or until
@@ -72,7 +72,7 @@ def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsyn
 
 
 def declare_missing(using: str, state: ShardState, incarnation: str, first: int, last: int, **details: Any) -> int:
-    """The batches `first` to `last` of an incarnation did not come."""
+    """Declare that the batches `first` to `last` of an incarnation are missing."""
     return declare(
         using,
         GapKind.MISSING,
@@ -86,31 +86,31 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
 
 
 def declare_server(using: str, state: ShardState, incarnation: str, seq: int, *, fsync: str, now: int) -> None:
-    """What the server remembers of a shard is less than what the ledger has of it."""
+    """Declare that the server knows less of a shard than the ledger: its data was wiped or rolled back."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     details: dict[str, Any] = {"shard": state.shard, "since": state.watermark or now, "until": now, "fsync": fsync}
     if state.incarnation and not incarnation:
         declare(using, GapKind.WIPE, event, **details)
         state.incarnation, state.seq, state.cum = "", 0, 0
     elif incarnation == state.incarnation and seq < state.seq:
-        detail = f"the server remembers batch {seq}, the ledger has {state.seq}"
+        detail = f"the server's newest batch is {seq}, the ledger's is {state.seq}"
         declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
 
 
-def declare_gone(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
-    """A batch that was listed is not there and was never applied."""
+def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
+    """Declare that a batch that was listed is no longer in Redis and was never applied."""
     declare_missing(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, seq, 0
     state.seq = max(state.seq, seq)
 
 
-def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, alive: Collection[str] = ()) -> int:
-    """Declare whatever lies between the newest batch in the ledger and this next one.
+def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:
+    """Declare the gaps between the newest batch in the ledger and the next one, which is `packet`; return their number.
 
-    `alive` are runs of servers that still go on: what was counted under one of them was moved to another node.
+    `live_runs` are the runs of the servers that answer now: usage counted under one of them was moved to another node.
     """
-    if state.run and packet.sealed_run != state.run and state.run not in alive:
+    if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
         declare_restart(using, state, packet.sealed_run, until=until, fsync=fsync)
     window: dict[str, Any] = {
@@ -139,27 +139,27 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, al
 
 
 def _counted(using: str, state: ShardState, lost: int) -> int:
-    """The batch before was declared missing without knowing how much was in it: that is known now."""
+    """Add the lost units to the gap of the batch before, if it was declared missing with unknown units."""
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
     return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 
 
 def _declare_incarnation(using: str, state: ShardState, packet: Packet, window: dict[str, Any]) -> int:
     count = 0
-    named, _colon, number = packet.follows.rpartition(":")
+    follows_incarnation, _colon, number = packet.follows.rpartition(":")
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     details: dict[str, Any] = {"shard": state.shard, **window}
     if not state.incarnation:
-        pass  # the ledger's first batch of this shard
+        pass  # This is the ledger's first batch of the shard.
     elif not packet.follows:
         count += declare(using, GapKind.WIPE, event, **details)
-    elif named != state.incarnation:
-        detail = f"an incarnation between left no batch: {packet.follows}"
+    elif follows_incarnation != state.incarnation:
+        detail = f"no batch of the incarnation in between was drained: {packet.follows}"
         count += declare(using, GapKind.INCARNATION, event, detail=detail, **details)
     elif int(number) > state.seq:
-        count += declare_missing(using, state, named, state.seq + 1, int(number), **window)
+        count += declare_missing(using, state, follows_incarnation, state.seq + 1, int(number), **window)
     elif int(number) < state.seq:
-        detail = f"the server remembers batch {number}, the ledger has {state.seq}"
+        detail = f"the server's newest batch was {number}, the ledger's is {state.seq}"
         count += declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
     rows = Batch.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation).order_by("-seq")
     seq, cum = (rows.values_list("seq", "cum").first() if packet.seq > 1 else None) or (0, 0)

@@ -1,4 +1,4 @@
-"""A sealed batch read from Redis: its fields checked and put together to lines, with a digest the ledger can repeat."""
+"""Reading a sealed batch from Redis: check its fields, combine them to lines, and compute its digest."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ CUM_MODULUS = 10**15
 _LARGEST = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
-# Which counters a field adds to, by its kind and by what it counts.
-_PLACES = {
-    f"{kind}{count}".encode(): places
+# The indexes of the counters that a field adds to, by the field's kind (admitted, denied, refunded, shadow) and by what
+# it counts: "1" requests of one unit each, "n" requests, "u" units.
+_COUNTER_INDEXES = {
+    f"{kind}{count}".encode(): indexes
     for number, kind in enumerate("adrs")
-    for count, places in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
+    for count, indexes in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
 }
-#: A name that stands for usage without an account is none's own.
+#: Stands in a field for usage without an account.
 _UNNAMED = f"|{ANONYMOUS}|".encode()
-#: Which parts of a field are numbers, and which are texts.
+#: The indexes of the parts of a field that are numbers, and of those that are texts.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
-#: What makes a text another one once it is decoded and escaped; the line feed stands between fields.
-_ODD = bytes(range(32)).replace(b"\n", b"") + b"%\\"
-#: Digits that a counter of 64 bits has at most.
+#: Characters that decoding or escaping changes, without the line feed, which separates fields here.
+_SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
+#: Maximum number of digits of a 64-bit counter.
 _DIGITS = 19
 _ZEROS = b"\t0" * 6
 _LINE = b"%b" + b"\t%d" * 8
-#: The texts of a batch's identity, and how long each may be.
-_LONGEST = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
+#: The texts of a batch's identity with their maximum lengths.
+_MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
 
 class Unreadable(ValueError):
-    """The batch is not what a seal leaves behind; the message says why."""
+    """Raised if a batch is not as sealing writes it; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A sealed batch, whole and checked. `lines` are canonical texts, sorted; moments are µs since 1970 UTC."""
+    """A complete and checked sealed batch. `lines` are canonical and sorted; moments are µs since 1970 UTC."""
 
     shard: int
     incarnation: str
@@ -60,41 +61,41 @@ class Packet:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands in a canonical line (and in PostgreSQL's COPY format)."""
+    """Return a text escaped for a canonical line (and for PostgreSQL's COPY format)."""
     return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def unescaped(text: str) -> str:
-    """The inverse of `escaped`."""
+    """Return the text from which `escaped` made this one."""
     if "\\" not in text:
         return text
-    return re.sub(r"\\(.)", lambda found: {"t": "\t", "n": "\n", "r": "\r"}.get(found[1], found[1]), text)
+    return re.sub(r"\\(.)", lambda match: {"t": "\t", "n": "\n", "r": "\r"}.get(match[1], match[1]), text)
 
 
 def canonical(values: Sequence[str | int]) -> bytes:
-    """A line as it is digested: SUBJECT, then COUNTERS, separated by tabs."""
+    """Return a canonical line, which is what is digested: SUBJECT, then COUNTERS, separated by tabs."""
     return "\t".join([escaped(value) if isinstance(value, str) else str(value) for value in values]).encode()
 
 
 def checksum(line: bytes) -> int:
-    """The CRC-32 of a canonical line."""
+    """Return the CRC-32 of a canonical line."""
     return crc32(line)
 
 
 def content_digester(header: Sequence[str | int]) -> hashlib._Hash:
-    """A digest that has a batch's identity, to be updated with a line feed and a canonical line for each."""
+    """Return a digest of a batch's header, to be updated with a line feed and the canonical line for each line."""
     return hashlib.sha256(canonical(header))
 
 
 def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
-    """SHA-256 over the identity of a batch and its canonical lines, in hexadecimal."""
+    """Return the SHA-256 of a batch's header and its canonical lines, in hexadecimal."""
     digest = content_digester(header)
     digest.update(b"\n".join([b"", *lines]))
     return digest.hexdigest()
 
 
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
-    """What is digested of a batch beside its lines."""
+    """Return the values of a batch that are digested before its lines."""
     return (
         "ratelimits batch 1",
         batch.shard,
@@ -111,7 +112,7 @@ def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
 
 
 def chained(previous: str, content: str) -> str:
-    """The next digest of a shard's chain."""
+    """Return the next digest of a shard's chain."""
     return hashlib.sha256(f"{previous}\n{content}".encode()).hexdigest()
 
 
@@ -120,13 +121,14 @@ def _text(raw: bytes) -> bytes:
 
 
 def _columns(names: list[bytes]) -> list[list[bytes]]:
-    """The nine parts of fields "kind|bin|period|meter|rule|version|account|key|count", each as a column.
+    """Return the nine parts of fields "kind|bin|period|meter|rule|version|account|key|count", each as a column.
 
-    A batch is taken apart at once, since a step in Python for each part of each field is what a drain would wait for.
+    Raises Unreadable if a field has another form. All fields are split in one step, since a loop in Python over each
+    part of each field would make draining slow.
     """
     text, breaks = b"|\n|".join(names), len(names) - 1
     parts = text.split(b"|")
-    # A break is a tenth part, so where all breaks stand in their places every field has nine.
+    # Every tenth part must be a line feed: then every field has nine parts.
     if (
         len(parts) != 10 * breaks + 9
         or parts[9::10].count(b"\n") != breaks
@@ -135,81 +137,88 @@ def _columns(names: list[bytes]) -> list[list[bytes]]:
     ):
         bad = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
         raise Unreadable(f"a field is not kind|bin|period|meter|rule|version|account|key|count: {bad[:200]!r}")
-    columns = [parts[place::10] for place in range(9)]
-    for place in _NUMBERS:
-        for number in set(columns[place]):
+    columns = [parts[index::10] for index in range(9)]
+    for index in _NUMBERS:
+        for number in set(columns[index]):
             if _NUMBER.fullmatch(number) is None:
-                raise Unreadable(f"a field has {number[:40]!r} where a number belongs")
+                raise Unreadable(f"a field has {number[:40]!r} instead of a number")
     if not (
         text.isascii()
-        and len(text.translate(None, _ODD)) == len(text)
+        and len(text.translate(None, _SPECIAL)) == len(text)
         and max(map(len, names)) <= LONGEST_NAME
         and _UNNAMED not in text
     ):
-        for place in _TEXTS:
-            texts = {raw: _text(raw) for raw in set(columns[place])}
-            columns[place] = [texts[raw] for raw in columns[place]]
+        for index in _TEXTS:
+            texts = {raw: _text(raw) for raw in set(columns[index])}
+            columns[index] = [texts[raw] for raw in columns[index]]
     return columns
 
 
 def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
-    """The canonical lines of a batch's counters, sorted, and the sum of all that they count."""
+    """Return the sorted canonical lines of a batch's counters, and the sum of all requests and units in them."""
     if not counters:
         return [], 0
     kinds, bins, periods, meters, rules, versions, accounts, keys, counted = _columns(list(counters))
     if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _DIGITS:
         name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _DIGITS)
-        raise Unreadable(f"the field {name[:200]!r} holds {value[:40]!r}, no whole number of 64 bits")
+        raise Unreadable(f"the field {name[:200]!r} has the value {value[:40]!r}, which is not a 64-bit whole number")
     counts = list(map(int, counters.values()))
     if max(counts) > _LARGEST:
-        raise Unreadable("a counter is larger than 64 bits hold")
+        raise Unreadable("a counter is too large for 64 bits")
     signs = list(map(add, kinds, counted))
-    if unknown := set(signs) - _PLACES.keys():
-        raise Unreadable(f"a field of an unknown kind: {sorted(unknown)[0][:40]!r}")
+    if unknown := set(signs) - _COUNTER_INDEXES.keys():
+        raise Unreadable(f"a field has an unknown kind: {sorted(unknown)[0][:40]!r}")
     subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
     if set(signs) == {b"a1"} and len(set(subjects)) == len(subjects):
-        # Most batches: nothing but requests of one unit.
+        # Most batches contain only admitted requests of one unit each.
         pairs = zip(subjects, counts, strict=True)
         return sorted([b"%b\t%d\t%d%b" % (subject, count, count, _ZEROS) for subject, count in pairs]), 2 * sum(counts)
     rows: dict[bytes, list[int]] = {}
     find = rows.get
     for subject, sign, count in zip(subjects, signs, counts, strict=True):
-        # Two names can be one once they are decoded.
+        # Two different names can be equal once they are decoded.
         row = find(subject)
         if row is None:
             row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]
-        for place in _PLACES[sign]:
-            row[place] += count
+        for index in _COUNTER_INDEXES[sign]:
+            row[index] += count
     if max(map(max, rows.values())) > _LARGEST:
-        raise Unreadable("a counter is larger than 64 bits hold")
+        raise Unreadable("a counter is too large for 64 bits")
     return sorted([_LINE % (subject, *row) for subject, row in rows.items()]), sum(map(sum, rows.values()))
 
 
 def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
-    """Incarnation, run, sealed under which run, what it follows; number, sum before, sum, opened at, sealed at."""
+    """Return the texts and the numbers of a batch's identity. Raises Unreadable if one is missing or wrong.
+
+    The texts are the incarnation, the run when it was opened, the run when it was sealed, and the batch that it
+    follows. The numbers are seq, running sum before, running sum, opened at and sealed at (µs since 1970 UTC).
+    """
     try:
-        texts = [fields[name].decode() for name in _LONGEST]
+        texts = [fields[name].decode() for name in _MAX_LENGTHS]
         raw = [fields[name] for name in (b"#s", b"#p", b"#c", b"#o", b"#t")]
     except KeyError as error:
-        raise Unreadable(f"the batch lacks its {error.args[0].decode()}") from error
+        raise Unreadable(f"the batch has no field {error.args[0].decode()}") from error
     except ValueError as error:
         raise Unreadable(f"the batch's identity cannot be read: {error}") from error
-    for text, longest in zip(texts, _LONGEST.values(), strict=True):
+    for text, longest in zip(texts, _MAX_LENGTHS.values(), strict=True):
         if len(text) > longest or not text.isprintable():
-            raise Unreadable(f"the batch's identity cannot be read: {text[:40]!r} is no name of a run or a batch")
+            raise Unreadable(f"the batch's identity cannot be read: {text[:40]!r} is not the name of a run or a batch")
     for number in raw:
         if _NUMBER.fullmatch(number) is None:
-            raise Unreadable(f"the batch's identity cannot be read: {number[:40]!r} is no whole number")
+            raise Unreadable(f"the batch's identity cannot be read: {number[:40]!r} is not a whole number")
     if texts[3] and not texts[3].rpartition(":")[2].isdecimal():
-        raise Unreadable(f"the batch's identity cannot be read: it follows {texts[3][:40]!r}, no batch")
+        raise Unreadable(f"the batch's identity cannot be read: it follows {texts[3][:40]!r}, which is not a batch")
     return texts, list(map(int, raw))
 
 
 def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
-    """The batch that these fields of its hash are; Unreadable if they are not all of one, with sums that hold."""
+    """Build the Packet from the fields of a sealed batch's hash.
+
+    Raises Unreadable if a field is missing or wrong, or if the running sum does not match.
+    """
     counters = dict(fields)
-    about = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
-    (incarnation, run, sealed_run, follows), (seq, before, cum, opened_at, sealed_at) = _identity(about)
+    identity = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
+    (incarnation, run, sealed_run, follows), (seq, before, cum, opened_at, sealed_at) = _identity(identity)
     lines, total = _lines(counters)
     if (before + total) % CUM_MODULUS != cum:
         raise Unreadable(f"the running sum was {before}, the counters add {total}, but it became {cum}")
@@ -220,7 +229,7 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
 
 
 def values(line: bytes) -> list[str]:
-    """The values of a canonical line as texts: databases take numbers so too."""
+    """Return the values of a canonical line as texts; databases accept numbers as texts too."""
     parts = line.decode().split("\t")
     if b"\\" in line:
         parts[:3] = map(unescaped, parts[:3])

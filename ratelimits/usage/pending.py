@@ -1,4 +1,4 @@
-"""What waits in Redis to be drained, as one shard of a server tells it at one moment."""
+"""The batches of a shard that wait in Redis to be drained, at one moment."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from redis.exceptions import ResponseError
 from ratelimits.engine import scripts
 from ratelimits.engine.server import Server
 
-#: Batches of one shard that one pass takes: they are listed, fenced and applied together.
+#: Maximum number of batches of one shard in one pass: they are listed, fenced and applied together.
 BATCHES_PER_PASS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What waited in one shard at one moment (times in µs).
-
-    The server's run, since when it is up and its time; the newest batch ever opened; when the shard was last sealed;
-    how many batches wait, and the oldest of them; what this machine's clock said when the server had answered, and the
-    clock of the machine that sealed when it did.
-    """
+class Pending:
+    """The batches of one shard that waited at one moment, and their server; moments are µs since 1970 UTC."""
 
     shard: int
+    #: The server's run, when it started, and its time.
     run: str
     up_since: int
     now: int
+    #: The newest batch that was ever opened in the shard.
     incarnation: str
     seq: int
+    #: When the shard was last sealed.
     sealed_at: int
+    #: The number of batches that wait, and the names of the oldest.
     count: int
     batches: tuple[str, ...]
+    #: The time of this machine's clock after the server's reply, and that of the sealing machine when it sealed.
     clock: int
     sealed_clock: int
 
     @property
     def lead(self) -> int:
-        """By how much (µs) the seal is ahead: of the clock of who sealed, or of this machine's."""
+        """Return by how many µs the server's time of the seal is ahead of the sealing or this machine's clock."""
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 
 
-def waiting(
+def read_pending(
     server: Server, shards: Sequence[int], refused: dict[int, ResponseError], clock: int | None = None
-) -> list[Waiting]:
-    """Return what waits in these shards of one server, in one round trip; add those that cannot be asked to `refused`.
+) -> list[Pending]:
+    """Return the pending batches of these shards of one server, in one round trip.
 
-    `clock` is µs since 1970 UTC, by default this machine's clock.
+    The errors of shards that the server refuses are added to `refused`. `clock` is µs since 1970 UTC, by default this
+    machine's clock.
     """
     text = scripts.read("run", "pending").text.decode()
     with server.wire.client_of(server.keyspace, shards[0]).pipeline(transaction=False) as pipeline:
@@ -58,7 +59,7 @@ def waiting(
     refused |= {shard: reply for shard, reply in replies.items() if isinstance(reply, ResponseError)}
     answered = {shard: reply for shard, reply in replies.items() if not isinstance(reply, ResponseError)}
     return [
-        Waiting(
+        Pending(
             *(shard, run.decode(), int(up), int(now), incarnation.decode(), int(seq or 0), int(at or 0), int(count)),
             tuple(map(bytes.decode, names)),
             clock,

@@ -1,7 +1,7 @@
-"""The second witness: what processes say they saw, written beside the ledger as absolute totals.
+"""The totals that processes count by themselves, written beside the ledger as absolute numbers to cross-check it.
 
-A total is written again and again as it grows, under the name of its process; so writing is idempotent, and a process
-that dies takes with it at most what it counted since the last time.
+A total is written again and again as it grows, under the name of its process. So writing it twice changes nothing, and
+a process that dies loses at most what it counted since its last write.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 _CHUNK = 1000
 _SECOND = 1_000_000
-_PLACE = ("bin", "kind", "account", "key", "meter")
-#: Totals that are older (s) are added up over processes: none of them writes so late.
-_FOLDED = 86_400
-#: What is raised for a value that the database, or its driver, has no place for.
+_SUBJECT = ("bin", "kind", "account", "key", "meter")
+#: Totals older than this (s) are summed over all processes, since no process writes that late.
+_FOLD_AGE = 86_400
+#: Errors of the database or its driver for a value that cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
 
 logger = logging.getLogger(__name__)
 
 
 def write(process: str, totals: Totals) -> None:
-    """Write a process's totals, and declare what may be missing from the ledger for it."""
+    """Write a process's totals, and declare gaps for its unanswered and unmetered requests."""
     using = conf.DATABASE
     rows = [
         ProcessTotal(
@@ -53,33 +53,33 @@ def write(process: str, totals: Totals) -> None:
             if kind != "admitted":
                 _declare(using, kind, account, start)
     finally:
-        # Of this thread alone, which has no request whose end would close it.
+        # Close this thread's own connection: the thread serves no requests, so Django would never close it.
         if not connections[using].in_atomic_block:
             connections[using].close()
 
 
 def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
-    """Write the rows and return them, without those that the database refuses: one must not hold up the others."""
+    """Write the rows and return those that were written: rows that the database refuses are left out and logged."""
     try:
         with transaction.atomic(using=using):
             type(rows[0]).objects.using(using).bulk_create(
                 rows,
                 batch_size=_CHUNK,
                 update_conflicts=True,
-                unique_fields=[*_PLACE, "process"],
+                unique_fields=[*_SUBJECT, "process"],
                 update_fields=["requests", "units"],
             )
     except _REFUSED as error:
         if len(rows) == 1:
-            logger.error("A total of this process cannot be kept by the database: %s: %s", error, _told(rows[0]))
+            logger.error("The database refuses a total of this process: %s: %s", error, _shown(rows[0]))
             return []
         half = len(rows) // 2
         return _save(using, rows[:half]) + _save(using, rows[half:])
     return rows
 
 
-def _told(row: ProcessTotal) -> str:
-    return ascii({name: getattr(row, name) for name in (*_PLACE, "requests", "units")})
+def _shown(row: ProcessTotal) -> str:
+    return ascii({name: getattr(row, name) for name in (*_SUBJECT, "requests", "units")})
 
 
 def _declare(using: str, kind: str, account: str, start: int) -> None:
@@ -97,7 +97,7 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
     with transaction.atomic(using=using):
         gaps.bulk_create([new], ignore_conflicts=True)
         declared = gaps.filter(event=new.event)
-        # Processes wait for each other here: the last one to add up sees what all have written.
+        # This locks the row, so processes wait for each other, and the last one adds up the totals of all.
         declared.update(units=F("units"))
         rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
         sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
@@ -106,21 +106,21 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def fold(now: int) -> int:
-    """Add the totals of what was admitted up over processes, where none writes any more; how many rows became fewer.
+    """Sum the totals of admitted requests over all processes, for bins that are too old to be written any more.
 
-    `now` is seconds since 1970 UTC.
+    Return the number of rows saved by that. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
-    old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLDED).exclude(process="")
+    old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLD_AGE).exclude(process="")
     first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
             if first is not None:
-                ShardState.lock(using, first)  # one at a time
-            every = ProcessTotal.objects.using(using).filter(kind="admitted", bin=start)
-            sums = list(every.values(*_PLACE).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
-            count += every.count() - len(sums)
-            every._raw_delete(using)
+                ShardState.lock(using, first)  # So that two processes do not fold at the same time.
+            rows = ProcessTotal.objects.using(using).filter(kind="admitted", bin=start)
+            sums = list(rows.values(*_SUBJECT).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
+            count += rows.count() - len(sums)
+            rows._raw_delete(using)
             ProcessTotal.objects.using(using).bulk_create(
                 [ProcessTotal(process="", requests=row.pop("total"), units=row.pop("units_"), **row) for row in sums],
                 batch_size=_CHUNK,

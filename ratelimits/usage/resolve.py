@@ -1,7 +1,7 @@
-"""Resolving a quarantine: a person says whether what the ledger lacks of a batch is usage, or nothing.
+"""Resolving a quarantined batch: a person decides whether its lines that the ledger does not have are usage.
 
-A shard's watermark stands still while a batch of it is in quarantine, so no period that may need it is closed. Both
-ways of resolving it let the watermark go on; what was decided and by whom stays on the quarantined batch.
+A shard's watermark does not advance while a batch of it is quarantined, so no period that may need it is closed. Both
+decisions let the watermark advance again; the quarantined batch keeps the decision and the person's name.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from ratelimits.usage.packet import (
     values,
 )
 
-#: How such a batch is fenced: a person vouches for it.
+#: The fence of a batch that a person has accepted.
 FENCE = "person"
 
 
 class UnresolvableError(ValueError):
-    """What was asked for cannot be done; the message says why."""
+    """Raised if a batch cannot be resolved as requested; the message says why."""
 
 
 def discard(using: str, pk: int, who: str) -> str:
-    """Leave the ledger as it is; the resolution, as it is kept."""
-    return _resolve(using, pk, lambda kept, state: f"discarded by {who}")
+    """Leave the ledger as it is; return the resolution that is stored."""
+    return _resolve(using, pk, lambda quarantined, state: f"discarded by {who}")
 
 
 def accept(using: str, pk: int, who: str) -> str:
-    """Add what the batch has and the ledger lacks, as a batch of its own; the resolution, as it is kept.
+    """Add the usage that the ledger does not have, as a new batch; return the resolution that is stored.
 
-    Never more than that: what was counted in both is not counted twice. Raises UnresolvableError where nobody can say
-    what the ledger lacks.
+    Usage that the ledger has already is not counted twice. Raises UnresolvableError if nobody can say which usage is
+    missing.
     """
 
-    def add(kept: QuarantinedBatch, state: ShardState) -> str:
-        lines = missing_lines(using, kept)
+    def add(quarantined: QuarantinedBatch, state: ShardState) -> str:
+        lines = missing_lines(using, quarantined)
         if lines:
-            insert(using, state, _packet(kept, state, lines), FENCE)
+            insert(using, state, _packet(quarantined, state, lines), FENCE)
         return f"accepted by {who}: {len(lines)} lines, {_total(lines)} requests and units"
 
     return _resolve(using, pk, add)
@@ -60,69 +60,75 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, shard)
         assert state is not None
-        kept = QuarantinedBatch.objects.using(using).get(pk=pk)
-        if kept.resolved_at is not None:
-            raise UnresolvableError(f"this batch was resolved already: {kept.resolution}")
-        kept.resolution, kept.resolved_at = decide(kept, state)[:300], timezone.now()
-        kept.save(using=using, update_fields=["resolution", "resolved_at"])
+        quarantined = QuarantinedBatch.objects.using(using).get(pk=pk)
+        if quarantined.resolved_at is not None:
+            raise UnresolvableError(f"this batch was resolved already: {quarantined.resolution}")
+        quarantined.resolution, quarantined.resolved_at = decide(quarantined, state)[:300], timezone.now()
+        quarantined.save(using=using, update_fields=["resolution", "resolved_at"])
         state.frozen = QuarantinedBatch.objects.using(using).filter(shard=shard, resolved_at=None).exists()
         state.save(using=using)
-    return kept.resolution
+    return quarantined.resolution
 
 
-def missing_lines(using: str, kept: QuarantinedBatch) -> list[bytes]:
-    """The canonical lines by which a quarantined batch exceeds what the ledger has of it."""
-    found = _lines(kept)
-    held: dict[tuple[str, ...], list[int]] = {}
-    for batch in _held(using, kept):
+def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
+    """Return the canonical lines with the usage of a quarantined batch that the ledger does not have."""
+    quarantined_lines = _lines(quarantined)
+    in_ledger: dict[tuple[str, ...], list[int]] = {}
+    for batch in _batches_in_ledger(using, quarantined):
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS):
             subject, counts = tuple(map(str, row[: len(SUBJECT)])), row[len(SUBJECT) :]
-            had = held.get(subject, [0] * len(COUNTERS))
-            held[subject] = [one + other for one, other in zip(had, counts, strict=True)]
+            total = in_ledger.get(subject, [0] * len(COUNTERS))
+            in_ledger[subject] = [count + more for count, more in zip(total, counts, strict=True)]
     lines = []
-    for line in found:
+    for line in quarantined_lines:
         row = values(line)
         subject, counts = tuple(row[: len(SUBJECT)]), map(int, row[len(SUBJECT) :])
-        had = held.get(subject, [0] * len(COUNTERS))
-        more = [max(count - one, 0) for count, one in zip(counts, had, strict=True)]
-        if any(more):
-            lines.append(canonical([*subject, *more]))
+        total = in_ledger.get(subject, [0] * len(COUNTERS))
+        missing = [max(count - known, 0) for count, known in zip(counts, total, strict=True)]
+        if any(missing):
+            lines.append(canonical([*subject, *missing]))
     return sorted(lines)
 
 
-def _lines(kept: QuarantinedBatch) -> list[bytes]:
-    """Return the canonical lines of a quarantined batch. One that an older version could not read may be readable."""
-    if isinstance(kept.fields, list):
-        return [text.encode() for text in kept.fields]
+def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
+    """Return the canonical lines of a quarantined batch. Raises UnresolvableError if it cannot be read.
+
+    A batch that an older version of the app could not read may be readable now.
+    """
+    if isinstance(quarantined.fields, list):
+        return [text.encode() for text in quarantined.fields]
     try:
-        fields = [(name.encode(), value.encode()) for name, value in kept.fields.items()]
-        return list(packet(kept.shard, fields).lines)
+        fields = [(name.encode(), value.encode()) for name, value in quarantined.fields.items()]
+        return list(packet(quarantined.shard, fields).lines)
     except Unreadable as error:
         raise UnresolvableError(
             f"this batch cannot be read ({error}): discard it, and make an adjustment from its fields"
         ) from error
 
 
-def _held(using: str, kept: QuarantinedBatch) -> list[Batch]:
-    """The batches that the ledger has of this identity: the one that was drained, and what people accepted of it."""
-    incarnation, _colon, number = kept.name.rpartition(":")
-    rows = Batch.objects.using(using).filter(shard=kept.shard)
+def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
+    """Return the ledger's batches with this identity: the drained one, and those that people have accepted.
+
+    Raises UnresolvableError if they were archived, or joined with other batches.
+    """
+    incarnation, _colon, number = quarantined.name.rpartition(":")
+    rows = Batch.objects.using(using).filter(shard=quarantined.shard)
     drained = rows.filter(incarnation=incarnation, first_seq__lte=number, seq__gte=number)
-    same = QuarantinedBatch.objects.using(using).filter(shard=kept.shard, name=kept.name).exclude(pk=kept.pk)
-    accepted = [_incarnation(pk) for pk in same.values_list("pk", flat=True)]
-    archived = ArchivedRange.objects.using(using).filter(shard=kept.shard)
+    same = QuarantinedBatch.objects.using(using).filter(shard=quarantined.shard, name=quarantined.name)
+    accepted = [_incarnation(pk) for pk in same.exclude(pk=quarantined.pk).values_list("pk", flat=True)]
+    archived = ArchivedRange.objects.using(using).filter(shard=quarantined.shard)
     moved = archived.filter(incarnation=incarnation, first_seq__lte=number, last_seq__gte=number)
     for archive in (moved | archived.filter(incarnation__in=accepted)).values_list("archive", flat=True):
         raise UnresolvableError(
-            f"what the ledger had of it is in the archive {archive}: restore that first, or discard"
+            f"the ledger's batch with this identity is in the archive {archive}: restore it first, or discard this one"
         )
-    held = [*drained, *rows.filter(incarnation__in=accepted)]
-    if any(batch.parts for batch in held):
+    batches = [*drained, *rows.filter(incarnation__in=accepted)]
+    if any(batch.parts for batch in batches):
         raise UnresolvableError(
-            "the ledger's batch was joined with others since, so nobody can say what is missing of it:"
-            " discard this one, and make an adjustment if it held usage"
+            "the ledger's batch with this identity was joined with others since, so nobody can say what is missing:"
+            " discard this one, and make an adjustment if it had usage"
         )
-    return held
+    return batches
 
 
 def _incarnation(pk: int) -> str:
@@ -133,12 +139,12 @@ def _total(lines: list[bytes]) -> int:
     return sum(int(count) for line in lines for count in values(line)[len(SUBJECT) :])
 
 
-def _packet(kept: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
-    """A batch of its own, that no server ever sealed. Its moment is the watermark: it declares no later one sound."""
+def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
+    """Return a new batch, which no server sealed. Its times are the watermark, so that later times stay incomplete."""
     at = state.watermark or time.time_ns() // 1000
-    read = Packet(
-        shard=kept.shard,
-        incarnation=_incarnation(kept.pk),
+    built = Packet(
+        shard=quarantined.shard,
+        incarnation=_incarnation(quarantined.pk),
         seq=1,
         previous_cum=0,
         cum=_total(lines) % CUM_MODULUS,
@@ -146,8 +152,8 @@ def _packet(kept: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Pa
         sealed_at=at,
         run=state.run,
         sealed_run=state.run,
-        follows=kept.name[:100],
+        follows=quarantined.name[:100],
         lines=tuple(lines),
         content="",
     )
-    return replace(read, content=content_digest(header_of(read), lines))
+    return replace(built, content=content_digest(header_of(built), lines))

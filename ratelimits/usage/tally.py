@@ -1,6 +1,6 @@
-"""Tallying: what a shard's new batches hold is added to the running totals of accounts and billing periods.
+"""Tallying: add the usage in a shard's new batches to the totals of accounts and billing periods.
 
-The totals and the position up to which a shard was tallied change in one transaction, under the shard's row lock.
+The totals, and the position up to which a shard was tallied, change in one transaction under the shard's row lock.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ratelimits.models.kept import period_ends
 from ratelimits.usage import crash
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
-#: Batches added up in one query and one transaction.
-_AT_ONCE = 32
+#: Number of batches that are added up in one query and one transaction.
+_CHUNK = 32
 
 
 def tally() -> int:
-    """Add up all batches that are in the ledger and not in the totals yet; how many there were."""
+    """Add all batches in the ledger that are not tallied yet to the totals; return the number of batches."""
     using, count = conf.DATABASE, 0
-    behind = ShardState.objects.using(using).filter(position__gt=F("tallied"))
-    for shard in list(behind.values_list("shard", flat=True)):
-        while done := _tally_shard(using, shard):
-            count += done
+    untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
+    for shard in list(untallied.values_list("shard", flat=True)):
+        while tallied := _tally_shard(using, shard):
+            count += tallied
     return count
 
 
@@ -36,16 +36,16 @@ def _tally_shard(using: str, shard: int) -> int:
         state = ShardState.lock(using, shard, wait=False)
         if state is None or state.tallied >= state.position:
             return 0
-        batches = Batch.objects.using(using).filter(shard=shard, position__gt=state.tallied).order_by("position")
-        found = list(batches[:_AT_ONCE])
+        rows = Batch.objects.using(using).filter(shard=shard, position__gt=state.tallied).order_by("position")
+        batches = list(rows[:_CHUNK])
         crash.reached("tally:locked")
-        if found:
-            _add(using, shard, found)
+        if batches:
+            _add(using, shard, batches)
         crash.reached("tally:added")
-        state.tallied = found[-1].position if found else state.position
+        state.tallied = batches[-1].position if batches else state.position
         state.save(using=using, update_fields=["tallied"])
     crash.reached("tally:committed")
-    return len(found)
+    return len(batches)
 
 
 def _add(using: str, shard: int, batches: list[Batch]) -> None:
@@ -68,12 +68,12 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         f" period_end = COALESCE({table}.period_end, excluded.period_end)"
     )
     position = batches[-1].position
-    # Sorted, so that two shards' transactions touch shared index pages in one order.
+    # Sorted, so that the transactions of two shards use shared index pages in the same order.
     totals = sorted(rows)
-    used: dict[tuple[str, int], int] = {}
+    last_uses: dict[tuple[str, int], int] = {}
     for row in totals:
-        used[row[:2]] = max(row[-1], used.get(row[:2], 0))
-    ends = period_ends(using, used)
+        last_uses[row[:2]] = max(row[-1], last_uses.get(row[:2], 0))
+    ends = period_ends(using, last_uses)
     values = [(*row[:-1], shard, position, ends.get(row[:2])) for row in totals]
     with connection.cursor() as cursor:
         cursor.executemany(statement, values)

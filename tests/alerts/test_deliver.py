@@ -101,7 +101,7 @@ def test_the_e_mail_says_who_used_how_much_of_what_and_when() -> None:
     assert message.subject == "Acme & Sons: 80 % of requests used"
     assert "Acme & Sons has used 8123 of 10000 requests" in message.body
     assert "2026-11-01 00:00 CET to 2026-12-01 00:00 CET" in message.body
-    assert "what the plan includes" in message.body
+    assert "The plan includes this quantity" in message.body
     assert message.message()["Message-ID"] == f"<{only('email').pk}@localhost>"
 
 

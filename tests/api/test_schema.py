@@ -29,7 +29,7 @@ def test_the_schema_describes_the_usage_endpoint(customer: Callable[..., Client]
         *("window", "account", "key", "meter", "from", "to", "timezone", "page_size", "cursor")
     }
     assert described["responses"].keys() == {"200", "400", "403", "429"}
-    assert "Usage by windows of time" in described["description"]
+    assert "Return usage by windows of time" in described["description"]
 
 
 def test_an_answer_is_what_the_schema_says(customer: Callable[..., Client]) -> None:

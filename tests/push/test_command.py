@@ -48,7 +48,7 @@ def test_the_command_sends_and_says_what_became_of_it(fakes: dict[str, Fake]) ->
         assert "  accepted: 2 lines, 9 units of overage\n" in run(receiver=name)[0]
         assert len(fakes[name].taken) == 2
     out = io.StringIO()
-    with pytest.raises(CommandError, match="need a person") as failed:
+    with pytest.raises(CommandError, match="need a person's decision") as failed:
         call_command("ratelimits_push", stdout=out)
     assert failed.value.returncode == 1
     assert out.getvalue().count("Stripe accepts no event that is older than 35 days") == 2
@@ -67,7 +67,7 @@ def test_the_state_is_told_without_sending(fakes: dict[str, Fake]) -> None:
 
 def test_a_person_settles_what_nobody_else_can(fakes: dict[str, Fake]) -> None:
     october("acme", "globex")
-    with pytest.raises(CommandError, match="need a person"):
+    with pytest.raises(CommandError, match="need a person's decision"):
         run(receiver="stripe")
     about = {"settle": "elsewhere", "receiver": "stripe", "by": "ada", "reason": "on invoice 7"}
     first, second = PushDelivery.objects.order_by("pk").values_list("line_id", flat=True)
@@ -98,8 +98,8 @@ def test_what_makes_no_sense_is_an_error(about: dict[str, Any], message: str) ->
     ("answer", "why"),
     [
         (lambda name: {"acme": "cus_1"}[name], "KeyError: 'globex'"),
-        (lambda name: "cus_1" if name == "acme" else 42, "CUSTOMER returns 42 for 'globex': it must be a text"),
-        (lambda name: "cus_1" if name == "acme" else "x" * 256, "it must be a text of at most 255 characters"),
+        (lambda name: "cus_1" if name == "acme" else 42, "CUSTOMER returns 42 for 'globex': it must return a text"),
+        (lambda name: "cus_1" if name == "acme" else "x" * 256, "it must return a text of at most 255 characters"),
     ],
     ids=["raises", "number", "long"],
 )
@@ -111,7 +111,7 @@ def test_a_report_that_cannot_be_pushed_needs_a_person(answer: Any, why: str, fa
         assert (len(out.splitlines()), why in err) == (1, True)
         for about in ({}, {"status": True}):
             told = io.StringIO()
-            with pytest.raises(CommandError, match="need a person"):
+            with pytest.raises(CommandError, match="need a person's decision"):
                 call_command("ratelimits_push", stdout=told, **about)
             assert "  cannot be pushed: globex 2026-10-01 v1: " in told.getvalue()
             assert why in told.getvalue()

@@ -25,7 +25,7 @@ def said(command: str) -> str:
 def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: str) -> None:
     use()
     text = said(command)
-    assert "not known to be complete" in text
+    assert "not known until when usage is complete" in text
     assert "0 sealed batches and 1 open ones wait in Redis" in text
     seal()
     assert "1 sealed batches and 0 open ones wait in Redis" in said(command)
@@ -39,4 +39,4 @@ def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: s
 def test_a_server_that_is_away_is_said(command: str) -> None:
     away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     with override_settings(CACHES={**settings.CACHES, "ratelimits": away}):
-        assert "Redis cannot be asked" in said(command)
+        assert "Redis does not answer" in said(command)

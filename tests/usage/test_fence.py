@@ -23,9 +23,9 @@ from tests.support.usage.traffic import use
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def wait_for_fence(patience: float = 5) -> str:
+def wait_for_fence(max_wait: float = 5) -> str:
     server = current_server()
-    return fence(server, run_named(server.wire.client.info()), patience)
+    return fence(server, run_named(server.wire.client.info()), max_wait)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_what_is_acknowledged_and_not_yet_in_the_file_is_waited_for(
     with stalled_disk(everysec_server):
         key = unwritten(everysec_server, everysec_client)
         with pytest.raises(NotFencedError, match="did not fsync in time"):
-            wait_for_fence(patience=3)  # after which the server stops waiting, and writes
+            wait_for_fence(max_wait=3)  # after which the server stops waiting, and writes
     assert wait_for_fence() == "everysec"
     assert is_written(everysec_server, key)
 
@@ -110,7 +110,7 @@ def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
             hidden = not everysec_client.info()["aof_pending_bio_fsync"]
             if hidden:
                 with pytest.raises(NotFencedError, match="did not fsync in time"):
-                    wait_for_fence(patience=3)
+                    wait_for_fence(max_wait=3)
         assert wait_for_fence() == "everysec"
         if hidden:
             return
@@ -120,7 +120,7 @@ def test_what_a_rewrite_of_the_file_leaves_to_be_fsynced_is_waited_for(
 def test_a_rewrite_that_begins_while_the_fence_waits_is_waited_for_too(
     everysec_server: EmbeddedServer, everysec_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = fencing._mark
+    mark = fencing._write_key
 
     def mark_and_rewrite(connection: redis.Redis, key: str) -> None:
         mark(connection, key)
@@ -128,10 +128,10 @@ def test_a_rewrite_that_begins_while_the_fence_waits_is_waited_for_too(
             rewritten.append(connection.bgrewriteaof())
 
     rewritten: list[object] = []
-    monkeypatch.setattr(fencing, "_mark", mark_and_rewrite)
+    monkeypatch.setattr(fencing, "_write_key", mark_and_rewrite)
     wait_for_fsync(everysec_server, everysec_client)
     with stalled_disk(everysec_server), pytest.raises(NotFencedError, match="did not fsync in time"):
-        wait_for_fence(patience=3)
+        wait_for_fence(max_wait=3)
     assert rewritten
     assert wait_for_fence() == "everysec"
 

@@ -56,7 +56,7 @@ def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_
     assert units() == 7
     assert kinds() == ["restart"] * 64
     gap = DurabilityGap.objects.get(shard=state().shard)
-    assert (gap.fsync, gap.detail) == ("always", "appendfsync always: nothing that was acknowledged can be missing")
+    assert (gap.fsync, gap.detail) == ("always", "appendfsync always: no acknowledged usage can be missing")
     first, second, third = Batch.objects.order_by("position")
     assert (second.incarnation, second.seq) == (first.incarnation, 2)
     assert (third.follows, third.seq) == (f"{first.incarnation}:2", 1)

@@ -91,7 +91,7 @@ def test_a_total_that_the_database_refuses_does_not_hold_up_the_others(
     process_totals.write("p1", dict.fromkeys(of.values(), (2, 3)))
     assert sorted(ProcessTotal.objects.values_list("account", "units")) == [("a", 3), ("b", 3), ("c", 3)]
     assert sorted(DurabilityGap.objects.values_list("account", flat=True)) == ["a", "b", "c"]
-    assert "cannot be kept by the database" in caplog.text
+    assert "The database refuses a total" in caplog.text
 
 
 @pytest.mark.parametrize("name", NAMES)

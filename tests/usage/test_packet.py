@@ -70,8 +70,8 @@ def test_a_batch_without_a_counter_has_no_lines() -> None:
         (b"a|0|0|m|0|0|a|k|1|a|0|0|m|0|0|a|k|1", "is not kind"),
         (b"a|0|0|m|0|0|a|k|1|\n|a|0|0|m|0|0|a|k|1", "is not kind"),
         (b"a|0|0|m|0|0|a|#|1", "is not kind"),
-        (b"a|00|0|m|0|0|a|k|1", "'00' where a number belongs"),
-        (b"a|0|0|m|0||a|k|1", "'' where a number belongs"),
+        (b"a|00|0|m|0|0|a|k|1", "'00' instead of a number"),
+        (b"a|0|0|m|0||a|k|1", "'' instead of a number"),
         (b"aa|0|0|m|0|0|a|k|1", "unknown kind: b'aa1'"),
         (b"a|0|0|m|0|0|a|k|", "unknown kind: b'a'"),
     ],
@@ -83,7 +83,7 @@ def test_a_field_that_no_script_writes_is_named(field: bytes, message: str) -> N
 
 
 def test_a_counter_that_the_database_cannot_hold_is_refused() -> None:
-    with pytest.raises(Unreadable, match="larger than 64 bits"):
+    with pytest.raises(Unreadable, match="too large for 64 bits"):
         sealed({b"a|0|0|m|0|0|a|k|n": 2**63 - 1, b"a|0|0|m|0|0|a|%6b|n": 1})
-    with pytest.raises(Unreadable, match="larger than 64 bits"):
+    with pytest.raises(Unreadable, match="too large for 64 bits"):
         sealed({b"a|0|0|m|0|0|a|k|1": 2**63})

@@ -1,3 +1,3 @@
-"""What becomes of batches in the ledger: they are joined, and later archived."""
+"""Retention of batches in the ledger: they are joined, and later moved to archive files."""
 
 from __future__ import annotations

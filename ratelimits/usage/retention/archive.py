@@ -1,7 +1,7 @@
-"""Retention: old batches go from the ledger to compressed files, one for each shard and run, and can come back.
+"""Archives: move old batches from the ledger to compressed files, one for each shard and call, and restore them.
 
-A file is text: a header line, then for each batch its row as JSON and its canonical lines, then a line with the digest
-of all before. It is written, fsynced and read back before anything leaves the ledger.
+A file is text: a header line; for each batch, its row as JSON and its canonical lines; and a last line with the digest
+of all lines before. It is written, fsynced and read back before any batch is deleted from the ledger.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
 _CHUNK = 2000
-#: Seconds after midnight UTC at which a date begins somewhere.
-_DAWN = 10 * 3600
-#: Bytes of the longest text in a file: a batch's row with the digests of the parts of which it was joined.
-_LONGEST_TEXT = 1 << 22
+#: Seconds after midnight UTC at which the next date begins in the easternmost time zone.
+_DATE_START = 10 * 3600
+#: Maximum number of bytes of a line in a file: a batch's row with the digests of the batches that were joined in it.
+_MAX_LINE = 1 << 22
 
 
 class ArchiveError(ValueError):
-    """An archive that cannot be written or read; the message says why."""
+    """Raised if an archive cannot be written or read; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was moved out of one shard."""
+    """The batches and lines of one shard that were moved to an archive file."""
 
     shard: int
     path: Path
@@ -52,10 +52,10 @@ class Pruned:
 
 
 def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
-    """Move the batches that hold nothing but usage of periods that began before a moment (s since 1970) to files.
+    """Move the batches whose usage is all of periods that began before a moment (s since 1970 UTC) to files.
 
-    What processes said they were granted before it is dropped: the reports state what came of it.
-    Raises ArchiveError while such a period is not finalised. Interrupted anywhere, it can be run again.
+    The totals of processes from before it are deleted, since reports state the result of comparing them. Raises
+    ArchiveError while such a period is not finalised. If it is interrupted at any point, it can be run again.
     """
     rows = PeriodUsage.objects.using(using).filter(period__lt=before)
     still_open = rows.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
@@ -68,8 +68,7 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
         batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
         tallied = ShardState.objects.using(using).get(shard=shard).tallied
         old = batches.filter(position__lt=end) if end is not None else batches.filter(position__lte=tallied)
-        found = old.aggregate(first=Min("first_position"))["first"]
-        if found is not None:
+        if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
     left = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
     end = before if left is None else day_of(left)
@@ -77,12 +76,12 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
 
 
 def day_of(seconds: int) -> int:
-    """Return when the day starts that a moment lies in, both in s since 1970 UTC.
+    """Return the start of the day that contains a moment, both in s since 1970 UTC.
 
-    Such days begin when a date does at the earliest place on earth, at 10:00 UTC, as the months do by which usage is
-    archived. What processes said is kept for whole days, of which the ledger has no line any more.
+    These days begin at 10:00 UTC, when a date begins in the easternmost time zone, as do the months by which usage is
+    archived. Totals of processes are deleted for whole days, once the ledger has no line of the day any more.
     """
-    return (seconds - _DAWN) // 86_400 * 86_400 + _DAWN
+    return (seconds - _DATE_START) // 86_400 * 86_400 + _DATE_START
 
 
 def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) -> Pruned:
@@ -90,7 +89,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     path = directory / name
     digest = _write(path, batches)
     for _batch, _lines in read(path, digest):
-        pass  # what cannot be read back must not be deleted
+        pass  # Batches whose file cannot be read back must not be deleted.
     lines = 0
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
@@ -104,7 +103,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
                 archive=name,
                 shard=shard,
                 incarnation=incarnation,
-                # One that was missing first and came late stands out of order.
+                # The numbers may be out of order, if a missing batch came late.
                 first_seq=min(batch.first_seq for batch in part),
                 last_seq=max(batch.seq for batch in part),
                 first_position=part[0].first_position,
@@ -120,11 +119,11 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
 
 
 def _write(path: Path, batches: list[Batch]) -> str:
-    """Write the file whole or not at all; the digest that it ends with."""
+    """Write the complete file, or none if this fails; return the digest in its last line."""
     digest = hashlib.sha256()
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as raw:
-        # Without a name and a time in its header the same batches make the same file.
+        # Without a name and a time in the gzip header, the same batches always give the same file.
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
             for text in _texts(batches):
                 data = text + b"\n"
@@ -154,12 +153,12 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
 def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     """Yield the batches of a file, not saved, each with its canonical lines.
 
-    Raises ArchiveError for a file that is not whole, or whose digest is not the recorded one: at its end, so whoever
-    keeps the batches does so in a transaction.
+    Raises ArchiveError if the file is not complete or has another digest than the recorded one. This is known only at
+    the end of the file, so a caller that saves the batches must do so in a transaction.
     """
     with _errors(path), gzip.open(path, "rb") as source:
         if next(texts := _read_texts(path, source, recorded)) != _HEADER.encode():
-            raise ArchiveError(f"{path} is no archive of a ledger")
+            raise ArchiveError(f"{path} is not an archive of a ledger")
         for head in texts:
             values: dict[str, Any] = json.loads(head)
             batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
@@ -170,10 +169,13 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
 
 
 def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[bytes]:
-    """Yield the lines of a file but the last, which has their digest."""
+    """Yield all lines of a file except the last one, which has their digest.
+
+    Raises ArchiveError if it does not match.
+    """
     digest = hashlib.sha256()
     while True:
-        data = source.readline(_LONGEST_TEXT)
+        data = source.readline(_MAX_LINE)
         if not data.endswith(b"\n"):
             raise ArchiveError(f"{path} {'has a line that is too long' if data else 'ends too early'}")
         if data.startswith(b"end "):
@@ -183,7 +185,7 @@ def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[by
     if data != f"end {digest.hexdigest()}\n".encode():
         raise ArchiveError(f"{path} was changed after it was written")
     if digest.hexdigest() != recorded:
-        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest is another one")
+        raise ArchiveError(f"{path} is not the file that the ledger's batches were moved to: its digest differs")
 
 
 @contextmanager
@@ -197,17 +199,20 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def check(using: str, path: Path) -> str:
-    """Return the digest of a file, once it is known to be the file that the ledger's batches were moved to.
+    """Return the digest of a file after checking that it is the file that the ledger's batches were moved to.
 
-    Raise ArchiveError if it is another one. Nothing of it is kept before: whoever can make a file can also make one
-    that bears its own digest.
+    Raises ArchiveError if it is not. Call it before the file's content is used: a forged file has a digest that matches
+    its content, but not the digest that the ledger recorded.
     """
     ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
     digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())
     if not digests:
-        raise ArchiveError(f"the ledger knows of no archive {path.name}: it was restored already, or is another's")
+        raise ArchiveError(
+            f"the ledger has no record of the archive {path.name}: it was restored already, or belongs to another"
+            " ledger"
+        )
     if len(digests) > 1:
-        raise ArchiveError(f"the ledger has {len(digests)} digests of the archive {path.name}: which is right?")
+        raise ArchiveError(f"the ledger has {len(digests)} different digests for the archive {path.name}")
     with _errors(path), gzip.open(path, "rb") as source:
         for _text in _read_texts(path, source, digests[0]):
             pass
@@ -215,18 +220,18 @@ def check(using: str, path: Path) -> str:
 
 
 def files(directory: Path) -> list[Path]:
-    """The archive files of a directory, in order."""
+    """Return the archive files of a directory, sorted by name."""
     return sorted(directory.glob(f"*{SUFFIX}"))
 
 
 def restore(using: str, path: Path) -> int:
-    """Bring the batches of a file back into the ledger; how many there were."""
+    """Write the batches of a file back to the ledger; return their number. Raises ArchiveError for a wrong file."""
     check(using, path)
     shards = set(ArchivedRange.objects.using(using).filter(archive=path.name).values_list("shard", flat=True))
     with transaction.atomic(using=using, durable=True):
         for shard in sorted(shards):
             ShardState.lock(using, shard)
-        recorded = check(using, path)  # another may have restored it meanwhile
+        recorded = check(using, path)  # Another process may have restored it meanwhile.
         count = _insert(using, read(path, recorded))
         ArchivedRange.objects.using(using).filter(archive=path.name).delete()
     return count
@@ -244,9 +249,9 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 @contextmanager
 def opened(using: str, paths: list[Path]) -> Iterator[str]:
-    """A database alias under which the batches of these files can be queried; gone when the block is left.
+    """Load the batches of these files into a temporary database, and yield its alias for the duration of the block.
 
-    Raises ArchiveError for a file that is not the one whose digest the ledger recorded.
+    Raises ArchiveError for a file whose digest is not the one that the ledger recorded.
     """
     recorded = {path: check(using, path) for path in paths}
     with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:

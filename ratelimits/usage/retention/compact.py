@@ -1,8 +1,8 @@
-"""Compaction: past the watermark the batches of an hour become one, with one line for each key, meter, rule and bin.
+"""Compaction: join the batches of an hour before the watermark to one, with one line for each key, meter, rule and bin.
 
-What they were is kept as their content digests: the shard's chain can still be followed link by link, and a batch that
-comes again is still known. Batches are never joined across a position at which a report ends, so that every report can
-be made again afterwards.
+The joined batch keeps the content digests of the original ones. So the shard's chain can still be verified link by
+link, and an original batch that comes again is still recognised. Batches are never joined across a position at which a
+report ends, so that every report can be computed again afterwards.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical, content_digest, header_of
 
-#: Usage sealed in one such span (µs, by the server's clock) becomes one batch.
+#: Batches sealed within the same span of this length (µs, by the server's clock) are joined.
 SPAN = 3_600_000_000
-#: Batches whose lines are added up in one query.
-_AT_ONCE = 32
-#: Batches that one transaction joins at most.
+#: Number of batches whose lines are summed in one query.
+_CHUNK = 32
+#: Maximum number of batches that are joined in one transaction.
 _MAX_BATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What became one batch: how many batches and lines there were, and how many lines are left."""
+    """The number of batches and lines that were joined, and the number of lines of the joined batch."""
 
     shard: int
     batches: int
@@ -42,43 +42,46 @@ class Compacted:
 
 
 def compact() -> Iterator[Compacted]:
-    """Join the batches of every hour that ended an hour before the shard's watermark; again, it changes nothing."""
+    """Join the batches of every hour that ended at least an hour before the shard's watermark.
+
+    Yield a result for each joined batch. Hours that were joined before are not changed again.
+    """
     using = conf.DATABASE
     for shard, watermark in ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"):
         end = (watermark - SPAN) // SPAN * SPAN
         for first, last in list(_joinable(using, shard, end)):
-            if (done := _join(using, shard, first, last)) is not None:
-                yield done
+            if (compacted := _join(using, shard, first, last)) is not None:
+                yield compacted
 
 
 def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
-    """First and last positions of the runs of batches that can become one."""
+    """Yield the first and last position of each sequence of batches that can be joined."""
     tallied = ShardState.objects.using(using).get(shard=shard).tallied
     marks = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
     rows = Batch.objects.using(using).filter(shard=shard, position__lte=tallied, sealed_at__lt=end)
     numbers = ("first_position", "position", "first_seq", "seq", "previous_cum", "cum", "sealed_at")
     columns = (*numbers, "incarnation", "fence")
-    found = rows.order_by("position").values_list(*columns, named=True)
+    batches = rows.order_by("position").values_list(*columns, named=True)
     first, length = 0, 1
     last = None
-    for one, other in pairwise(found.iterator(chunk_size=1000)):
-        first = first or one.first_position
-        last = one.position
+    for batch, following in pairwise(batches.iterator(chunk_size=1000)):
+        first = first or batch.first_position
+        last = batch.position
         joined = (
-            one.incarnation == other.incarnation
-            and one.seq + 1 == other.first_seq
-            and one.cum == other.previous_cum
-            and one.sealed_at // SPAN == other.sealed_at // SPAN
-            and one.fence == other.fence
-            and one.position not in marks
+            batch.incarnation == following.incarnation
+            and batch.seq + 1 == following.first_seq
+            and batch.cum == following.previous_cum
+            and batch.sealed_at // SPAN == following.sealed_at // SPAN
+            and batch.fence == following.fence
+            and batch.position not in marks
             and length < _MAX_BATCHES
         )
         if joined:
-            length, last = length + 1, other.position
+            length, last = length + 1, following.position
         else:
             if length > 1:
                 yield first, last
-            first, length = other.first_position, 1
+            first, length = following.first_position, 1
     if length > 1 and last is not None:
         yield first, last
 
@@ -90,8 +93,8 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
         rows = Batch.objects.using(using).filter(shard=shard, first_position__gte=first, position__lte=last)
         batches = list(rows.order_by("position"))
         if len(batches) < 2 or batches[0].first_position != first or batches[-1].position != last:
-            return None  # another was faster
-        lines = _added(using, batches)
+            return None  # Another process has joined them.
+        lines = _summed_lines(using, batches)
         before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
         rows._raw_delete(using)
         crash.reached("compact:deleted")
@@ -103,17 +106,17 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
     return Compacted(shard, len(batches), before, len(lines))
 
 
-def _added(using: str, batches: Sequence[Batch]) -> list[bytes]:
-    """The canonical lines of all of them together."""
+def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
+    """Return the canonical lines of all these batches, summed by their subject."""
     totals: dict[tuple[str | int, ...], list[int]] = {}
-    for start in range(0, len(batches), _AT_ONCE):
-        ranges = (batch.line_ids() for batch in batches[start : start + _AT_ONCE])
+    for start in range(0, len(batches), _CHUNK):
+        ranges = (batch.line_ids() for batch in batches[start : start + _CHUNK])
         condition = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in ranges))
         sums = Line.objects.using(using).filter(condition).values_list(*SUBJECT).order_by()
         for row in sums.annotate(*(Sum(name) for name in COUNTERS)).iterator(chunk_size=2000):
             subject, counts = row[: len(SUBJECT)], row[len(SUBJECT) :]
-            held = totals.get(subject)
-            totals[subject] = list(counts) if held is None else [a + b for a, b in zip(held, counts, strict=True)]
+            total = totals.get(subject)
+            totals[subject] = list(counts) if total is None else [a + b for a, b in zip(total, counts, strict=True)]
     return sorted(canonical([*subject, *counts]) for subject, counts in totals.items())
 
 
@@ -145,5 +148,5 @@ def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
 
 
 def signed_text(batch: Batch) -> str:
-    """Return what the signature of a compacted batch is made of: no link of the chain covers its lines any more."""
+    """Return the text that the signature of a compacted batch signs, since the chain no longer covers its lines."""
     return f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"

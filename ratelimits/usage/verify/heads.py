@@ -1,4 +1,4 @@
-"""Verifying where each shard stands: its state beside the newest batch, the quarantine, and the archives before."""
+"""Verification of each shard's state against its newest batch, the quarantined batches and the archived ranges."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKin
 
 
 def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
-    """Say what does not hold of the shards' states, one sentence for each finding; nothing if all holds."""
+    """Yield a sentence for each error in the shards' states."""
     newest = Batch.objects.filter(shard=OuterRef("shard")).order_by("-position")
     archived = ArchivedRange.objects.filter(shard=OuterRef("shard")).order_by("-last_position")
-    # One statement, so that a drain that goes on meanwhile changes both or neither.
+    # One statement, so that a drain at the same time changes both the state and the batches, or neither.
     states = (
         ShardState.objects.using(using)
         .filter(shard__in=shards)
@@ -33,15 +33,15 @@ def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
     for shard in sorted(shards):
         name, state = f"shard {shard:02d}", states.get(shard)
         if state is None:
-            yield f"{name} has batches, and no state that says where it stands"
+            yield f"{name} has batches, but no row of its state"
             continue
         yield from _verify_position(name, state)
-        # Looked at again: it may have come to quarantine, or have been resolved, since the state was read.
+        # Read again, since a batch may have been quarantined or resolved after the state was read.
         if state.frozen != (shard in frozen) and _still_differs(using, state):
             yield (
-                f"{name} is frozen, and no quarantined batch waits"
+                f"{name} is frozen, but has no unresolved quarantined batch"
                 if state.frozen
-                else f"{name} has a quarantined batch that waits, and is not frozen"
+                else f"{name} has an unresolved quarantined batch, but is not frozen"
             )
         yield from _verify_newest(using, state)
 
@@ -50,19 +50,19 @@ def _verify_position(name: str, state: Any) -> Iterator[str]:
     """Compare a state with the newest batch or archived range of its shard."""
     position = state.batch_position or state.archive_position or 0
     if state.position > position:
-        yield f"{name} stands at position {state.position}: batches {position + 1} to {state.position} are gone"
+        yield f"{name} is at position {state.position}: batches {position + 1} to {state.position} are missing"
     elif state.position < position:
-        yield f"{name} stands at position {state.position}, and has a batch at position {position}"
+        yield f"{name} is at position {state.position}, but has a batch at position {position}"
     elif state.head != (state.batch_digest or state.archive_digest or ""):
         yield f"the head of {name} is not the digest of its newest batch"
     if state.tallied > state.position:
-        yield f"{name} was added up to position {state.tallied}, and stands at {state.position}"
+        yield f"{name} was tallied up to position {state.tallied}, but is at {state.position}"
 
 
-def _frozen(using: str, **about: int) -> set[int]:
-    """Return the shards that have a quarantined batch that waits."""
-    waiting = QuarantinedBatch.objects.using(using).filter(resolved_at=None, **about)
-    return set(waiting.order_by().values_list("shard", flat=True))
+def _frozen(using: str, **filters: int) -> set[int]:
+    """Return the shards that have an unresolved quarantined batch."""
+    unresolved = QuarantinedBatch.objects.using(using).filter(resolved_at=None, **filters)
+    return set(unresolved.order_by().values_list("shard", flat=True))
 
 
 def _still_differs(using: str, state: ShardState) -> bool:
@@ -71,47 +71,47 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
-    """The newest identity that a state knows is that of a batch, or of one that is declared not to be in the ledger."""
+    """Yield an error if the newest batch that a state names is neither in the ledger nor declared to be elsewhere."""
     name, known = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
     if not state.incarnation:
         if state.seq or state.cum:
-            yield f"{name} knows no incarnation, but a batch {state.seq} and a running sum of {state.cum}"
+            yield f"{name} has no incarnation, but a batch {state.seq} and a running sum of {state.cum}"
         return
-    mine: Q = Q(shard=state.shard, incarnation=state.incarnation)
-    rows = Batch.objects.using(using).filter(mine)
-    held = rows.filter(first_seq__lte=state.seq, seq__gte=state.seq).first()
-    if held is None:
-        missing = DurabilityGap.objects.using(using).filter(mine, kind=GapKind.MISSING)
+    same: Q = Q(shard=state.shard, incarnation=state.incarnation)
+    rows = Batch.objects.using(using).filter(same)
+    batch = rows.filter(first_seq__lte=state.seq, seq__gte=state.seq).first()
+    if batch is None:
+        missing = DurabilityGap.objects.using(using).filter(same, kind=GapKind.MISSING)
         quarantined = QuarantinedBatch.objects.using(using).filter(shard=state.shard, name=known)
-        archived = ArchivedRange.objects.using(using).filter(mine)
+        archived = ArchivedRange.objects.using(using).filter(same)
         if not (
             missing.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
             or quarantined.exists()
             or archived.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
         ):
-            yield f"{name} says that its newest batch is {known}, which is nowhere"
+            yield f"{name} says that its newest batch is {known}, which does not exist"
         return
-    if held.seq == state.seq and held.cum != state.cum:
-        yield f"{name} has the running sum {state.cum} after batch {known}, which ends with {held.cum}"
+    if batch.seq == state.seq and batch.cum != state.cum:
+        yield f"{name} has the running sum {state.cum} after batch {known}, which ends with {batch.cum}"
 
 
 def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
-    """Say where what was archived of a shard is not one piece of its chain, from its beginning."""
+    """Yield an error for each archived range that does not continue the one before, from the beginning of the chain."""
     parts = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
-    for _shard, those in groupby(parts, key=lambda part: part.shard):
+    for _shard, group in groupby(parts, key=lambda part: part.shard):
         position, digest = 0, ""
-        for part in those:
+        for part in group:
             if part.first_position != position + 1 or part.last_position < part.first_position:
-                yield f"archived range {part} does not follow on position {position}"
+                yield f"archived range {part} does not start after position {position}"
             if part.previous_digest != digest:
-                yield f"archived range {part} does not follow on the digest of what was archived before"
+                yield f"archived range {part} does not continue the digest of the archived range before"
             position, digest = part.last_position, part.digest
 
 
 def verify_archives(using: str, archive: str, names: Collection[str], checked: Counter[str]) -> Iterator[str]:
-    """Compare what the ledger says of archived batches with those in the database of the archives of these names.
+    """Compare the ledger's archived ranges with the batches in the database of the archives with these names.
 
-    `checked` is given the number of archived ranges.
+    The number of archived ranges is added to `checked`.
     """
     sums = {"first_position": Min("first_position"), "last_position": Max("position")}
     sums |= {"first_seq": Min("first_seq"), "last_seq": Max("seq"), "incarnations": Count("incarnation", distinct=True)}
@@ -124,10 +124,10 @@ def verify_archives(using: str, archive: str, names: Collection[str], checked: C
                 yield f"archived range {part} is not in its archive"
             continue
         checked["archived ranges"] += 1
-        found = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}
-        found |= {"previous_digest": first.previous_digest, "digest": last.digest}
-        if found.pop("incarnations") > 1:
+        expected = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}
+        expected |= {"previous_digest": first.previous_digest, "digest": last.digest}
+        if expected.pop("incarnations") > 1:
             yield f"archived range {part} has batches of several incarnations"
-        for name, value in found.items():
+        for name, value in expected.items():
             if getattr(part, name) != value:
-                yield f"archived range {part} has {name} {getattr(part, name)}, its archive {value}"
+                yield f"archived range {part} has {name} {getattr(part, name)}, but its archive has {value}"

@@ -1,4 +1,4 @@
-"""Verifying the ledger: every line, every sum and every link of the digest chains, streamed in bounded memory."""
+"""Verification of the ledger: every line, every sum and every link of the digest chains, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,67 +26,68 @@ from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.heads import verify_heads
 
 _CHUNK = 2000
-#: How often a shard is read anew, where batches of it were joined or archived meanwhile.
+#: Maximum number of times that a shard is read, if batches of it are joined or archived meanwhile.
 _TRIES = 50
 
 
 def verify_ledger(
     using: str, shards: list[int] | None = None, *, archive: bool = False, checked: Counter[str] | None = None
 ) -> Generator[str]:
-    """Yield a sentence for each thing that does not hold; nothing if all holds.
+    """Yield a sentence for each error in the ledger.
 
-    Cursors are open between findings: whoever stops before the end closes it. `archive` says that the database is that
-    of an archive, whose chains may begin anywhere. `checked` is given the number of what was checked, by its kind.
+    Cursors stay open between findings, so a caller that stops early must close this generator. `archive` says that the
+    database is that of an archive, whose chains may begin at any position. The numbers of checked things are added to
+    `checked`, by kind.
     """
     checked = Counter() if checked is None else checked
-    batched = _shards_of(Batch, using)
-    known = batched if archive else batched | _shards_of(ShardState, using) | _shards_of(ArchivedRange, using)
-    wanted = sorted(known if shards is None else known & set(shards))
-    for shard in wanted:
-        if shard in batched:
+    with_batches = _shards_of(Batch, using)
+    known = with_batches if archive else with_batches | _shards_of(ShardState, using) | _shards_of(ArchivedRange, using)
+    chosen = sorted(known if shards is None else known & set(shards))
+    for shard in chosen:
+        if shard in with_batches:
             yield from _verify_shard(using, shard, archive, checked)
     if not archive:
-        checked["shards"] += len(wanted)
-        yield from verify_heads(using, wanted)
+        checked["shards"] += len(chosen)
+        yield from verify_heads(using, chosen)
     yield from _verify_strays(using)
 
 
 def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> set[int]:
-    """Return the shards that a table has rows of."""
+    """Return the shards that have rows in a table."""
     return set(model.objects.using(using).order_by().values_list("shard", flat=True).distinct())
 
 
 def _verify_strays(using: str) -> Iterator[str]:
-    """Name the lines that no batch has, and those of another batch than the one that they are counted to."""
-    own = Batch.objects.filter(pk=OuterRef("batch_id"))
-    astray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(own)
-    rows = Line.objects.using(using).filter(astray).order_by("pk")
+    """Yield an error for each line whose batch does not exist, or whose primary key belongs to another batch."""
+    batch_of_line = Batch.objects.filter(pk=OuterRef("batch_id"))
+    stray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(batch_of_line)
+    rows = Line.objects.using(using).filter(stray).order_by("pk")
     for pk, batch, account, key, meter in rows.values_list("pk", "batch_id", "account", "key", "meter").iterator(
         _CHUNK
     ):
         yield (
-            f"line {pk} ({account} {key} {meter}) is written under the batch with the row {pk // LINES_PER_BATCH},"
-            f" and counted to that with the row {batch}: a line's batch must exist, and be the same"
+            f"line {pk} ({account} {key} {meter}) has the primary key of a line of batch row {pk // LINES_PER_BATCH},"
+            f" but names batch row {batch}: both must be the same, and the batch must exist"
         )
 
 
 class _Replaced(Exception):
-    """A batch was joined with others, or archived, while it was looked at."""
+    """Raised if a batch was joined with others or archived while it was verified."""
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
-    told: set[str] = set()
-    for left in range(_TRIES, 0, -1):
+    reported: set[str] = set()
+    for tries_left in range(_TRIES, 0, -1):
         counted: Counter[str] = Counter()
         try:
             for finding in _verify_batches(using, shard, archive, counted):
-                if finding not in told:
-                    told.add(finding)
+                if finding not in reported:
+                    reported.add(finding)
                     yield finding
         except _Replaced:
-            if left > 1:
+            if tries_left > 1:
                 continue
-            yield f"shard {shard:02d} cannot be verified: batches were gone each of the {_TRIES} times that it was read"
+            yield f"shard {shard:02d} cannot be verified: in each of {_TRIES} tries batches were deleted meanwhile"
         checked.update(counted)
         return
 
@@ -94,19 +95,19 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
-    #: By incarnation the number and the running sum of its newest batch: one that comes late stands behind newer ones.
+    #: The number and running sum of the newest batch so far, by incarnation. A late batch may come after newer ones.
     newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
-        found = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
+        findings = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
         if before is not None:
-            found += _verify_link(before, batch)
+            findings += _verify_link(before, batch)
         elif not archive:
-            found += _verify_start(using, batch)
-        found += _verify_numbers(batch, newest)
-        if found and not Batch.objects.using(using).filter(pk=batch.pk).exists():
+            findings += _verify_start(using, batch)
+        findings += _verify_numbers(batch, newest)
+        if findings and not Batch.objects.using(using).filter(pk=batch.pk).exists():
             raise _Replaced
         counted.update({"batches": 1, "ledger lines": batch.line_count, "links of the chains": len(batch.contents())})
-        yield from found
+        yield from findings
         before = batch
 
 
@@ -120,52 +121,54 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         if checksum(line) != stored:
             yield f"line {pk} of batch {batch} ({row[0]} {row[1]} {row[2]}) was changed after it was written"
     if count != batch.line_count:
-        yield f"batch {batch} was written with {batch.line_count} lines and has {count}"
+        yield f"batch {batch} was written with {batch.line_count} lines, but has {count}"
     if digest.hexdigest() != batch.content:
-        yield f"the lines of batch {batch} are not those that its digest was made of"
-    if batch.parts and (wrong := signatures.wrong(signed_text(batch), batch.signature)):
-        yield f"compacted batch {batch}: {wrong}"
+        yield f"the lines of batch {batch} do not match its digest"
+    if batch.parts and (error := signatures.wrong(signed_text(batch), batch.signature)):
+        yield f"compacted batch {batch}: {error}"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
-        yield f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, not up to {batch.cum}"
+        yield (
+            f"the lines of batch {batch} add {total} to the running sum {batch.previous_cum}, which is not {batch.cum}"
+        )
 
 
 def _verify_parts(batch: Batch) -> Iterator[str]:
-    """Compare the numbers of its incarnation and of its shard with how many batches it is."""
+    """Compare a batch's numbers and positions with the number of batches that were joined in it."""
     count = len(batch.contents())
     if batch.position - batch.first_position + 1 != count or batch.seq - batch.first_seq + 1 != count:
         yield (
-            f"batch {batch} is made of {count}, but has the numbers {batch.first_seq} to {batch.seq}"
+            f"batch {batch} was joined from {count} batches, but has the numbers {batch.first_seq} to {batch.seq}"
             f" and the positions {batch.first_position} to {batch.position}"
         )
     if batch.signature and not batch.parts:
-        yield f"batch {batch} is not a compacted one, and has a signature"
+        yield f"batch {batch} is not compacted, but has a signature"
 
 
 def _verify_digest(batch: Batch) -> Iterator[str]:
     if reduce(chained, batch.contents(), batch.previous_digest) != batch.digest:
-        yield f"the digest of batch {batch} is not that of its content and the batch before"
+        yield f"the digest of batch {batch} does not match its content and the batch before"
 
 
 def _verify_link(before: Batch, batch: Batch) -> Iterator[str]:
     if batch.first_position != before.position + 1:
         first, last = before.position + 1, batch.first_position - 1
-        yield f"positions {first} to {last}, between batches {before} and {batch}, are gone"
+        yield f"positions {first} to {last}, between batches {before} and {batch}, are missing"
     if batch.previous_digest != before.digest:
-        yield f"batch {batch} does not follow on the digest of batch {before}"
+        yield f"batch {batch} does not continue the digest of batch {before}"
 
 
 def _verify_numbers(batch: Batch, newest: dict[str, tuple[int, int]]) -> Iterator[str]:
-    """Compare a batch's number and running sum with those of the newest of its incarnation, and note them there."""
+    """Compare a batch's number and running sum with the newest batch of its incarnation, and update `newest`."""
     seq, cum = newest.get(batch.incarnation, (batch.first_seq - 1, batch.previous_cum))
     gaps = DurabilityGap.objects.using(conf.DATABASE).filter(shard=batch.shard)
     if batch.first_seq > seq + 1:
         missing = gaps.filter(kind=GapKind.MISSING, incarnation=batch.incarnation, last_seq=batch.first_seq - 1)
         if not missing.exists():
-            yield f"batches {seq + 1} to {batch.first_seq - 1} before {batch} are missing, and no gap says so"
+            yield f"batches {seq + 1} to {batch.first_seq - 1} before {batch} are missing, but no gap declares it"
     elif batch.first_seq == seq + 1 and batch.previous_cum != cum:
         name = f"{GapKind.SUM}:{batch.shard}:{batch.incarnation}:{batch.first_seq}"
         if not gaps.filter(event=name).exists():
-            yield f"the running sum was {cum} before batch {batch}, which goes on from {batch.previous_cum}"
+            yield f"the running sum was {cum} before batch {batch}, which starts at {batch.previous_cum}"
     if batch.seq > seq:
         newest[batch.incarnation] = batch.seq, batch.cum
 
@@ -176,4 +179,4 @@ def _verify_start(using: str, batch: Batch) -> Iterator[str]:
     if batch.first_position != position + 1:
         yield f"the chain of shard {batch.shard:02d} begins at position {batch.first_position}, not at {position + 1}"
     if batch.previous_digest != digest:
-        yield f"batch {batch} does not follow on the digest where the archive ends"
+        yield f"batch {batch} does not continue the digest at the end of the archive"

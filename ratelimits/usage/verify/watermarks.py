@@ -1,4 +1,4 @@
-"""Verifying watermarks: none has passed a batch that still waits in Redis."""
+"""Verification of watermarks: no batch that was opened before a shard's watermark may still wait in Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.usage.watermark import TOLERANCE
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A batch in Redis, "incarnation:seq", and when it was opened (µs since 1970 UTC)."""
+    """A batch in Redis: its name ("incarnation:seq") and when it was opened (µs since 1970 UTC)."""
 
     shard: int
     name: str
@@ -29,42 +29,42 @@ class _Opened:
 def verify_watermarks(
     using: str, *, checked: Counter[str] | None = None, unasked: list[str] | None = None
 ) -> Iterator[str]:
-    """Say which shards are not complete until their watermark, since a batch from before it still waits in Redis.
+    """Yield an error for each shard with a batch in Redis that was opened before its watermark.
 
-    `checked` is given the number of watermarks. `unasked` is given why Redis could not be asked, if that is so.
+    The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `unasked`.
     """
-    # Before Redis is asked: a watermark is only moved once no batch from before it waits tserver.
+    # Read before Redis: a watermark advances only when no batch from before it is in Redis any more.
     marks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
     try:
-        found = list(_passed(current_server(), marks))
+        passed = list(_passed(current_server(), marks))
     except (RedisError, Unavailable, OSError) as error:
         if unasked is not None:
             unasked.append(str(error))
         return
     if checked is not None:
         checked["watermarks"] += len(marks)
-    for each in found:
-        if not _is_known(using, each):
+    for batch in passed:
+        if not _is_known(using, batch):
             yield (
-                f"shard {each.shard:02d} says that its usage is complete until {when(marks[each.shard])}, but batch"
-                f" {each.name}, opened at {when(each.at)}, still waits in Redis"
+                f"shard {batch.shard:02d} says that its usage is complete until {when(marks[batch.shard])}, but batch"
+                f" {batch.name}, opened at {when(batch.at)}, still waits in Redis"
             )
 
 
 def _passed(server: Server, marks: Mapping[int, int]) -> Iterator[_Opened]:
     """Yield, for each shard, the oldest of the batches in Redis that were opened before its watermark."""
-    found: list[_Opened] = []
+    waiting: list[_Opened] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
-        found.extend(_waiting(server, client, [shard for shard in shards if marks.get(shard)]))
+        waiting.extend(_waiting(server, client, [shard for shard in shards if marks.get(shard)]))
 
     on_each(server, range(server.keyspace.shards), one_server)
     shards = set()
-    for each in sorted(found, key=lambda each: (each.shard, each.at)):
-        # Clocks of servers that take turns may differ a little.
-        if each.shard not in shards and each.at < marks[each.shard] - TOLERANCE:
-            shards.add(each.shard)
-            yield each
+    for batch in sorted(waiting, key=lambda batch: (batch.shard, batch.at)):
+        # After a failover the clocks of the two servers may differ a little.
+        if batch.shard not in shards and batch.at < marks[batch.shard] - TOLERANCE:
+            shards.add(batch.shard)
+            yield batch
 
 
 def _waiting(server: Server, client: redis.Redis, shards: list[int]) -> Iterator[_Opened]:
@@ -77,13 +77,13 @@ def _waiting(server: Server, client: redis.Redis, shards: list[int]) -> Iterator
     heads = _replies(client, [("HMGET", key, "#i", "#s", "#o") for _shard, key in keys])
     for (shard, _key), head in zip(keys, heads, strict=True):
         incarnation, seq, at = head or (None, None, None)
-        # What is no batch the drain puts in quarantine, which holds the watermark.
+        # The drain quarantines a key that is not a batch, and then the watermark does not advance.
         if incarnation and seq and at and at.isdigit():
             yield _Opened(shard, f"{incarnation.decode(errors='replace')}:{seq.decode(errors='replace')}", int(at))
 
 
 def _replies(client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Return the answers to some commands in one round trip; None to one that the server refused."""
+    """Return the replies to some commands in one round trip; None for a command that the server refused."""
     with client.pipeline(transaction=False) as pipeline:
         queue: Any = pipeline.execute_command
         for command in commands:
@@ -92,12 +92,12 @@ def _replies(client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
     return [None if isinstance(answer, Exception) else answer for answer in answers]
 
 
-def _is_known(using: str, each: _Opened) -> bool:
-    """Return whether the ledger has a batch, or set it aside: a server that was put back may list it once more."""
-    incarnation, _colon, seq = each.name.rpartition(":")
-    if not seq.isdigit() or QuarantinedBatch.objects.using(using).filter(shard=each.shard, name=each.name).exists():
+def _is_known(using: str, batch: _Opened) -> bool:
+    """Return whether a batch is in the ledger, archived or quarantined: a restored server may list it again."""
+    incarnation, _colon, seq = batch.name.rpartition(":")
+    if not seq.isdigit() or QuarantinedBatch.objects.using(using).filter(shard=batch.shard, name=batch.name).exists():
         return True
-    mine = {"shard": each.shard, "incarnation": incarnation}
-    held = Batch.objects.using(using).filter(**mine, first_seq__lte=int(seq), seq__gte=int(seq))
-    moved = ArchivedRange.objects.using(using).filter(**mine, first_seq__lte=int(seq), last_seq__gte=int(seq))
-    return held.exists() or moved.exists()
+    same = {"shard": batch.shard, "incarnation": incarnation}
+    rows = Batch.objects.using(using).filter(**same, first_seq__lte=int(seq), seq__gte=int(seq))
+    archived = ArchivedRange.objects.using(using).filter(**same, first_seq__lte=int(seq), last_seq__gte=int(seq))
+    return rows.exists() or archived.exists()

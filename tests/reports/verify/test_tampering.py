@@ -198,7 +198,7 @@ def weakest(manifests: list[Any], archives: list[Path]) -> str:
     found = set()
     for finding in findings(manifests, archives):
         means = "manifest" if "manifest of" in finding else "key" if "signature" in finding else "database"
-        if means == "database" or "is not a compacted one" in finding:
+        if means == "database" or "is not compacted" in finding:
             return "database"
         found.add(means)
     return " or ".join(sorted(found)) or UNSEEN

@@ -37,16 +37,16 @@ def second_batch() -> Batch:
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
-        (lambda: second_batch().lines()[:1].get().delete(), "was written with 2 lines and has 1"),
+        (lambda: second_batch().lines()[:1].get().delete(), "was written with 2 lines, but has 1"),
         (lambda: Line.objects.filter(admitted_units=20).update(admitted_units=21), "was changed after it was written"),
         (
             lambda: Line.objects.filter(admitted_units=20).update(key="api_key:3"),
             "acme api_key:3 requests",
         ),
-        (lambda: Batch.objects.filter(position=2).update(cum=F("cum") + 1), "not those that its digest was made of"),
+        (lambda: Batch.objects.filter(position=2).update(cum=F("cum") + 1), "do not match its digest"),
         (lambda: Batch.objects.filter(position=2).delete(), "positions 2 to 2"),
         (lambda: Batch.objects.filter(position=1).delete(), "begins at position 2, not at 1"),
-        (lambda: Batch.objects.filter(position=2).update(digest="0" * 64), "not that of its content"),
+        (lambda: Batch.objects.filter(position=2).update(digest="0" * 64), "does not match its content"),
     ],
 )
 def test_whatever_is_changed_is_found_and_named(damage: Callable[[], object], finding: str) -> None:
@@ -60,5 +60,5 @@ def test_a_line_changed_with_its_checksum_is_found_by_its_batch() -> None:
     line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
     line.save()
     first, second = findings()
-    assert "not those that its digest was made of" in first
-    assert "not up to" in second
+    assert "do not match its digest" in first
+    assert "which is not" in second
