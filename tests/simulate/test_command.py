@@ -167,13 +167,13 @@ def test_a_bad_line_ends_its_own_replay_only(simulate: Simulate) -> None:
     bad = [
         ({"rule": BUCKET, "trace": [{"at": 0}, {"at": 0, "cost": -1}, {"at": 0}]}, 1, 2, "cost must be from 0"),
         ({"rule": BUCKET | {"rate": 0}, "trace": []}, 0, 0, "rate must be above 0"),
-        ({"rule": BUCKET}, 0, 0, "a replay is an object"),
+        ({"rule": BUCKET}, 0, 0, "a replay must be an object"),
         ("nonsense", 0, 0, "this is not JSON"),
         ({"rule": BUCKET, "trace": [{"at": 0, "op": "set_rule", "rule": {}}]}, 0, 1, "a rule needs an algorithm"),
     ]
     lines = [line for broken, *_ in bad for line in (broken, good)]
     results, error, status = simulate(batch=jsonl(*lines))
-    assert (error, status) == ("5 of the replays ended at a bad line; their results say which\n", 2)
+    assert (error, status) == ("5 of the replays ended at a bad line; their results name it\n", 2)
     for (_, answered, number, message), result, after in zip(bad, results[::2], results[1::2], strict=True):
         assert len(result["results"]) == answered
         assert result["error"]["line"] == number
@@ -185,9 +185,9 @@ def test_a_bad_line_ends_its_own_replay_only(simulate: Simulate) -> None:
     ("options", "message"),
     [
         ({}, "name a rule"),
-        ({"batch": "-", "rule": "rule"}, "--batch stands alone"),
-        ({"batch": "-", "trace": "-"}, "--batch stands alone"),
-        ({"batch": "-", "summary": True}, "--batch stands alone"),
+        ({"batch": "-", "rule": "rule"}, "--batch cannot be combined"),
+        ({"batch": "-", "trace": "-"}, "--batch cannot be combined"),
+        ({"batch": "-", "summary": True}, "--batch cannot be combined"),
         ({"rule": "/nowhere/rule.json", "trace": "/dev/null"}, "No such file"),
         ({"rule": "/dev/null", "trace": "/nowhere/trace.jsonl"}, "No such file"),
     ],
@@ -251,7 +251,7 @@ def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
     away = environment(tmp_path, REDIS_URL="redis://127.0.0.1:1/0")
     done = command("--rule", str(rule), environment=away, trace=jsonl({"at": 1}))
     assert done.returncode == 1
-    assert "the server cannot be asked" in done.stderr
+    assert "the server does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 
 

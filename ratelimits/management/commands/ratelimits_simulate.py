@@ -1,4 +1,4 @@
-"""`manage.py ratelimits_simulate`: what would this rule have done to that traffic?"""
+"""`manage.py ratelimits_simulate`: show what a rule would have done to given traffic."""
 
 from __future__ import annotations
 
@@ -37,31 +37,39 @@ BAD = 2
 
 
 class Command(BaseCommand):
-    """Replays traces on the real scripts with a virtual clock; needs no database."""
+    """Replay traces on the real scripts with a virtual clock; needs no database."""
 
     help = (
-        "Replays a trace (JSON lines) against a rule and prints one result for each line. Runs on a server of its own,"
-        " or on REDIS_URL if that is set, and leaves nothing behind there."
+        "Replays a trace (JSON lines) against a rule and prints one result for each line. It starts a Redis server for"
+        " itself, or uses REDIS_URL if that is set, and leaves no keys there."
     )
     requires_system_checks = ()
     requires_migrations_checks = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--rule", metavar="FILE", help="the rule, or a list of rules decided together, as JSON")
-        parser.add_argument("--trace", metavar="FILE|-", help="the trace as JSON lines (default: standard input)")
+        parser.add_argument(
+            "--rule",
+            metavar="FILE",
+            help=("a JSON file with the rule, or with a list of rules that are decided together"),
+        )
+        parser.add_argument(
+            "--trace", metavar="FILE|-", help=("a file with the trace as JSON lines (default: standard input)")
+        )
         parser.add_argument(
             "--batch",
             metavar="FILE|-",
-            help='many replays: JSON lines {"rule": …, "trace": […]}, each on fresh state',
+            help='a file with many replays: JSON lines {"rule": …, "trace": […]}, each without earlier state',
         )
-        parser.add_argument("--summary", action="store_true", help="print a summary for people instead of the results")
+        parser.add_argument("--summary", action="store_true", help="print a readable summary instead of the results")
 
     def handle(self, *args: Any, **options: Any) -> None:
         rule, trace, batch = options["rule"], options["trace"], options["batch"]
         if batch is not None and (rule is not None or trace is not None or options["summary"]):
-            raise CommandError("--batch stands alone: its lines name their own rules", returncode=BAD)
+            raise CommandError(
+                "--batch cannot be combined with other options: its lines contain their own rules", returncode=BAD
+            )
         if batch is None and rule is None:
-            raise CommandError("name a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD)
+            raise CommandError("give a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD)
         try:
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
@@ -70,11 +78,11 @@ class Command(BaseCommand):
                 else:
                     self._trace(stack, rule, stack.enter_context(_opened(trace or "-")), options["summary"])
         except BrokenPipeError:
-            # Whoever read the results has enough of them; the interpreter must not try to flush the rest.
+            # The reader of the results has closed the pipe; the interpreter must not try to flush the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except (ServerStartError, Unavailable) as error:
-            raise CommandError(f"the server cannot be asked: {error}") from error
+            raise CommandError(f"the server does not answer: {error}") from error
 
     def _trace(self, stack: ExitStack, rule: str, trace: BinaryIO, summarise: bool) -> None:
         with _opened(rule) as file:
@@ -82,50 +90,50 @@ class Command(BaseCommand):
                 rules = read_rules(decoded(file.read()))
             except ValueError as error:
                 self._fail(f"{rule}: {error}")
-        one = _Replay(rules, objects(trace))
-        outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(one.lines())
+        replay = _Replay(rules, objects(trace))
+        outcomes = stack.enter_context(Simulator(stack.enter_context(sandbox()))).run(replay.lines())
         if summarise:
             summary = Summary()
             for _, line, outcome in outcomes:
                 summary.add(line, outcome)
         else:
-            while lot := [outcome.json() for _, _, outcome in islice(outcomes, 1000)]:
-                self.stdout.write("\n".join(lot))
-        if one.error is not None:
+            while chunk := [outcome.json() for _, _, outcome in islice(outcomes, 1000)]:
+                self.stdout.write("\n".join(chunk))
+        if replay.error is not None:
             self.stdout.flush()
-            self._fail(f"line {one.error.number}: {one.error}")
+            self._fail(f"line {replay.error.number}: {replay.error}")
         if summarise:
             self.stdout.write("\n".join(summary.text()))
 
     def _batch(self, stack: ExitStack, batch: BinaryIO) -> None:
         simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
         waiting: deque[_Replay] = deque()
-        failed, done = 0, []
+        failed, finished_replays = 0, []
 
         def lines() -> Iterator[tuple[_Replay, TraceLine]]:
             for number, text in enumerate(batch):
                 if text.strip():
-                    waiting.append(_of_a_batch(text, f"{number}:"))
+                    waiting.append(_parse_replay(text, f"{number}:"))
                     yield from waiting[-1].lines()
 
         def finished() -> Iterator[_Replay]:
-            for one, _, outcome in simulator.run(lines()):
-                assert isinstance(one, _Replay)
-                one.results.append(outcome.json())
+            for replay, _, outcome in simulator.run(lines()):
+                assert isinstance(replay, _Replay)
+                replay.results.append(outcome.json())
                 while waiting and waiting[0].complete:
                     yield waiting.popleft()
             yield from waiting
 
-        for one in finished():
-            self.stdout.write(one.as_json())
-            failed += one.error is not None
-            done.append(one)
-            if len(done) >= 500:
-                simulator.forget(done)
-                done = []
+        for replay in finished():
+            self.stdout.write(replay.as_json())
+            failed += replay.error is not None
+            finished_replays.append(replay)
+            if len(finished_replays) >= 500:
+                simulator.forget(finished_replays)
+                finished_replays = []
         if failed:
             self.stdout.flush()
-            self._fail(f"{failed} of the replays ended at a bad line; their results say which")
+            self._fail(f"{failed} of the replays ended at a bad line; their results name it")
 
     def _fail(self, message: str) -> NoReturn:
         self.stderr.write(message)
@@ -147,7 +155,7 @@ class _Replay(Replay):
         self._read = False
 
     def lines(self) -> Iterator[tuple[_Replay, TraceLine]]:
-        """The lines, as far as they can be read."""
+        """Yield the lines up to the first bad one."""
         read = self._reader.line
         for number, data in self._objects:
             try:
@@ -161,29 +169,29 @@ class _Replay(Replay):
 
     @property
     def complete(self) -> bool:
-        """Whether every line was read and answered."""
+        """Return whether every line was read and has a result."""
         return self._read and len(self.results) == self._lines
 
     def as_json(self) -> str:
-        """The results as one object of JSON."""
+        """Return the results, and the error if there is one, as a JSON object."""
         text = f'{{"results": [{", ".join(self.results)}]'
         if self.error is not None:
             text += f', "error": {json.dumps({"line": self.error.number, "message": str(self.error)})}'
         return text + "}"
 
 
-def _of_a_batch(text: bytes, prefix: str) -> _Replay:
+def _parse_replay(text: bytes, prefix: str) -> _Replay:
     try:
         data = decoded(text)
         if not isinstance(data, dict) or set(data) != {"rule", "trace"} or not isinstance(data["trace"], list):
-            raise ValueError('a replay is an object {"rule": {…} or […], "trace": [{…}, …]}')
+            raise ValueError('a replay must be an object {"rule": {…} or […], "trace": [{…}, …]}')
         return _Replay(read_rules(data["rule"]), enumerate(data["trace"], 1), prefix)
     except ValueError as error:
         return _Replay((), (), prefix, BadLine(0, str(error)))
 
 
 def _opened(name: str) -> BinaryIO:
-    """A file, or for "-" standard input, as bytes."""
+    """Open a file, or standard input for "-", to read bytes. Raises CommandError if it cannot be opened."""
     if name == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
     try:
@@ -194,7 +202,7 @@ def _opened(name: str) -> BinaryIO:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """A run that is told to stop leaves nothing behind either."""
+    """Exit on SIGTERM as on an exception, so that keys and processes are cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
