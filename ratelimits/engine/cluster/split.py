@@ -1,8 +1,9 @@
-"""A decision on a cluster, whose nodes each decide what lies on them: shard by shard, all or nothing in the end.
+"""Decide a call on a cluster, shard by shard: in the end all limits admit and are charged, or none is.
 
-The account's shard comes last, and it alone counts. When a shard refuses, those before it give back what they took,
-those behind it are peeked at, so that the answer is about all limits, and the refusal is counted in the account's
-shard. What is here does no I/O: `steps` yields what is to be sent, to the node of which slot, and is sent the replies.
+Each node can only decide the shards that it has. The account's shard comes last, and it alone counts. If a shard
+refuses, the shards before it give back what they took. The shards after it are only peeked at, so that the answer
+covers all limits, and the refusal is counted in the account's shard. This module does no I/O: `steps` yields each
+command with the slot of its node, and receives the reply.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which a charge is given back that another shard's refusal made void; it is sent once, and at once.
+#: Seconds in which a charge can be given back after another shard has refused. It is sent once, immediately.
 _GIVE_BACK_TTL = 60.0
 
 #: As a retry_after.
@@ -33,14 +34,14 @@ NEVER = -1
 
 Reply = tuple[int, ...]
 Replies = dict[int, Reply]
-#: What is to be sent to the node of a slot.
+#: A slot, and the command for the node that has it.
 Sent = tuple[int, Command | Count]
-#: It is sent the replies, and returns one of its own.
+#: A generator that yields commands, receives their replies and returns one reply.
 Sending = Generator[Sent, bytes, Reply]
 
 
 class ShardPart(NamedTuple):
-    """What of a call lies in one shard: the numbers of its limits and keys in the whole, and what asks about them."""
+    """The part of a call in one shard: the positions of its limits and keys in the whole call, and its own command."""
 
     slot: int
     limits: tuple[int, ...]
@@ -49,16 +50,16 @@ class ShardPart(NamedTuple):
 
 
 def slot_of(keyspace: Keyspace, number: int) -> int:
-    """The slot of a cluster that a shard's keys lie in."""
+    """Return the slot of a cluster in which a shard's keys are."""
     return key_slot(keyspace.prefix(number).encode())
 
 
 def parts(command: Command) -> tuple[ShardPart, ...]:
-    """The parts of a call in the order that they are decided in; made once for a command."""
+    """Return the parts of a call in the order in which they are decided. Made once for each command."""
     if command.parts is None:
         command.parts = tuple(_split(command.keyspace, command.call))
-    found: tuple[ShardPart, ...] = command.parts
-    return found
+    made: tuple[ShardPart, ...] = command.parts
+    return made
 
 
 def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
@@ -90,9 +91,9 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
 
 
 def steps(whole: Command, name: bytes) -> Sending:
-    """What is sent for a call that lies in several shards; its reply is as if one had decided.
+    """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
-    An error that is thrown in is raised again, after what was taken before it was given back.
+    If an error is thrown in, give back what was taken before, then raise it again.
     """
     if whole.call.op is Op.TRY:
         return _try(whole, name)
@@ -102,14 +103,14 @@ def steps(whole: Command, name: bytes) -> Sending:
 def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
-        # Each node has its clock; nothing was decided.
+        # Each node has its own clock. Nothing was decided.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
     return reply
 
 
 def _each(whole: Command) -> Sending:
-    """What takes nothing: shard by shard, doing it again is harmless."""
+    """Yield the commands of a call that takes nothing. It is harmless to repeat them."""
     replies: Replies = {}
     for number, part in enumerate(parts(whole)):
         replies[number] = yield from _decide_part(part, part.command)
@@ -119,9 +120,9 @@ def _each(whole: Command) -> Sending:
 
 
 def _settle(whole: Command) -> Sending:
-    """A receipt is acted on once in each shard, and the last one says whether it had been before.
+    """Yield the commands that refund or settle a receipt: once in each shard.
 
-    So what failed halfway goes on where it stopped when it is called again.
+    The last shard says whether it was done before. So if a call failed halfway, the next one goes on where it stopped.
     """
     replies: Replies = {}
     every = parts(whole)
@@ -142,7 +143,7 @@ def _leaves_traces(part: ShardPart) -> bool:
 def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
     if any(map(_leaves_traces, every[:-1])):
-        # Nothing is taken before all were looked at; what happens in between is what can still go wrong.
+        # First peek at all shards, so that only a change in between can still make a shard refuse.
         reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole, reply)
@@ -172,7 +173,7 @@ def _try(whole: Command, name: bytes) -> Sending:
 
 
 def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
-    """Undo what the shards before `until` took, each once; what cannot be undone is logged, and stays taken."""
+    """Give back what the shards before `until` took, once each. Log what cannot be given back: it stays taken."""
     for number in range(until):
         part, taken = parts(whole)[number], replies[number]
         terms = part.command.call.program.terms
@@ -196,10 +197,10 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
 
 
 def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
-    """The call that gives back what `call` took under these terms at a moment."""
+    """Return the call that gives back what `call` took under these terms at the moment `at` (µs)."""
     lease = name if call.lease is None else call.lease
     limits = program(terms)
-    # A receipt of another name than the request's own, which may be decided again.
+    # With a name of its own: the request's own receipt may be used again.
     receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
     return call._replace(
         program=limits,
@@ -208,16 +209,16 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
         timeout=0,
         lease=lease,
         receipt=receipt,
-        # Not the whole lease: one of that name may have been there before.
+        # Not the whole lease: leases of that name may have existed before.
         whole=False,
         at_once=False,
         receipt_ttl=_GIVE_BACK_TTL,
     )
 
 
-def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, bytes, None]:
-    """What the limits behind the shard that refused have to say; the refusal stands without it."""
-    for number, part in enumerate(parts(whole)[behind + 1 :], behind + 1):
+def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
+    """Yield peeks at the shards after the one that refused. If they fail, the refusal stands."""
+    for number, part in enumerate(parts(whole)[refused_at + 1 :], refused_at + 1):
         if not part.limits:
             continue
         peek = Command(whole.keyspace, part.command.call._replace(op=Op.PEEK, usage=None))
@@ -230,7 +231,7 @@ def _peek(whole: Command, replies: Replies, behind: int) -> Generator[Sent, byte
 
 
 def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """A refusal that the account's shard did not decide itself."""
+    """Yield the command that counts a refusal which the account's shard did not decide itself."""
     call, usage = whole.call, whole.call.usage
     if usage is not None and reply[0] == 1:
         term = call.program.terms[reply[2] - 1]
@@ -239,7 +240,7 @@ def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
 
 
 def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """What shadow rules in other shards than the account's would have refused of an admitted request."""
+    """Yield the command that counts what shadow rules in other shards would have refused of an admitted request."""
     call, usage = whole.call, whole.call.usage
     if usage is None:
         return
@@ -267,7 +268,7 @@ def _count(
 
 
 def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply:
-    """The shards' replies as one, as decide.lua would have put it; and behind it the moment of each key."""
+    """Return the shards' replies as one, as decide.lua would reply, followed by the moment of each key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     known: list[tuple[int, int, int]] = []
@@ -292,7 +293,7 @@ def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply
         remaining, binding, _reset = min(known)
         binding, reset = binding + 1, max(full for _left, _i, full in known)
     if refusing:
-        # One that never admits binds; else the one that refuses longest. Of equals the first.
+        # A limit that never admits binds, or else the one that refuses longest; the first of equal ones.
         retry, binding = min(refusing, key=lambda one: (one[0] != NEVER, one[0] != NEVER and -one[0], one[1]))
         binding, wait = binding + 1, 0
     head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)

@@ -1,4 +1,4 @@
-"""The way to a Redis Cluster: which node has which slots, and calls that lie on several of them."""
+"""The connections to a Redis Cluster: which node has which slots, and calls whose keys are on several nodes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ratelimits.engine.transport.connection import NotReached, Unanswered, Unava
 from ratelimits.engine.transport.wire import Wire
 
 Address = tuple[str, int]
-#: The primary of each slot, as far as is known.
+#: The primary of each slot, as far as it is known.
 Table = list[Address | None]
 _OF_THE_CLUSTER = ("himport_registry", "redis_connect_func", "cache")
 
 
 class _Slots:
-    """CLUSTER SLOTS, as a command; older servers know no other that says the same."""
+    """The command CLUSTER SLOTS. Older servers know no other command for this."""
 
     script = Script(b"", b"")
 
@@ -41,10 +41,10 @@ class _Slots:
 
 
 def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> Table:
-    """The primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
+    """Return the primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
     owners_of_slots: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
-        # A node that does not know its own name is where it was asked.
+        # A node that does not know its own host has the one at which it was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
         if remap is not None:
             address = remap(address)
@@ -53,7 +53,7 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
 
 
 class _Node(Wire):
-    """The way to one node, which is left alone for a while after it failed several times: the others are not."""
+    """The connections to one node, with a breaker of its own: when it is away, the others are still called."""
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)
@@ -61,7 +61,7 @@ class _Node(Wire):
 
 
 class ClusterWire(Wire):
-    """The way to the nodes of a cluster: who has which slots is asked anew after anything went wrong at one of them."""
+    """The connections to the nodes of a cluster. After any error at a node it asks again which node has which slots."""
 
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
@@ -79,7 +79,7 @@ class ClusterWire(Wire):
         self._owners: Table | None = None
         self._members: list[Address] = []
         self._doubted: Address | None = None
-        #: The configured client itself. Seals, drains and publishes go by `servers`, which sends nothing twice.
+        #: The configured client itself. Sealing, draining and publishing use `servers`, which sends nothing twice.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:
@@ -95,13 +95,13 @@ class ClusterWire(Wire):
         return node
 
     def _candidates(self) -> list[Address]:
-        """Whom to ask who has which slots: those that may have left the cluster late, the one that just failed last."""
+        """Return the nodes to ask for the slots: known members first, then others, last the one that just failed."""
         known = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(known, key=lambda address: address == self._doubted)
 
     def _learn_slots(self, slots: Iterable[int]) -> Table:
-        """The table of a node that knows who has these slots, or of one that knows less if none does."""
-        found: Table | None = None
+        """Return the table of a node that knows who has these slots, or else of the first node that answers."""
+        best: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
             try:
@@ -113,12 +113,12 @@ class ClusterWire(Wire):
             table = owners(rows, address, self._remap)
             if all(table[slot] for slot in slots):
                 return self._learnt(table)
-            # One that has left the cluster names nobody.
-            found = found or (table if rows else None)
-        return self._learnt(found, failure)
+            # A node that has left the cluster returns no rows.
+            best = best or (table if rows else None)
+        return self._learnt(best, failure)
 
     async def _alearn_slots(self, slots: Iterable[int]) -> Table:
-        found: Table | None = None
+        best: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
             try:
@@ -130,8 +130,8 @@ class ClusterWire(Wire):
             table = owners(rows, address, self._remap)
             if all(table[slot] for slot in slots):
                 return self._learnt(table)
-            found = found or (table if rows else None)
-        return self._learnt(found, failure)
+            best = best or (table if rows else None)
+        return self._learnt(best, failure)
 
     def _learnt(self, table: Table | None, failure: Exception | None = None) -> Table:
         if table is None:
@@ -143,7 +143,7 @@ class ClusterWire(Wire):
 
     @contextmanager
     def _asking(self, address: Address) -> Iterator[_Node]:
-        """A node; whatever goes wrong at it, the next call asks anew who has which slots."""
+        """Yield a node. After any error of the node, the next call asks again which node has which slots."""
         node = self._node(address)
         if not node.breaker.closed:
             raise NodeNotSent(f"{_named(address)} did not answer just now")
@@ -166,12 +166,12 @@ class ClusterWire(Wire):
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Note whom a node names: others may not know of it yet, so they are not asked."""
-        found = (error.host or asked[0], error.port)
-        found = found if self._remap is None else self._remap(found)
+        """Note the new owner that a node names. Other nodes are not asked: they may not know of it yet."""
+        owner = (error.host or asked[0], error.port)
+        owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:
-            self._owners[slot] = found
-        return found
+            self._owners[slot] = owner
+        return owner
 
     def _send(self, slot: int, command: Sendable, name: bytes) -> Any:
         table = self._owners
@@ -181,7 +181,7 @@ class ClusterWire(Wire):
                 with self._asking(address) as node:
                     return node.call(command, name)
             except MovedError as error:
-                # It did not take place there: sent once more, to whom the slot belongs by now.
+                # It did not take place there, so send it once more, to the slot's new owner.
                 if last:
                     self._owners = None
                     raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
@@ -203,9 +203,9 @@ class ClusterWire(Wire):
         raise AssertionError
 
     def call(self, command: Sendable, name: bytes) -> Any:
-        """The reply to a command, of the node that it belongs to or put together from those of several.
+        """Return the reply of the node that a command belongs to, or one made of the replies of several nodes.
 
-        Raises as `Wire.call` does; NotSent also while its slots are on the move.
+        Raise as `Wire.call` does, and NotSent also while its slots are moved.
         """
         plan = _plan(command, name)
         if isinstance(plan, int):
@@ -223,7 +223,7 @@ class ClusterWire(Wire):
             return _packed(end.value)
 
     async def acall(self, command: Sendable, name: bytes) -> Any:
-        """`call`, awaited."""
+        """Do as `call`, awaited."""
         plan = _plan(command, name)
         if isinstance(plan, int):
             return await self._asend(plan, command, name)
@@ -233,7 +233,7 @@ class ClusterWire(Wire):
                 try:
                     reply = await self._asend(slot, part, name)
                 except asyncio.CancelledError:
-                    # Its command was not written: what the shards before took is given back.
+                    # Its command was not written. Give back what the shards before it took.
                     slot, part = plan.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = plan.throw(error)
@@ -243,28 +243,28 @@ class ClusterWire(Wire):
             return _packed(end.value)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
-        """A replay needs one server."""
+        """Raise ImproperlyConfigured: a replay needs one server."""
         raise ImproperlyConfigured("a replay runs on one server, not on a cluster")
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Clients of the nodes that these shards lie on now, and which of them each has.
+        """Yield a client for each node that has some of these shards now, and those shards.
 
-        Raises NotReached, behind all others if it is for shards that no node has.
+        Raise NotReached; for shards that no node has, after all others.
         """
-        found: dict[Address | None, list[int]] = {}
+        node_shards: dict[Address | None, list[int]] = {}
         slots = [slot_of(keyspace, shard) for shard in shards]
         table = self._learn_slots(slots)
         for shard, slot in zip(shards, slots, strict=True):
-            found.setdefault(table[slot], []).append(shard)
-        nobodys = found.pop(None, [])
-        for address, those in found.items():
+            node_shards.setdefault(table[slot], []).append(shard)
+        nobodys = node_shards.pop(None, [])
+        for address, those in node_shards.items():
             assert address is not None
             yield self._node(address).client, those
         for shard in nobodys:
             _owner(table, slot_of(keyspace, shard))
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """A client of the node that this shard lies on. Raises NotReached."""
+        """Return a client of the node that has this shard. Raise NotReached."""
         slot, table = slot_of(keyspace, shard), self._owners
         return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot)).client
 
@@ -281,7 +281,7 @@ def _named(address: Address) -> str:
 
 
 def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
-    """The slot that a command belongs to, or how it is decided in several."""
+    """Return the slot that a command belongs to, or the steps that decide it in several shards."""
     if isinstance(command, Command):
         every = parts(command)
         return every[0].slot if len(every) == 1 else steps(command, name)
