@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
-from tests.support.changed import copied, places, run
+from tests.support.changed import copied, listed, places, run
 
 KEPT = Path(__file__).parent / "kept_6fc9309"
 TABLE = Path("reports/rows.py")
@@ -72,7 +72,7 @@ def test_a_column_takes_one_place_and_changes_nothing_that_was_finalised_before(
     last = "            width=60,\n        ),\n    ]\n"
     assert text.count(last) == 1
     (copy / TABLE).write_text(text.replace(last, last + COLUMN.lstrip("\n")))
-    assert places(copy) == {str(TABLE)}
+    assert places(copy) == {str(TABLE)} == set(listed("A column of the reports"))
 
     out.mkdir()
     before = json.loads((KEPT / "exports.json").read_text())
