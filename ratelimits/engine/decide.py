@@ -76,7 +76,7 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
         raise
     if task.cancelling() > cancelled:
         giving = asyncio.ensure_future(_give_back(server, decision))
-        _giving.add(giving)  # a loop keeps no task alive
+        _giving.add(giving)  # an event loop does not keep its tasks alive
         giving.add_done_callback(_giving.discard)
         await asyncio.shield(giving)
         raise asyncio.CancelledError

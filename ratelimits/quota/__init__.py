@@ -1,3 +1,3 @@
-"""A request in, an answer out: which rules apply, what the engine decides, and what holds without it."""
+"""Answer a request: which rules apply, what the engine decides, and what holds without the engine."""
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The one door: request in, answer out. Who it is, which rules apply, what the engine decides, and what holds when
-the engine cannot be asked.
+"""Answer a request: find the rules that apply, have the engine decide, and follow a failure policy if it cannot.
 
-Every face (the DRF throttle, the middleware, the decorators) asks here and only here.
+Every entry point (the DRF throttle, the middleware, the decorators) calls `check` or `acheck`; nothing else decides.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from ratelimits.rules import AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
 
-#: What a request costs where nothing is said.
+#: The cost of a request by default.
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
-#: Times that a decision is made again, with newer rules or for fewer permits, before the failure policy decides.
+#: Maximum number of repeated decisions, with newer rules or for fewer permits, before the failure policy decides.
 RELOADS = 3
 
 breaker = Breaker()
@@ -46,7 +45,7 @@ local = LocalLimiter()
 
 
 def _follow(version: int) -> None:
-    """Bring the rules up to a version that the server has: who is blocked does not ask it and would not learn of it."""
+    """Load the rules at a version that the server has: a process that only repeats refusals would not learn of it."""
     try:
         rules.reload(version)
     except RulesUnavailable as error:
@@ -59,11 +58,11 @@ sender = Sender(denials, current_server, _follow)
 class Answer(NamedTuple):
     """Whether a request may proceed.
 
-    decision     the engine's; None when it could not be asked and the failure policy answered
-    prepared     the rules that applied; None when they could not be had
-    retry_after  seconds; None when the same request can never be admitted
-    wait         seconds that the caller must hold the request back before it proceeds
-    unavailable  a failure policy refused: not the client's fault
+    decision     the engine's; None if it could not be asked and the failure policy answered
+    prepared     the rules that applied; None if they could not be read
+    retry_after  in seconds; None if the same request can never be admitted
+    wait         seconds that the caller must wait before the request proceeds
+    unavailable  a failure policy refused, so the client has done nothing wrong
     """
 
     allowed: bool
@@ -75,19 +74,19 @@ class Answer(NamedTuple):
 
     @property
     def binding(self) -> AppliedRule | None:
-        """The rule that binds, if one does."""
+        """Return the rule that binds, or None."""
         binding = self.decision.binding if self.decision is not None else None
         return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
 
     def headers(self) -> dict[str, str]:
-        """The HTTP fields that tell the client where it stands."""
+        """Return the RateLimit fields of the response, and Retry-After if the request was refused."""
         allowed, decision, prepared, retry_after, *_ = self
         fields: dict[str, str] = {}
         binding = decision.binding if decision is not None else None
         if binding is not None and decision is not None and prepared is not None:
             remaining, reset = decision.remaining, retry_after
             if allowed or reset is None:
-                # A limit of 0 is never whole again.
+                # A limit of 0 never has permits, so it has no reset.
                 reset = decision.reset_after if remaining or decision.limit != 0 else None
             fields["RateLimit-Policy"] = prepared.policies
             fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
@@ -99,7 +98,7 @@ class Answer(NamedTuple):
 
 
 def _begin_test(**kwargs: object) -> None:
-    """What was met in one test is nothing to the next."""
+    """Forget refusals, failures and spent permits of the test before."""
     denials.clear()
     breaker.succeeded()
     local.clear()
@@ -117,10 +116,11 @@ def check(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """Decide and count one request by `identity`: in `scope`, by HTTP `method`, at `costs` in each meter.
+    """Decide and count one request of `identity`, in `scope`, with HTTP `method` and `costs` by meter.
 
-    Where every rule prefetches, permits that this process has are spent, uncounted. With `at_once` a
-    request that would have to wait is refused, uncharged. Never raises for a server that is away.
+    If all its rules prefetch, the request spends permits that this process has, and is not counted. With `at_once` a
+    request that would have to wait is refused, and not charged. Raise WrongCost for costs that make no sense. If the
+    server cannot be asked, the rules' failure policies decide.
     """
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
@@ -171,7 +171,7 @@ async def acheck(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """`check`, awaited. A caller that is cancelled meanwhile is charged nothing."""
+    """Do as `check`, awaited. A caller that is cancelled meanwhile is not charged."""
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
@@ -228,7 +228,7 @@ def _answer(
     if decision.call.op is Op.PEEK:
         return _without(prepared, identity, costs, metered=True)
     if decision.allowed:
-        # A view may go on to change its mapping.
+        # Copy the mapping: the view may change it later.
         process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
         return Answer(True, decision, prepared, 0.0, decision.wait if prepared.waits else 0.0)
     return _refused(decision, prepared, cache_key)
@@ -237,7 +237,7 @@ def _answer(
 def _recorded(
     decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], permits: PrefetchedPermits, fetch: Fetch
 ) -> Answer | None:
-    """The answer to the request that several permits were asked for; None: they were too many, take again."""
+    """Return the answer to the request for which permits were fetched; None if too many were asked for: fetch again."""
     taken = Answer(decision.allowed, PrefetchedDecision(decision.call, decision.reply), prepared)
     if not permits.record(fetch, decision, taken):
         return None
@@ -246,7 +246,7 @@ def _recorded(
 
 def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
-    # Not where rules are compared with no version: an edit would be noticed later than promised.
+    # Not without a version to compare: an edit would take effect later than promised.
     if seconds > 0 and decision.call.version is not None:
         sender.start()
         denials.keep(cache_key, decision, seconds, prepared)
@@ -254,14 +254,14 @@ def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ..
 
 
 def _blocked(decision: Decision, prepared: Prepared) -> Answer:
-    """The refusal by a rule of capacity 0: nothing is asked, and it is counted with those that are repeated."""
+    """Return the refusal of a rule with capacity 0. It needs no call, and is counted with the repeated refusals."""
     denials.count(decision)
     sender.start()
     return Answer(False, decision, prepared, None)
 
 
 def _reread(commands: PreparedCommands) -> bool:
-    """Read what this process has edited since its rules were read; return whether they are other ones now."""
+    """Read what this process has edited since it read its rules. Return whether the rules have changed."""
     commands.publications = publications()
     try:
         return rules.reload() is not commands.snapshot
@@ -271,7 +271,7 @@ def _reread(commands: PreparedCommands) -> bool:
 
 
 async def _areread(commands: PreparedCommands) -> bool:
-    """`_reread`, awaited."""
+    """Do as `_reread`, awaited."""
     commands.publications = publications()
     try:
         return await rules.areload() is not commands.snapshot
@@ -281,7 +281,7 @@ async def _areread(commands: PreparedCommands) -> bool:
 
 
 def _repeated(denied: Denied) -> Answer:
-    """A refusal that still stands, with less time to go."""
+    """Return the answer of a refusal that still stands, with the time that is left."""
     left = denied.decision.retry_after
     if left is not None:
         left = max(left - (denials.clock() - denied.since), 1 / MICROSECONDS)
@@ -289,9 +289,9 @@ def _repeated(denied: Denied) -> Answer:
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
-    """Declare what an error left unknown. Raise it again unless the failure policy answers it.
+    """Declare a request whose outcome is unknown. Raise the error again unless a failure policy handles it.
 
-    A caller that was cancelled or stopped has the lost reply as the cause of its error.
+    If a caller was cancelled or stopped, the `__cause__` of its error is the lost reply.
     """
     answered = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
     cause = error if answered else error.__cause__
@@ -305,7 +305,7 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 
 
 def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
-    """What the rules' own `on_failure` says, or the setting where not even the rules could be had."""
+    """Return the answer by the rules' failure policies, or by the setting if the rules could not be read."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
         return Answer(False, None, prepared, None)

@@ -1,4 +1,4 @@
-"""What a request may cost, by meter."""
+"""Check the costs of a request by meter."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from ratelimits.conf import shown
 
-#: The most that a request may cost in one meter.
+#: Maximum cost of a request in one meter.
 MAX_COST = 2**40
-#: Meters that one request is counted by at most.
+#: Maximum number of meters that count one request.
 MAX_METERS = 100
 
 
 class WrongCost(ValueError):
-    """Costs that make no sense: the view's mistake."""
+    """Costs that make no sense. The view has to be corrected."""
 
 
 def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
-    """Return costs by meter, checked. Raise WrongCost."""
+    """Return the costs by meter if they make sense. Raise WrongCost otherwise."""
     if not costs:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
     if len(costs) > MAX_METERS:
@@ -37,5 +37,5 @@ def _is_cost(cost: Any) -> bool:
         return 0 <= cost <= MAX_COST
     try:
         return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MAX_COST
-    except (TypeError, ArithmeticError):  # no number, or one that cannot be compared: Decimal's NaN, a complex one
+    except (TypeError, ArithmeticError):  # no number, or one that cannot be compared: NaN, a complex number
         return False

@@ -1,9 +1,9 @@
-"""Refusals that cannot change yet, answered in this process: who was told "in 40 seconds" is not asked about again.
+"""Repeat refusals that cannot change yet, without asking the server again.
 
-A refusal is repeated until the moment it named, and for DENY_CACHE_SECONDS at most, so that what loosens a limit (an
-edit, a reset, a refund) reaches a key that is being refused within that time. What tightens one changes no refusal.
-Every repetition of what was counted as denied is counted, too, and so is what a limit of capacity 0 refuses, for which
-no server is asked at all: the counts are sent on every second, and when the process ends.
+A refusal is repeated until the moment that its retry_after names, and for DENY_CACHE_SECONDS at most. So a change that
+admits more (an edit, a reset, a refund) takes effect within that time; a change that admits less makes no difference to
+a refusal. Each repetition is counted as denied, and so is each refusal by a limit of capacity 0, for which no server is
+asked. The counts are sent to the server every second, and when the process ends.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Refusals that are remembered at most; past it, they are forgotten, not their counts.
+#: Maximum number of refusals that are kept. Beyond it the refusals are forgotten, but not their counts.
 MAX_REFUSALS = 50_000
-#: Seconds between two sendings of the counts.
+#: Seconds between two times that the counts are sent.
 INTERVAL = 1.0
 
 
 class Denied:
     """A refusal: the decision, when it was made and until when it may be repeated (seconds of the cache's clock).
 
-    `payload` is whatever the asker wants to have with it again; `repeated` is as long as it was repeated often, since
-    appending to a list takes no lock.
+    `payload` is what the caller of `keep` wants back. `repeated` has one item for each repetition, since appending to a
+    list needs no lock.
     """
 
     __slots__ = ("decision", "payload", "repeated", "since", "until")
@@ -51,14 +51,14 @@ class Denied:
         self.repeated: list[None] = []
 
     def counted(self) -> int:
-        """How often it was repeated since the last time that this was asked."""
+        """Return how often the refusal was repeated since the last call of this method."""
         count = len(self.repeated)
         del self.repeated[:count]
         return count
 
 
 class DenyCache:
-    """The refusals of one process. `clock` is in seconds and goes only forward."""
+    """The refusals of one process. `clock` returns seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -69,11 +69,11 @@ class DenyCache:
         self._decided: deque[Decision] = deque()
 
     def count(self, decision: Decision) -> None:
-        """Count a refusal that no server has counted; the same decision may come again and again."""
+        """Count a refusal that no server has counted. The same decision may be counted many times."""
         self._decided.append(decision)
 
     def look(self, cache_key: Hashable) -> Denied | None:
-        """The refusal that still stands for such a request, counted once more; None if it has to be asked for."""
+        """Return the refusal that still stands for a request, and count it again; None if the server must decide."""
         denied = self._known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
@@ -81,7 +81,7 @@ class DenyCache:
         return denied
 
     def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:
-        """Repeat this refusal for so many seconds at most, unless it can change at any moment."""
+        """Keep a refusal, to be repeated for at most `seconds`, unless it can change at any moment."""
         number = decision.binding
         if seconds <= 0 or number is None:
             return
@@ -99,8 +99,8 @@ class DenyCache:
             self._known[cache_key] = Denied(decision, payload, now, until)
 
     def take(self) -> list[Counted]:
-        """All counts since the last time; refusals that have ended are forgotten."""
-        # One that was looked up while it stood may be repeated a moment later: no sooner than now it is forgotten.
+        """Return all counts since the last call, and forget refusals that have ended."""
+        # Forget a refusal only some time after its end: a thread that looked it up before may still count a repetition.
         ended = self.clock() - INTERVAL
         with self._lock:
             unsent, self._unsent = self._unsent, []
@@ -118,7 +118,7 @@ class DenyCache:
         ]
 
     def put_back(self, unsent: list[Counted]) -> None:
-        """Keep counts that could not be sent for the next `take`, MOST of them at most."""
+        """Keep counts that could not be sent for the next `take`, at most MAX_REFUSALS of them."""
         with self._lock:
             self._unsent += unsent
             if len(self._unsent) > MAX_REFUSALS:
@@ -126,7 +126,7 @@ class DenyCache:
                 del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
-        """Forget everything, counts included: for a process that starts out as another's copy."""
+        """Forget everything, counts included: they belong to the parent of a forked process."""
         self._lock = threading.Lock()
         self._known.clear()
         self._ended.clear()
@@ -142,10 +142,10 @@ def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
 
 
 def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
-    """Count refusals in the open batches; return those that certainly were not sent.
+    """Count refusals in the open batches. Return those that were certainly not sent.
 
-    Nothing more is tried once the server does not answer. What a reply was lost of is not sent again: it is logged.
-    `on_version` receives the version of the configuration that is in force where they were counted.
+    Stop trying if the server does not answer. If a reply was lost, do not send the counts again, but log an error.
+    Call `on_version` with the version of the configuration that the server has.
     """
     version = 0
     together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
@@ -163,7 +163,7 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
         try:
             version = max(version, server.wire.call(command, nonce()))
         except (Unavailable, ResponseError) as error:
-            # Other nodes of a cluster may well answer.
+            # Other nodes of a cluster may answer.
             away = isinstance(error, Unavailable) and not isinstance(error, NodeUnavailable)
             if isinstance(error, NotSent):
                 unsent += some
@@ -175,9 +175,9 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
 
 
 class Sender:
-    """Sends a cache's counts every INTERVAL seconds, from the first refusal on.
+    """Sends a cache's counts every INTERVAL seconds, from the first refusal on, and when the process ends.
 
-    `on_version` receives the version of the configuration that the server has then, but not as the process ends.
+    `on_version` is called with the version of the configuration that the server has, but not when the process ends.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What decides while the server is away: a limiter of this process alone."""
+"""A limiter of this process alone, which decides while the server is away."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
 
-#: Keys that the local limiter remembers at most; the ones unused longest are forgotten first.
+#: Maximum number of limits that are kept. Those unused longest are forgotten first.
 MAX_KEYS = 100_000
 
 
 class LocalLimiter:
-    """At most a limit's quota in its window, in this process: a bucket of it that refills over the window.
+    """Admits at most a limit's quota per window in this process, by a bucket that refills over the window.
 
-    Meant to protect a service while nothing better can be asked; what it admits is neither exact nor counted as usage.
+    It protects a service while the server is away. It is not exact, and what it admits is not counted as usage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class LocalLimiter:
             self._spent.clear()
 
     def admits(self, asked: list[tuple[str, str, Algorithm, int]]) -> bool:
-        """Charge all of these (key, name, algorithm, cost) or, when one has too little left, none of them."""
+        """Charge all of these (key, name, algorithm, cost) and return True; or none if one has too little left."""
         now = self._clock()
         with self._lock:
             charged: dict[tuple[str, str], float] = {}

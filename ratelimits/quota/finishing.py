@@ -1,10 +1,10 @@
-"""The end of an admitted request: its leases end, and what a server error cost is given back.
+"""Finish an admitted request: end its leases, and give back its cost after a server error.
 
-A lease ends when the response is made, and that of a stream when the stream has ended or was closed. As a last resort
-it ends when Django closes the request, which it does with the response that it sent, whoever made that: so a throttle
-alone, which sees no response, has its leases ended as well.
+Leases end when the response is made, or for a stream when it has ended or was closed. At the latest they end when
+Django closes the request, which it does after it has sent the response. So the leases of a throttle end too, although
+a throttle sees no response.
 
-Nothing here raises an error of its own: the response is on its way. What could not be done is logged.
+No function here raises an error of its own, since the response is on its way. It logs what could not be done.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ logger = logging.getLogger(__name__)
 _Step = Callable[[Receipt], Decision]
 _Steps = list[tuple[_Step, Receipt]]
 _AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
-#: How a request ends that nobody waits for any longer.
+#: The errors with which a request ends after its client has gone.
 _GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
 _OPEN = "_ratelimits_open"
 _ABANDONED = "_ratelimits_abandoned"
 
 
 class _Open:
-    """What a request was admitted with and may still give back: by any of its entry points, each once."""
+    """The answers of a request whose charge or leases may still be given back, each once, by any entry point."""
 
     __slots__ = ("charged", "leased", "watched")
 
     def __init__(self) -> None:
         self.charged: list[Answer] = []
         self.leased: list[Answer] = []
-        #: The response whose stream ends the leases.
+        #: The response whose stream ends the leases, if it streams.
         self.watched: HttpResponseBase | None = None
 
 
 def begin(request: Any, answer: Answer) -> None:
-    """Keep the answer as `request.quota`, and, if it admits, see to the end of what it took. For Django's request."""
+    """Set Django's `request.quota` to the answer. If it admits, prepare what its end refunds and releases."""
     request.quota = answer
     if not answer.allowed or answer.decision is None:
         return
     attributes = vars(request)
-    held = attributes.get(_OPEN)
-    if held is None:
-        held = attributes[_OPEN] = _Open()
-    held.charged.append(answer)
+    open_ = attributes.get(_OPEN)
+    if open_ is None:
+        open_ = attributes[_OPEN] = _Open()
+    open_.charged.append(answer)
     if answer.prepared is not None and answer.prepared.leases:
-        held.leased.append(answer)
+        open_.leased.append(answer)
         request.close = partial(_close, request)
 
 
 def _close(request: Any) -> None:
-    # What was put there goes, so that the class's own is next and the request refers to itself no longer.
+    # Remove this method, so that the class's own one is called and the request does not refer to itself.
     vars(request).pop("close", None)
     try:
         end(request)
@@ -74,25 +74,25 @@ def _close(request: Any) -> None:
 
 
 def finish(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Finish a request whose response is made: refund a status of 500 or more, unless BILL_ERRORS; end its leases.
+    """Finish a request whose response is made: refund it for a status of 500 or above, unless BILL_ERRORS is set.
 
-    The leases of a stream end with it.
+    End its leases, unless the response streams: then they end with the stream.
     """
     _run(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
 
 
 async def afinish(request: HttpRequest, response: HttpResponseBase) -> None:
-    """`finish`, awaited."""
+    """Do as `finish`, awaited."""
     await _arun(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
 
 
 def leave(request: HttpRequest, response: HttpResponseBase) -> None:
-    """End the leases of a request whose view has returned. What its status costs is for whoever sees the last one."""
+    """End the leases of a request whose view has returned. Refund nothing: the middleware sees the final status."""
     _run(_steps(request, ended=_made(response) and not _streams(request, response)))
 
 
 async def aleave(request: HttpRequest, response: HttpResponseBase) -> None:
-    """`leave`, awaited."""
+    """Do as `leave`, awaited."""
     await _arun(_steps(request, ended=_made(response) and not _streams(request, response)))
 
 
@@ -102,22 +102,22 @@ def end(request: Any) -> None:
 
 
 async def aend(request: Any) -> None:
-    """`end`, awaited."""
+    """Do as `end`, awaited."""
     await _arun(_steps(request))
 
 
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    Where the client has gone, its leases end and its charge stays: work was begun for it. All else is a server error.
+    End its leases. If the client has gone, the charge stays, since work was begun. Any other error is a server error.
     """
     _run(_steps(request, failed=not isinstance(error, _GONE)))
 
 
 async def afail(request: HttpRequest, error: BaseException) -> None:
-    """`fail`, awaited, also by who is cancelled. After a sync view that may still run in the request's thread.
+    """Do as `fail`, awaited, even if the caller is cancelled; after a sync view that still runs in the request's thread.
 
-    A view that has not begun there, as its request is decided or held back, does not begin any more.
+    If that view has not begun, because its request is still being decided or waits, it will not begin.
     """
     if isinstance(error, _GONE):
         vars(request)[_ABANDONED] = True
@@ -125,41 +125,41 @@ async def afail(request: HttpRequest, error: BaseException) -> None:
 
 
 def is_abandoned(request: HttpRequest | None) -> bool:
-    """Return whether a request's client is known to have gone away."""
+    """Return whether a request's client is known to have gone."""
     return request is not None and _ABANDONED in vars(request)
 
 
 def give_back(answer: Answer) -> None:
-    """Refund an answer whose request never began."""
+    """Refund an answer whose request has not begun."""
     receipt = answer.decision.receipt if answer.decision is not None else None
     if receipt is not None:
         _run([(refund, receipt)])
 
 
 async def agive_back(answer: Answer) -> None:
-    """`give_back`, awaited, also by who is cancelled."""
+    """Do as `give_back`, awaited, even if the caller is cancelled."""
     if answer.decision is not None and answer.decision.receipt is not None:
         await _surely(partial(give_back, answer))
 
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
-    """Take what is to be done for a request that has failed or ended, so that nobody else does it."""
-    held: _Open | None = vars(request).get(_OPEN)
-    if held is None:
+    """Return the steps for a request that has failed or ended, and remove them, so that each is done once."""
+    open_: _Open | None = vars(request).get(_OPEN)
+    if open_ is None:
         return []
     steps: _Steps = []
     if failed and not conf.BILL_ERRORS:
-        steps += _taken(held.charged, refund)
+        steps += _taken(open_.charged, refund)
     if ended:
-        steps += _taken(held.leased, release)
+        steps += _taken(open_.leased, release)
     return steps
 
 
 def refunded(request: Any, receipt: Receipt) -> None:
-    """Know that a request's view has given back what it cost: nothing is left to refund at its end."""
-    held: _Open | None = vars(getattr(request, "_request", request)).get(_OPEN)
-    if held is not None:
-        held.charged[:] = [each for each in held.charged if each.decision is None or each.decision.receipt != receipt]
+    """Note that a request's view has refunded a receipt, so that its end does not refund it again."""
+    open_: _Open | None = vars(getattr(request, "_request", request)).get(_OPEN)
+    if open_ is not None:
+        open_.charged[:] = [each for each in open_.charged if each.decision is None or each.decision.receipt != receipt]
 
 
 def _taken(answers: list[Answer], step: _Step) -> Iterator[tuple[_Step, Receipt]]:
@@ -194,7 +194,7 @@ async def _arun(steps: _Steps) -> None:
             except (Unavailable, ResponseError) as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
-        # Each takes effect once, so whichever were done may be done again.
+        # Each step takes effect once, so it is safe to repeat all of them.
         await _surely(partial(_run, steps, again=True))
         raise
 
@@ -216,27 +216,27 @@ _running: set[asyncio.Future[None]] = set()
 
 
 async def _surely(do: Callable[[], None]) -> None:
-    """Do something in the request's own thread, after what still runs there, even if the caller is cancelled again."""
+    """Call `do` in the request's own thread, after what still runs there, even if the caller is cancelled again."""
     doing = asyncio.ensure_future(sync_to_async(do)())
-    _running.add(doing)  # a loop keeps no task alive
+    _running.add(doing)  # an event loop does not keep its tasks alive
     doing.add_done_callback(_running.discard)
     await asyncio.shield(doing)
 
 
 def _made(response: Any) -> bool:
-    """Return whether a response is made: a template may be rendered after the view."""
+    """Return whether a response is complete: a template may be rendered after the view has returned."""
     return getattr(response, "is_rendered", True) is True
 
 
 def _streams(request: Any, response: Any) -> bool:
-    """Return whether leases end later, with the response's stream, and see to that."""
-    held: _Open | None = vars(request).get(_OPEN)
-    if not getattr(response, "streaming", False) or held is None or not held.leased:
+    """Return whether leases end later, with the response's stream. If so, make the stream end them."""
+    open_: _Open | None = vars(request).get(_OPEN)
+    if not getattr(response, "streaming", False) or open_ is None or not open_.leased:
         return False
-    # A WSGI server may send a file by itself, and closes it when it is sent.
+    # A WSGI server may send a file itself, and closes it afterwards.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
-    if held.watched is not response and not by_server:
-        held.watched = response
+    if open_.watched is not response and not by_server:
+        open_.watched = response
         watch = _awatched if response.is_async else _watched
         response.streaming_content = watch(request, response.streaming_content)
     return True
@@ -246,10 +246,10 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from content
     except BaseException:
-        # Django's ASGI handler does not close the response of a stream that fails.
+        # Django's ASGI handler does not close a response whose stream fails.
         end(request)
         raise
-    # That handler has read all of it before it sends any: there the lease ends as the response is closed.
+    # The ASGI handler reads the whole stream before it sends any. There the lease ends when the response is closed.
     if isinstance(request, WSGIRequest):
         end(request)
 

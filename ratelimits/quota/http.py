@@ -1,4 +1,4 @@
-"""What the entry points have in common: a view's cost, and what the answer makes of a response."""
+"""What the entry points share: a view's cost and scope, and the responses and fields that an answer makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cost = int | Mapping[str, int]
 
 
 def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
-    """A view's cost by meter: None is one request, a number so many, a callable is asked, a mapping says it all."""
+    """Return a view's costs by meter. None is one request, a number that many requests; a callable returns either."""
     if callable(cost):
         cost = cost(*about)
     if cost is None:
@@ -28,12 +28,12 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
 
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
-    """Return the error with the name of the view whose cost it is."""
+    """Return the error with the name of the view that has this cost."""
     return WrongCost(f"{_named(view)}: {error}")
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope as text, also of a lazy one. Raise ImproperlyConfigured for what is no text."""
+    """Return a view's scope as text, even if it is lazy. Raise ImproperlyConfigured if it is not a text."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):
@@ -47,7 +47,7 @@ def _named(view: Any) -> str:
 
 
 def refusal(answer: Answer) -> HttpResponse:
-    """The response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
+    """Return the response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
     if answer.unavailable:
         body, status = headers.unavailable(), 503
     else:
@@ -57,7 +57,7 @@ def refusal(answer: Answer) -> HttpResponse:
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """The response with the RateLimit fields on it."""
+    """Set the RateLimit fields on a response, unless it has them, and return it."""
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)
     return response

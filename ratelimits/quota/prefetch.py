@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 #: Prefetched permits end this many seconds, and this part of the time that is left, before their window does: the
 #: clocks of this machine and of the server differ.
 MARGIN, DRIFT = 0.001, 0.001
-#: Of what a limit has left, a process takes at most one part of so many: others want some too.
+#: A process takes at most this part (1/SHARE) of what a limit has left: other processes need permits too.
 SHARE = 8
-#: Seconds between two looks for what was not spent in time.
+#: Seconds between two searches for permits that were not spent in time.
 INTERVAL = 1.0
-#: Seconds for which the server remembers that something was given back: nobody tries it again.
+#: Seconds for which the server keeps the receipt of what was given back. It is never given back twice.
 REMEMBERED = 60.0
 
 
 class Fetch(NamedTuple):
-    """The permits of `size` requests, fetched by `command`; `asked` is when, by the clock of PrefetchedPermits."""
+    """The command that takes the permits of `size` requests; `asked` is when, by the clock of PrefetchedPermits."""
 
     size: int
     command: Command
@@ -48,7 +48,7 @@ class Fetch(NamedTuple):
 
 
 class PrefetchedDecision(Decision):
-    """A decision on several requests at once: what one of them took cannot be given back by itself."""
+    """A decision on several requests at once. It has no receipt: one request's part cannot be given back by itself."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class PrefetchedDecision(Decision):
 
 
 class _Fetched:
-    """What one call took: so many requests' permits are left of `size`, to be spent until then."""
+    """What one fetch took: the permits of `size` requests. Those of `left` requests are unspent; all end at `until`."""
 
     __slots__ = ("left", "payload", "receipt", "size", "until")
 
@@ -94,12 +94,12 @@ class PrefetchedPermits:
             _all.add(self)
 
     def clear(self) -> None:
-        """Hold nothing: what is held was taken by another process, whose copy this one is."""
+        """Forget all permits: in a forked process they belong to the parent."""
         self._lock = threading.Lock()
         self._fetched: deque[_Fetched] = deque()
 
     def spend(self) -> Any:
-        """Spend one request's permits: what they were booked with, or None when none are held."""
+        """Spend one request's permits. Return the payload that they were recorded with, or None if there are none."""
         waiting = self._fetched
         while waiting:
             with self._lock:
@@ -114,9 +114,9 @@ class PrefetchedPermits:
         return None
 
     def next_fetch(self, *, again: bool = False) -> Fetch:
-        """Return what to ask the server for, this request's permits among them; `again`: those alone.
+        """Return the next fetch, which includes this request's permits. With `again` it takes only these.
 
-        What was refused for many may be there for one, and other threads may ask for many meanwhile.
+        What was refused for many requests may be there for one. Other threads may fetch for many meanwhile.
         """
         size = 1 if again else _power(min(self._size, self._room, self._maximum))
         command = self._commands.get(size)
@@ -126,9 +126,9 @@ class PrefetchedPermits:
         return Fetch(size, command, self._clock())
 
     def record(self, fetch: Fetch, decision: Decision, payload: Any) -> bool:
-        """Hold what was admitted, and spend this request's part of it; False: it was too much, take again.
+        """Record what a fetch was granted, and spend this request's part. Return False if it asked for too much.
 
-        `payload` is what `spend` answers for the others.
+        `payload` is what `spend` returns for the other requests.
         """
         with self._lock:
             if not decision.allowed:
@@ -136,7 +136,7 @@ class PrefetchedPermits:
                 return fetch.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
-            # A window ends that long after the server decided, so by then or later.
+            # The window ends this long after the server decided, so not before this moment.
             window = min(standing.reset_after for standing in decision.standings)
             until = fetch.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
             receipt = decision.receipt if fetch.size > 1 else None
@@ -149,16 +149,16 @@ class PrefetchedPermits:
         return True
 
     def end(self, fetched: _Fetched, *, now: bool = False) -> int | None:
-        """How many requests' permits of a batch nobody will spend; None while it can be spent, unless it ends `now`."""
+        """Return how many requests' permits are unspent; None while they can still be spent, unless they end `now`."""
         with self._lock:
             if now:
                 fetched.until = float("-inf")
             return fetched.left if self._clock() >= fetched.until else None
 
     def give_back(self, fetched: _Fetched, left: int) -> None:
-        """Have the server know that so many were not spent; what is lost on the way is lost to the window.
+        """Give the permits of `left` requests back to the server. If that fails, they are lost until the window ends.
 
-        Raises Unavailable if the server does not answer.
+        Raise Unavailable if the server does not answer.
         """
         assert fetched.receipt is not None
         spent = tuple((fetched.size - left) * cost for cost in self._call.costs)
@@ -169,14 +169,14 @@ class PrefetchedPermits:
 
 
 def _power(size: int) -> int:
-    """The greatest power of two that is not greater; 1 at least."""
+    """Return the greatest power of two up to `size`, at least 1."""
     return 1 << max(size, 1).bit_length() - 1
 
 
 def give_back(*, everything: bool = False) -> None:
-    """Give back what was not spent in time, or `everything` that is held.
+    """Give back the permits that were not spent in time, or `everything`.
 
-    Nothing more is tried once the server does not answer; what certainly was not sent is tried again the next time.
+    Stop trying if the server does not answer. Try again next time what was certainly not sent.
     """
     global _returnable
     with _lock:
@@ -191,7 +191,7 @@ def give_back(*, everything: bool = False) -> None:
                 permits.give_back(fetched, left)
             except Unavailable as error:
                 logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
-                # Other nodes of a cluster may well answer.
+                # Other nodes of a cluster may answer.
                 away = not isinstance(error, NodeUnavailable)
                 if isinstance(error, NotSent):
                     unfinished.append((permits, fetched))
@@ -201,7 +201,7 @@ def give_back(*, everything: bool = False) -> None:
 
 _lock = threading.Lock()
 _all: WeakSet[PrefetchedPermits] = WeakSet()
-#: What was taken and may have to be given back.
+#: Fetched permits that may have to be given back.
 _returnable: list[tuple[PrefetchedPermits, _Fetched]] = []
 _background = Background("ratelimits-prefetch", lambda: INTERVAL, give_back, lambda: give_back(everything=True), turn=3)
 

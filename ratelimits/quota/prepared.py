@@ -26,12 +26,14 @@ ANONYMOUS = "anonymous"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A selection for certain meters, with all that does not change from request to request.
+    """The rules of a selection for certain meters, with everything that is the same for all their requests.
 
-    `leases`: whether a rule hands out leases, which end with their request. `prefetch` is the most requests whose
-    permits may be taken ahead: 0 unless every rule lends itself to that. In place of the `unreadable` rules their
-    failure policies decide; `undecidable` is why no decision can be made of the others at all ("" if one can), so that
-    the failure policies of all of them do.
+    fields       the attributes of Identity, or "global", that the program's keys come from
+    waits        whether a rule may let a request wait
+    leases       whether a rule gives leases, which end with their request
+    prefetch     maximum number of requests whose permits one fetch may take; 0 unless all rules prefetch
+    unreadable   rules that cannot be read: their failure policies decide instead
+    undecidable  why the rules cannot be decided together, so that all their failure policies decide; "" if they can
     """
 
     rules: tuple[AppliedRule, ...]
@@ -47,12 +49,12 @@ class Prepared:
     undecidable: str = ""
 
     def unavailable(self, costs: Mapping[str, int]) -> bool:
-        """Whether the failure policy decides a request at these costs, whatever the server says."""
+        """Return whether the failure policy decides a request with these costs, whatever the server says."""
         return bool(self.undecidable) or any(one.refuses and costs[one.meter] > 0 for one in self.unreadable)
 
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
-    """What applies of a selection to a request that is counted by these meters; made once for each."""
+    """Return what applies of a selection to requests that these meters count. Made once for each."""
     prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
         prepared = selection.cache[meters] = _prepare(selection, meters)
@@ -98,17 +100,17 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 
 def _may_prefetch(rule: AppliedRule) -> bool:
-    """Whether its permits may be taken ahead; rows that were written without a form may say what makes no sense."""
+    """Return whether a rule's permits may be prefetched. Rows that bypassed the form may ask for it wrongly."""
     return rule.mode is Mode.ENFORCE and not rule.bills and rule.algorithm.may_prefetch
 
 
 class PreparedCommand(NamedTuple):
-    """What decides one identity's requests in a scope at the same costs."""
+    """The command that decides one identity's requests in a scope with the same costs."""
 
     prepared: Prepared
     fetch: Fetch
     permits: PrefetchedPermits | None
-    #: The refusal that a rule of capacity 0 makes, for which nothing has to be asked.
+    #: The refusal of a rule with capacity 0, for which no call is needed; None without such a rule.
     blocked: Decision | None
 
 
@@ -120,12 +122,12 @@ class PreparedCommands:
         #: Whether any rule may let a request wait. Assume it before the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
-        #: The edits of this process that the snapshot is known to have.
+        #: The number of this process' own edits that the snapshot contains.
         self.publications = publications()
 
     @property
     def newest(self) -> bool:
-        """Whether this process has edited nothing since the snapshot was read."""
+        """Return whether this process has edited nothing since the snapshot was read."""
         return self.publications == publications()
 
     def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
@@ -140,10 +142,10 @@ class PreparedCommands:
         if prepared.undecidable:
             self.snapshot.log_once(f"On some requests their rules' failure policies decide: {prepared.undecidable}")
         if prepared.unavailable(shape.costs):
-            # The failure policy decides; what is asked is only whether these rules are still the newest.
+            # The failure policy decides. The server is only asked whether these rules are still the newest.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
-            # What is spent here cannot be counted as usage in the moment that it is decided, so none of it is.
+            # Spent permits are not counted as usage: the server does not see when they are spent.
             unmetered = call._replace(usage=None)
             permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS)
         fetch = Fetch(1, Command(server.keyspace, call))
@@ -164,7 +166,7 @@ _commands = PreparedCommands()
 
 
 def may_wait() -> bool:
-    """Whether a rule of those that this process knows lets requests wait."""
+    """Return whether any rule that this process knows may let requests wait."""
     return _commands.waits
 
 
@@ -187,5 +189,5 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
 
 
 def usage_key(identity: Identity) -> str:
-    """The key that usage is counted under: without an account to bill, all of it together."""
+    """Return the key under which usage is counted. Usage without an account is counted under one key together."""
     return (identity.narrowest if identity.account is not None else None) or ANONYMOUS

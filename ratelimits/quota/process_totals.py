@@ -25,14 +25,14 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: Totals of bins that ended so many seconds ago are complete: once they are written they need not be kept.
+#: This many seconds after a bin its totals are complete. Once they are written they are forgotten.
 _KEPT = 2 * BIN_SECONDS
 
 
 class TotalKey(NamedTuple):
-    """What a total is of: `bin` is the start of its 15 minutes by this machine's clock, seconds since 1970 UTC.
+    """What a total counts. `bin` is the start of its 15 minutes by this machine's clock, in seconds since 1970 UTC.
 
-    `key` is "" for what was admitted.
+    `key` is "" for the kind "admitted".
     """
 
     kind: Kind
@@ -43,13 +43,13 @@ class TotalKey(NamedTuple):
 
 
 _lock = threading.Lock()
-#: Requests, units, and how many of both are written.
+#: By key: requests, units, written requests, written units.
 _totals: dict[TotalKey, list[int]] = {}
-#: Once a process keeps more totals than this and has written them, it goes on under another name, and with none.
+#: Beyond this many totals, once all are written, the process starts again with none, under another name.
 MAX_WRITTEN = 50_000
-#: Totals that it keeps while they cannot be written. Past it, accounts that are new to it are not told apart.
+#: Maximum number of totals while they cannot be written. Beyond it, new accounts are counted together.
 MAX_UNWRITTEN = 200_000
-#: What was admitted and is to be added to that.
+#: Admitted requests that are not added to the totals yet.
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MAX_GRANTED = 10_000
 _forgotten = 0
@@ -59,7 +59,7 @@ _write: Callable[[str, Totals], None] | None = None
 
 
 def process() -> str:
-    """A name that this process alone has; another one after a fork, which starts with totals of its own."""
+    """Return the unique name of this process. A forked child has another name, and totals of its own."""
     global _process, _pid
     if _pid != os.getpid():
         _pid, _process = os.getpid(), nonce().decode()
@@ -73,7 +73,7 @@ def _begin() -> None:
     _granted.clear()
 
 
-# In a child before it has threads: another one of its parent's may have held the lock just then.
+# Make a new lock in a forked child: a thread of its parent may have held the old one.
 os.register_at_fork(after_in_child=_begin)
 
 
@@ -82,7 +82,7 @@ def _add(total_key: TotalKey, cost: int) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # the ledger must have at least what is said here: less is right, too
+                return  # the ledger must have at least these totals, so it is safe to leave some out
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += 1
@@ -92,18 +92,18 @@ def _add(total_key: TotalKey, cost: int) -> None:
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
-        # A bin that was written and forgotten is not begun again, whatever the clock does.
+        # Do not begin a bin again that was written and forgotten, even if the clock steps back.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
             _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost)
     _start()
-    # Nothing else knows of it: it must not be lost with the process.
+    # Nothing else records it, so write it soon: it must not be lost with the process.
     _background.wake()
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
-    """A request that the server admitted and counted, at `now` by its clock, in µs; `account` such as "account:7"."""
-    # Every request passes here: what it takes is an appended item, which threads can do without a lock.
+    """Count a request that the server admitted at `now` (µs by its clock). `account` is such as "account:7"."""
+    # Every request comes here, so only append an item, for which threads need no lock.
     _granted.append((account, costs, now))
     if len(_granted) >= _MAX_GRANTED:
         _add_up()
@@ -112,7 +112,7 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
 
 
 def _add_up() -> None:
-    """Bring what was granted into the totals."""
+    """Add the admitted requests to the totals."""
     with _lock:
         for _ in range(len(_granted)):
             account, costs, now = _granted.popleft()
@@ -123,17 +123,17 @@ def _add_up() -> None:
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """A request whose decision was sent and never answered: it may have been counted or not."""
+    """Count a request whose decision was sent but not answered: the server may have counted it or not."""
     _count("unanswered", account, key, costs)
 
 
 def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """A request that was let through without being counted."""
+    """Count a request that was let through without being counted as usage."""
     _count("unmetered", account, key, costs)
 
 
 def totals() -> Totals:
-    """The totals of this process: requests and units by place. They only grow, so writing them twice is harmless."""
+    """Return this process' totals: requests and units by TotalKey. They only grow, so it is safe to write twice."""
     _add_up()
     with _lock:
         return {total_key: (requests, units) for total_key, (requests, units, *_written) in _totals.items()}
@@ -146,13 +146,13 @@ def _grown() -> Totals:
 
 
 def write_with(write: Callable[[str, Totals], None]) -> None:
-    """Hand the totals to `write`, with the process's name, from now on."""
+    """Use `write` from now on to write totals. It is called with the process' name and the totals."""
     global _write
     _write = write
 
 
 def write() -> None:
-    """Hand over the totals that have grown since the last time; what is complete is not kept any longer."""
+    """Write the totals that have grown since the last time, and forget those that are complete."""
     global _forgotten
     name, grown = process(), _grown()
     if _write is None:
@@ -162,7 +162,7 @@ def write() -> None:
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
         for total_key, counts in grown.items():
-            if total_key in _totals:  # or else another writing was faster
+            if total_key in _totals:  # or another thread was faster
                 _totals[total_key][2:] = counts
         for total_key in [
             total_key for total_key, total in _totals.items() if total_key.bin < end and total[0] == total[2]
@@ -174,7 +174,7 @@ def write() -> None:
 
 
 def _rename() -> None:
-    """Go on under another name: what is written stays with the old one, what has grown since begins the new one."""
+    """Go on under another name: written totals stay with the old name, what has grown since begins the new one."""
     global _process
     _process = nonce().decode()
     for total_key, (requests, units, *written) in list(_totals.items()):
@@ -185,7 +185,7 @@ def _rename() -> None:
 
 
 def _start() -> None:
-    # In tests it would write into a database that is emptied meanwhile or, as the process ends, into the project's own.
+    # In tests it would write into a database that is being emptied or, when the process ends, into the project's own.
     if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not tests.possible:
         _background.start()
 

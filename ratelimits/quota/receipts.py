@@ -1,7 +1,7 @@
-"""What a view can do to a request that was admitted: refund it, or settle it at what it truly used.
+"""Refund a request that was admitted, or settle it at what it really used, from a view.
 
-Each acts on the answer that a face left as `request.quota`, and at most once; a request that was not admitted, or that
-no server decided, has nothing to give back, and they say so with None.
+Both use the answer that an entry point has set as `request.quota`, and take effect at most once. They return None if
+there is nothing to give back: the request was not admitted, or no server decided it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def receipt_of(request: Any) -> Receipt | None:
-    """The receipt of an admitted request; Django's request or DRF's."""
+    """Return the receipt of an admitted request (Django's or DRF's); None if it has none."""
     answer = getattr(request, "quota", None)
     return answer.decision.receipt if answer is not None and answer.decision is not None else None
 
 
 def _to_settle(request: Any) -> Receipt | None:
-    """The receipt of a request that somebody wants to settle or refund: he should know when there cannot be one."""
+    """Return the receipt of a request that a view settles or refunds. Log a warning if it spent prefetched permits."""
     receipt, answer = receipt_of(request), getattr(request, "quota", None)
     if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
         logger.warning(
@@ -36,7 +36,10 @@ def _to_settle(request: Any) -> Receipt | None:
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Costs by slot: those given by meter, for the other meters what was charged; ValueError for an unknown one."""
+    """Return costs by slot: the given ones by meter, for other meters what was charged.
+
+    Raise ValueError for a meter in which the request was not charged.
+    """
     meters = [meter.name for meter in receipt.usage.meters] if receipt.usage is not None else []
     unknown = set(costs) - set(meters)
     if unknown:
@@ -45,10 +48,10 @@ def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
-    """Charge what the request truly used, by meter, even over the limit: `settle(request, {"tokens": 312})`.
+    """Charge what the request really used, by meter, even over the limit: `settle(request, {"tokens": 312})`.
 
-    What was settled stays so, also when the response is a server error: a receipt acts once. Raises AlreadySettled the
-    second time, and engine.Unavailable when the server cannot be asked.
+    A receipt takes effect once, so the request stays settled even if its response is a server error. Raise
+    AlreadySettled the second time, and engine.Unavailable if the server cannot be asked.
     """
     receipt = _to_settle(request)
     if receipt is None:
@@ -60,7 +63,7 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
 
 
 async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
-    """`settle`, awaited."""
+    """Do as `settle`, awaited."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -71,7 +74,7 @@ async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | Non
 
 
 def refund(request: Any) -> Decision | None:
-    """Give back all that the request was charged. Raises as `settle` does."""
+    """Give back everything that the request was charged. Raise as `settle` does."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -81,7 +84,7 @@ def refund(request: Any) -> Decision | None:
 
 
 async def async_refund(request: Any) -> Decision | None:
-    """`refund`, awaited."""
+    """Do as `refund`, awaited."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -91,6 +94,6 @@ async def async_refund(request: Any) -> Decision | None:
 
 
 def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
-    """Leave nothing to be given back at the request's end if it costs nothing any more."""
+    """If the request costs nothing any more, have its end refund nothing."""
     if not any(true):
         finishing.refunded(request, receipt)

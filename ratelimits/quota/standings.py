@@ -1,6 +1,6 @@
 """Where limits stand for an identity, and decisions that are not counted as usage.
 
-`quota.checking` decides what is sold. What only reports on it, like `/usage/`, asks here.
+`quota.checking` decides requests that are sold. Use this module only to report where limits stand, like `/usage/`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY
 
-#: What asking for limits may raise when they cannot be had.
+#: The errors if limits cannot be read or asked for.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
 
-#: The rules to ask for: from those that hold now, those of interest to an identity.
+#: A function that chooses, from the rules in force, those to ask for.
 Choice = Callable[[Snapshot, Identity], Iterable[Selection]]
 
 
@@ -38,9 +38,9 @@ def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
 
 
 def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
-    """Decide the chosen rules for one permit each, counted nowhere as usage; None where no rule is chosen.
+    """Decide the chosen rules for one permit each, without counting usage. The decision is None without a rule.
 
-    With `Op.PEEK` nothing is charged. Raises UNAVAILABLE.
+    With `Op.PEEK` nothing is charged. Raise UNAVAILABLE.
     """
     for _attempt in range(1 + RELOADS):
         snapshot = rules.current()
@@ -54,7 +54,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
         costs = (1,) * len(meters)
         call = Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=True)
         if not applied or prepared.undecidable:
-            # There is nothing to decide; what is asked is only whether these rules are still the newest.
+            # There is nothing to decide. The server is only asked whether these rules are still the newest.
             call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)
@@ -72,7 +72,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
 
 
 def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[AppliedRule, str, Standing]]:
-    """Return each chosen rule, the key that it counts this identity under, and what is left. Raises UNAVAILABLE."""
+    """Return each chosen rule, the key that it counts this identity under, and what is left. Raise UNAVAILABLE."""
     prepared, decision = uncounted(identity, choose, Op.PEEK)
     if decision is None:
         return []

@@ -1,4 +1,4 @@
-"""Holding requests back at the HTTP face: how many may wait in this process at once, and the wait itself."""
+"""Let HTTP requests wait: the wait itself, and a limit of the requests that wait in this process at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiters:
         self._count = 0
 
     def enter(self) -> bool:
-        """Take a place; False when MAX_WAITING are taken."""
+        """Count one more request and return True; return False if MAX_WAITING are counted."""
         with self._lock:
             if self._count >= conf.MAX_WAITING:
                 return False
@@ -33,7 +33,7 @@ class Waiters:
             return True
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Count one request less."""
         with self._lock:
             self._count -= 1
 
@@ -44,13 +44,13 @@ waiters = Waiters()
 def check_and_wait(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], request: HttpRequest | None = None
 ) -> Answer:
-    """`quota.check`, and, when the rules grant the request for later, the wait.
+    """Decide a request as `quota.checking.check` does, and wait if the rules admit it for later.
 
-    Beyond MAX_WAITING requests that wait in this process, one that would have to is refused, uncharged. One whose wait
-    is interrupted is given back as if it had never been. `request` is Django's: if its client goes away meanwhile, the
-    wait ends and asyncio.CancelledError is raised, so that the view does not run.
+    If MAX_WAITING requests of this process wait, refuse one more that would have to, without a charge. If the wait is
+    interrupted, give back what the request took. `request` is Django's: if its client goes meanwhile, end the wait and
+    raise asyncio.CancelledError, so that the view does not run. Raise WrongCost as `check` does.
     """
-    # Where nothing waits no place is needed; an edit under way may still make this one wait.
+    # If no rule lets requests wait, do not count this one. An edit at this moment may still make it wait.
     crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
@@ -69,21 +69,21 @@ def check_and_wait(
 
 def _hold_back(seconds: float, request: HttpRequest | None) -> None:
     if isinstance(request, ASGIRequest) and not _runs_a_loop():
-        # Of a sync view whose request is cancelled, asgiref cancels what its thread awaits; sleep would go on.
+        # If the request of a sync view is cancelled, asgiref cancels what its thread awaits. time.sleep would go on.
         async_to_sync(_ahold_back)(seconds, request)
     else:
         time.sleep(seconds)
 
 
 async def _ahold_back(seconds: float, request: HttpRequest) -> None:
-    # A request that was cancelled before this task began will not cancel it.
+    # If the request was cancelled before this task began, nobody cancels the task.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)
 
 
 def _runs_a_loop() -> bool:
-    """Return whether this thread runs an event loop, which nothing can be awaited in from here."""
+    """Return whether this thread runs an event loop: then a sync function cannot await anything in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -92,7 +92,7 @@ def _runs_a_loop() -> bool:
 
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
-    """`check_and_wait`, awaited: other requests of the event loop go on meanwhile."""
+    """Do as `check_and_wait`, awaited. Other requests of the event loop go on meanwhile."""
     crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
