@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
-from ratelimits.reports.periods import SECOND
+from ratelimits.reports.periods import LONGEST, SECOND
 
 #: When (s since 1970 UTC) usage of periods, given by their starts in µs, last came.
 LastUsed = Callable[[Collection[int]], Mapping[int, int]]
@@ -66,7 +66,8 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
 
     `used` are the periods that usage was counted under, end by start; `reported` the periods that have a report. One
     that overlaps reported ones is what lies between them, or, where that is short, belongs to one of them. Several that
-    overlap are one: from the start of the first to the end of the one that was used last.
+    overlap are one: from the start of the first to the end of the one that was used last. If that were longer than a
+    billing period can be, the last of them starts where the others end.
     """
     closed = {tile.start: tile for tile in reported}
     open_: list[Tile] = []
@@ -84,7 +85,14 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
         members = last.members | {start}
         used_at = last_used(members)
         newest = max(members, key=lambda member: (used_at.get(member, 0), member))
-        open_[-1] = Tile(last.start, until if newest == start else last.end, members)
+        ended = until if newest == start else last.end
+        joined = Tile(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
+        if joined.end - joined.start <= LONGEST:
+            open_[-1] = joined
+        elif until - last.end >= SHORTEST:
+            open_.append(Tile(last.end, until, frozenset({start})))
+        else:
+            open_[-1] = Tile(last.start, last.end, members)
     return sorted([*closed.values(), *open_], key=lambda tile: tile.start)
 
 

@@ -62,3 +62,10 @@ def test_the_reports_tell_the_same_period_as_the_closing_that_wrote_them(start: 
 
 def test_a_short_period_that_touches_no_closed_one_stays_a_period() -> None:
     assert tiles({0: DAY}, reported_tiles(CLOSED, {}), never)[0] == Tile(0, DAY, frozenset({0}))
+
+
+def test_of_more_than_two_that_overlap_the_last_starts_where_the_others_end() -> None:
+    counted = {0: 30 * DAY, 25 * DAY: 55 * DAY, 50 * DAY: 80 * DAY, 54 * DAY: 56 * DAY}
+    found = tiles(counted, [], lambda members: {each: each for each in members})
+    second = Tile(55 * DAY, 80 * DAY, frozenset({50 * DAY, 54 * DAY}))
+    assert found == [Tile(0, 55 * DAY, frozenset({0, 25 * DAY})), second]
