@@ -115,7 +115,7 @@ def fail(request: HttpRequest, error: BaseException) -> None:
 
 
 async def afail(request: HttpRequest, error: BaseException) -> None:
-    """Do as `fail`, awaited, even if the caller is cancelled; after a sync view that still runs in the request's thread.
+    """Do as `fail`, awaited, even if the caller is cancelled. Wait for a sync view that still runs in its thread.
 
     If that view has not begun, because its request is still being decided or waits, it will not begin.
     """

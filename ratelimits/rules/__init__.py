@@ -1,6 +1,7 @@
-"""Rows to frozen snapshot; facts about a request to the limits that apply.
+"""Read rules into a frozen snapshot, and find the limits that apply to a request.
 
-`current()` is what holds now and costs a look at the clock; `reload(v)` follows a decision that was answered "stale".
+`current()` returns the snapshot that holds now, and usually only looks at the clock. `reload(version)` is called after
+the server has answered that the rules are stale.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ forget = _loader.forget
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:
-    """`snapshot.select`, without blocking the event loop when a shard of keys has to be read first."""
+    """Do as `snapshot.select`, awaited: a shard of keys may have to be read first."""
     missing = snapshot.missing(identity)
     if missing:
         snapshot = await _loader.aload(missing)
@@ -51,12 +52,12 @@ async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identit
 
 
 def _forget_after_migrate(using: str, **kwargs: object) -> None:
-    """A database that was migrated or emptied is another one."""
+    """Forget the rules after `migrate`, which may have changed or emptied the tables."""
     forget()
 
 
 def _forget_version(**kwargs: object) -> None:
-    """An edit of this process has ended what Redis was ahead by."""
+    """Forget the rules after an edit by which the database has overtaken the version in Redis."""
     forget()
 
 

@@ -1,4 +1,4 @@
-"""What holds for single keys at a moment: their plan, their account and the overrides that are in force."""
+"""Find what applies to single keys at a moment: their plan, their account and the overrides in force."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import NamedTuple
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
-#: For this long, in µs, a key whose plan or override changed is told from others on its plan, so that its limits
-#: know since when they hold. Not for longer, since such keys share no Selection with others.
+#: For this long (µs) a key whose plan or override changed is kept apart from others on its plan, so that its limits
+#: know since when they apply. No longer, since such a key shares no Selection with others.
 RECENT = 3_600_000_000
 
 
 class KeyFacts(NamedTuple):
-    """What holds for one key now. `moved`: when that last changed, if recently, in µs since 1970 UTC, else 0.
+    """What applies to one key now. `plan` is 0 without a plan.
 
-    `kept`: the billing period of an account that its last change of terms left as it was.
+    moved  when this last changed, in µs since 1970 UTC; 0 if that was not recently
+    kept   the account's billing period that its last change of terms left as it was, or None
     """
 
     plan: int
@@ -27,7 +28,7 @@ class KeyFacts(NamedTuple):
 
 
 class Facts:
-    """What holds at `now`, until `until`, for the keys of a shard; found out when it is asked for."""
+    """What applies to the keys of a shard from `now` until `until` (µs). Each key is looked up at its first use."""
 
     __slots__ = ("_known", "_now", "_rows", "until")
 
@@ -39,7 +40,7 @@ class Facts:
         self.until = rows.edges[later] if later < len(rows.edges) else NEVER
 
     def get(self, key: str) -> KeyFacts | None:
-        """What holds for a key; None if nothing is said of it."""
+        """Return what applies to a key; None if the database has nothing about it."""
         facts = self._known.get(key)
         if facts is None:
             facts = self._find(key)

@@ -1,6 +1,6 @@
-"""What the database says of single keys: overrides, memberships and accounts, read by shards, each whole.
+"""Read overrides, memberships and accounts of single keys, one whole shard of keys at a time.
 
-A process holds all of it for the shards that it has met, so it is kept small: rows by key, and equal values once.
+A process keeps all rows of the shards that it has used, so they are small: rows by key, and equal values only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 2000
 
 
 class OverrideRow(NamedTuple):
-    """An override of one key; moments in µs since 1970 UTC."""
+    """An override of one key. Moments are in µs since 1970 UTC."""
 
     pk: int
     key: str
@@ -40,7 +40,7 @@ class OverrideRow(NamedTuple):
 
 
 class MembershipRow(NamedTuple):
-    """A key's plan."""
+    """The plan of a key for a time."""
 
     pk: int
     plan: int
@@ -51,7 +51,7 @@ class MembershipRow(NamedTuple):
 
 
 class AccountRow(NamedTuple):
-    """An account; `plan` 0 is none."""
+    """An account. `plan` is 0 without a plan."""
 
     pk: int
     plan: int
@@ -67,10 +67,11 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """What is said of the keys of one shard: of each key the rows, newest first.
+    """The rows about the keys of one shard: for each key, the newest first.
 
-    `deleted_at`: when something about a key last went away. `kept`: the billing period that an account's last change of
-    terms left as it was. `edges`: the moments at which a row begins or ceases to hold, in order.
+    deleted_at  when a row about a key was last deleted
+    kept        the billing period that an account's last change of terms left as it was
+    edges       the moments at which a row begins or ceases to apply, in order
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class KeyRows:
 
 
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """What is said of the keys of these shards; with `above`, only what changed after that version."""
+    """Read the rows about the keys of these shards; with `above`, only those that changed after that version."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     known: dict[Hashable, Hashable] = {}
 
@@ -138,7 +139,7 @@ def read(using: str, shards: Collection[int], above: int | None = None) -> dict[
 
 
 def merge(shards: list[KeyRows | None], changes: Mapping[int, KeyRows], tombstones: Iterable[Tombstone]) -> None:
-    """Put what changed into the shards that are held: first what went away, then what is there."""
+    """Merge changes into the shards that are in memory: first remove deleted rows, then add the new ones."""
     tombstones_by_shard: dict[int, list[Tombstone]] = {}
     for tombstone in tombstones:
         if tombstone.shard is not None:
@@ -174,7 +175,7 @@ def _merged(
         if left:
             out[key] = left
     for key, rows in new.items():
-        # What is new is of a newer version than all that is held.
+        # New rows have a newer version than all current ones.
         out[key] = rows + out.get(key, ())
     return out
 
@@ -196,7 +197,7 @@ def _put(rows_by_shard: dict[int, dict[str, tuple[Row, ...]]], shard: int, key: 
     of_shard = rows_by_shard.get(shard)
     if of_shard is None:
         of_shard = rows_by_shard[shard] = {}
-    # Rows come in the order of their versions: the newest goes in front.
+    # Rows come in the order of their versions, so put each before the older ones.
     before = of_shard.get(key)
     of_shard[key] = (row,) if before is None else (row, *before)
 

@@ -1,5 +1,6 @@
-"""Reading the rules: one thread of its own per process, with its own connection, so never inside a request's
-transaction, where an old snapshot or an uncommitted edit would pass for the new version.
+"""Read the rules in a thread of its own, with its own connection to the database.
+
+A request's transaction cannot be used: it may see an old state, or an edit that is not committed, as the new version.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds that one answer of the database is waited for at most.
+#: Maximum seconds to wait for one answer of the database.
 PATIENCE = 5.0
-#: After a failure the database is left alone for so many µs, unless a reload is asked for.
+#: After a failure the database is not asked again for this time (µs), unless a reload without a version is asked for.
 _PAUSE = 1_000_000
-#: A clock may step back so far, in µs, before what was seen at a moment is looked at again.
+#: If the clock steps back by more than this (µs), rows are evaluated again.
 _STEP = 1_000_000
 
 
 class RulesUnavailable(Exception):
-    """The database could not be asked for the rules, and nothing that is held will do."""
+    """The database could not be asked for the rules, and the current ones are not good enough."""
 
 
 def _now() -> int:
@@ -44,28 +45,28 @@ def _now() -> int:
 
 
 class Loader:
-    """Holds the newest snapshot of this process and brings it up to date. `clock`: µs since 1970 UTC."""
+    """Holds the newest snapshot of this process and updates it. `clock` returns µs since 1970 UTC."""
 
     def __init__(self, clock: Callable[[], int] = _now) -> None:
         self._clock = clock
         self._current: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
-        self._behind = 0  # the version that Redis asks for and the database does not have
-        self._logged_behind = 0  # the one that was logged last
+        self._behind = 0  # the version that Redis has and the database does not
+        self._logged_behind = 0  # the last such version that was logged
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._query_began_at: float | None = None  # since when the database has owed an answer
+        self._query_began_at: float | None = None  # when the query began that the database has not answered
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
 
     def current(self) -> Snapshot:
-        """The rules as they hold now, read on first use; RulesUnavailable if that fails.
+        """Return the rules that hold now. Read them at first use; raise RulesUnavailable if that fails.
 
-        With rules held this only looks at the clock. After RELOAD_INTERVAL they are read again in the background.
+        Later calls only look at the clock. After RELOAD_INTERVAL the rules are read again in the background.
         """
         if tests.possible:
             self._follow_test()
@@ -77,7 +78,7 @@ class Loader:
         return self._renew(current, now)
 
     async def acurrent(self) -> Snapshot:
-        """Like `current`, without blocking the event loop."""
+        """Do as `current`, awaited."""
         if tests.possible:
             self._follow_test()
         if self._current is None:
@@ -85,33 +86,33 @@ class Loader:
         return self.current()
 
     def reload(self, minimum_version: int | None = None) -> Snapshot:
-        """The rules as the database has them, or those held if they are of `minimum_version` at least.
+        """Return the rules as the database has them, or the current ones if they have at least `minimum_version`.
 
-        RulesUnavailable when the database cannot be asked; what is held stays held.
+        Raise RulesUnavailable if the database cannot be asked. The current rules stay in force then.
         """
         return self._wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
-        """Like `reload`, without blocking the event loop."""
+        """Do as `reload`, awaited."""
         return await self._await(self._submit(self._load, minimum_version))
 
     async def aload(self, shards: frozenset[int]) -> Snapshot:
-        """A snapshot with these shards of keys read."""
+        """Return a snapshot in which these shards of keys are read."""
         return await self._await(self._want(shards))
 
     def forget(self) -> None:
-        """Hold nothing: the next use reads everything."""
+        """Forget all rules. The next use reads everything."""
         with self._lock:
             self._current = self._failure = None
             self._behind = self._logged_behind = 0
 
     def _follow_test(self) -> None:
-        """In a test's transaction forget what was read in another's, or before an edit."""
+        """In a test, forget what was read in another test's transaction or before an edit."""
         if tests.take_change(conf.DATABASE):
             self.forget()
 
     def _renew(self, current: Snapshot, now: int) -> Snapshot:
-        """Past an edge of validity look at the same rows anew; past the interval have them read again."""
+        """After an edge of validity, evaluate the same rows again. After the interval, read them in the background."""
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
@@ -126,7 +127,7 @@ class Loader:
         current, behind = self._current, self._behind
         self._behind = 0
         if behind and current is not None:
-            self._use(current.rows)  # the next decision says whether Redis still is ahead
+            self._use(current.rows)  # the next decision shows whether Redis is still ahead
             return
         try:
             self._load(None)
@@ -141,7 +142,7 @@ class Loader:
 
     def _submit(self, job: Callable[[T], R], argument: T) -> Future[R]:
         if self._pid != os.getpid():
-            self._begin()  # threads do not survive a fork
+            self._begin()  # a forked child has no threads
         if self._failure is not None and argument is not None:
             at, message = self._failure
             if self._clock() - at < _PAUSE:
@@ -153,9 +154,9 @@ class Loader:
         return self._submit(self._load_shards, shards)
 
     def _wait(self, future: Future[R]) -> R:
-        """Wait for a job of the thread. Raise RulesUnavailable once the database owes an answer for PATIENCE seconds.
+        """Wait for a job of the thread. Raise RulesUnavailable if one query takes PATIENCE seconds.
 
-        The time in which the thread gets no processor, or is at others' jobs, is not the database's.
+        The time in which the thread does other jobs, or gets no processor, does not count.
         """
         while True:
             try:
@@ -165,9 +166,9 @@ class Loader:
                     raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from None
 
     async def _await(self, future: Future[R]) -> R:
-        """Like `_wait`, without blocking the event loop."""
+        """Do as `_wait`, awaited."""
         answer = asyncio.wrap_future(future)
-        # Whoever goes away in the meantime leaves an error behind that nobody reads.
+        # If the caller is cancelled meanwhile, mark the error as seen.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
             if not future.done() and self._patience_left() <= 0:
@@ -175,12 +176,12 @@ class Loader:
         return answer.result()
 
     def _patience_left(self) -> float:
-        """Return for how many more seconds the database may take its time."""
+        """Return how many seconds the database has left to answer."""
         began_at = self._query_began_at
         return PATIENCE if began_at is None else max(began_at + PATIENCE - time.monotonic(), 0)
 
     def _timed(self, execute: Callable[..., R], *args: Any) -> R:
-        """In the thread: run a statement, and remember meanwhile since when it has been running."""
+        """In the thread: run a statement, and note when it began."""
         self._query_began_at = time.monotonic()
         try:
             return execute(*args)
@@ -188,7 +189,7 @@ class Loader:
             self._query_began_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
-        """In the thread: bring the rows up to date. Whoever waited for another's reload finds it done."""
+        """In the thread: update the rows, unless another job has done so meanwhile."""
         current = self._current
         if (
             current is not None
@@ -217,9 +218,9 @@ class Loader:
         )
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:
-        """In the thread: read shards of keys into the rows that are held, once these are up to date.
+        """In the thread: update the rows, then read these shards of keys into them.
 
-        Those that others wait for behind this job are read with them: a burst of new keys is two reads, however long.
+        Also read the shards that other jobs wait for: however large a burst of new keys is, it takes two reads.
         """
         current = self._current
         if current is not None and all(current.rows.shards[shard] is not None for shard in shards):
@@ -241,7 +242,7 @@ class Loader:
         return self._use(self._query(read))
 
     def _use(self, rows_read: rows.Rows) -> Snapshot:
-        """Hold these rows; where Redis asks for newer ones than there are, uncompared for a while."""
+        """Use these rows from now on. If Redis has a newer version than the database, compare none for a while."""
         with self._lock:
             behind = rows_read.version < self._behind
             versioned = not behind and not tests.running
@@ -259,7 +260,7 @@ class Loader:
                 with connection.execute_wrapper(self._timed):
                     answer = query()
         except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
-            # Django raises the latter three for text in a column of numbers, which SQLite keeps.
+            # Django raises the latter three for text in a column of numbers, which SQLite allows.
             hint = "is it up, and was `manage.py migrate` run?"
             if not isinstance(error, DatabaseError):
                 hint = "correct the row that raw SQL wrote"

@@ -1,7 +1,7 @@
-"""What the database says at one version, as frozen rows; read whole once, and then by what changed.
+"""Read the rules at one version into frozen rows: everything once, afterwards only what has changed.
 
-Rules and plans are few and read at once. What is about single keys (overrides, memberships, accounts) is read by
-shards, each whole, so that a key of which nothing is said costs no query either.
+Rules and plans are few and read together. Rows about single keys (overrides, memberships, accounts) are read by whole
+shards, so that a key without rows needs no query of its own either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule; `plan` 0 is the default. A row that cannot be read has no algorithm, but `unreadable`: the reason."""
+    """A rule. `plan` is 0 for a default rule. If its row makes no sense, `algorithm` is None; `unreadable` says why."""
 
     pk: int
     name: str
@@ -50,7 +50,7 @@ class RuleRow:
     unreadable: str = ""
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """The algorithm, under other numbers if there are any; ValueError says why it makes no sense."""
+        """Return the algorithm with these numbers changed. Raise ValueError if it makes no sense."""
         if self.algorithm is None:
             raise ValueError(self.unreadable)
         if not changes:
@@ -68,8 +68,9 @@ DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 class Rows:
     """What the database says at `version`.
 
-    `deleted_at`: for (plan, rule name), the version and moment at which such a rule last went away. `shards` is filled
-    by the loader as keys are met: None is not read yet. `logged`: what was complained of, so that it is said once.
+    deleted_at  by (plan, rule name): the version and moment at which such a rule was last deleted
+    shards      the rows of keys, which the loader reads when it needs them; None for a shard that was not read yet
+    logged      messages that were logged, so that each is logged once
     """
 
     version: int
@@ -107,9 +108,9 @@ def _rule(rule: Rule) -> RuleRow:
 
 
 def read(using: str, current: Rows | None) -> Rows:
-    """The rows at the version in force: those held, those held and what changed since, or all of them.
+    """Return the rows at the version in force: the current ones, these with later changes, or all read again.
 
-    The version is read before the rows, and once more behind them: what an editor committed in between is read again.
+    Read the version before the rows and again after them. If an edit was committed in between, read again.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete = ConfigVersion.read(using)

@@ -1,4 +1,4 @@
-"""What applies to requests that are alike: the rules, ready to be asked, and those that cannot be read."""
+"""The rules that apply to requests that are alike, and those rules that cannot be read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ GLOBAL_KEY = "global"
 class AppliedRule:
     """A rule as it applies to a request.
 
-    `key` is what is counted, such as "user:42" ("" in a Selection, which is not about one key), and `key_kind` the
-    field of Identity that it comes from, or "global". `version` is that of the newest row that shaped the rule (its
-    own, an override, a rule that went away above it), `since` when these parameters came into force, in µs since
-    1970 UTC. `max_wait` is in seconds, `prefetch` the most requests whose permits are taken ahead (0: none); `plan` is
-    the slug of the rule's plan, "" for a default rule.
+    key       what is counted, such as "user:42"; "" in a Selection, which is not about one key
+    key_kind  the attribute of Identity that the key comes from, or "global"
+    max_wait  in seconds
+    prefetch  maximum number of requests whose permits a process takes in advance; 0 for none
+    version   of the newest row that changed the rule: its own, an override, or a deleted rule that came before it
+    since     when these parameters came into force, in µs since 1970 UTC
+    plan      the slug of the rule's plan; "" for a default rule
     """
 
     name: str
@@ -42,7 +44,7 @@ class AppliedRule:
 
 
 class UnreadableRule(NamedTuple):
-    """A rule whose row, or whose override, makes no sense: its own failure policy stands in for its decision."""
+    """A rule whose row or override makes no sense. Its failure policy decides instead."""
 
     name: str
     rule: int
@@ -51,24 +53,24 @@ class UnreadableRule(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Whether it refuses. A local limit has no numbers to go by either, so it refuses too."""
+        """Return whether it refuses. With the policy "local" it also refuses, since a local limit needs its numbers."""
         return self.on_failure != "allow"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Selection:
-    """The rules of all requests that are alike; compared and hashed by identity."""
+    """The rules of all requests that are alike. Compared and hashed by object identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The configuration version that they are of, which a decision hands to the script; None: it is not compared.
+    #: The configuration version of the rules, which the script compares with its own; None: it does not compare.
     version: int | None
-    #: Those in whose place their failure policy decides; never one in the shadow.
+    #: Rules whose failure policy decides instead. A rule in shadow mode is never among them.
     unreadable: tuple[UnreadableRule, ...] = ()
-    #: What is made of them once, and kept for as long as they are.
+    #: Cache of objects built from these rules. It lives as long as this Selection.
     cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def keys(self, identity: Identity) -> tuple[str, ...]:
-        """What each rule counts this identity under."""
+        """Return the key under which each rule counts this identity."""
         return tuple(
             GLOBAL_KEY if rule.key_kind == GLOBAL_KEY else getattr(identity, rule.key_kind) for rule in self.rules
         )

@@ -1,8 +1,8 @@
-"""The rules as they hold now: facts about a request in, the limits that apply out.
+"""Find the limits that apply to a request, in the rules as they hold now.
 
-A snapshot is what the database says at one version, seen at one moment: validity periods have begun or ended. All
-that does not depend on who asks is compiled once and shared: requests of the same scope by keys on the same plan,
-without overrides of their own, get the same Selection object.
+A snapshot has the rows of one version, evaluated at one moment: validity periods have begun or ended. Everything that
+does not depend on the caller is compiled once and shared. Requests in the same scope, by keys on the same plan and
+without overrides, get the same Selection object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Selections that a snapshot keeps at most; past it, it starts anew.
+#: Maximum number of Selections that a snapshot keeps. Beyond it the cache is emptied.
 MAX_SELECTIONS = 4096
 
 _API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
@@ -37,9 +37,10 @@ _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
 
 
 class Billing(NamedTuple):
-    """An account's billing periods: starts of the previous, current, next and next but one, in µs since 1970 UTC.
+    """An account's billing periods.
 
-    `kept` is the one that its last change of terms left as it was.
+    boundaries  starts of the previous, current, next and next but one period, in µs since 1970 UTC
+    kept        the period that the account's last change of terms left as it was, or None
     """
 
     timezone: str
@@ -48,17 +49,16 @@ class Billing(NamedTuple):
     boundaries: tuple[int, int, int, int]
 
 
-#: Which kinds of key there are, the key's plan, the account's plan, when any of that changed, and the overrides.
+#: What decides which rules apply: kinds of key (bits), key's plan, account's plan, when these changed, and overrides.
 _Terms = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
-    """The rules at `version`, as they hold from `seen_at` until `good_until` (µs since 1970 UTC, as `clock` has it).
+    """The rules at `version`, as they hold from `seen_at` until `good_until` (µs since 1970 UTC, by `clock`).
 
-    Immutable in what it answers; what it was asked before it remembers. A shard of keys that was not read yet is
-    read on first touch, through `load`, which answers with a snapshot that has it. Whatever depends on the time is
-    found out as of the moment of its first touch, which may be hours after the rows were read; `seen_at` is the last
-    such moment.
+    Its answers never change, and it caches them. `load` reads a shard of keys at its first use, and returns a snapshot
+    that has it. Values that depend on the time are evaluated at their first use, which may be hours after the rows were
+    read. `seen_at` is the last such moment.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Snapshot:
         versioned: bool = True,
     ) -> None:
         self.rows = rows
-        #: Whether decisions by it are compared with the version that Redis asks for.
+        #: Whether the script compares this version with its own.
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
@@ -108,9 +108,9 @@ class Snapshot:
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
 
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
-        """The rules that apply to such a request by this identity.
+        """Return the rules that apply to a request of this identity. `method` is the HTTP method.
 
-        Once its keys' shards are read this takes no lock, no query and no settings look-up.
+        Once the shards of its keys are read, this takes no lock, no query and no setting.
         """
         terms = self._terms_of(identity)
         if terms is None:
@@ -118,7 +118,7 @@ class Snapshot:
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
-            # Like GET, whose handler answers it, where no rule says otherwise.
+            # HEAD is like GET, whose handler answers it, unless a rule names HEAD.
             method = "GET" if method == "HEAD" and "GET" in self._methods else ""
         cache_key = (scope, method, terms)
         selection = self._selections.get(cache_key)
@@ -131,7 +131,7 @@ class Snapshot:
         return selection
 
     def _terms_of(self, identity: Identity) -> _Terms | None:
-        """What is said of an identity's keys, or None if that was not read yet."""
+        """Return what decides which rules apply to an identity; None if a shard was not read yet."""
         present = key_plan = account_plan = moved = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
@@ -159,14 +159,14 @@ class Snapshot:
         return present, key_plan, account_plan, moved, overrides
 
     def applicable(self, scope: str, method: str, identity: Identity) -> tuple[AppliedRule, ...]:
-        """The rules of `select`, each with the key that it counts this identity under."""
+        """Return the rules of `select`, each with the key under which it counts this identity."""
         selection = self.select(scope, method, identity)
         return tuple(
             replace(rule, key=key) for rule, key in zip(selection.rules, selection.keys(identity), strict=True)
         )
 
     def billing(self, account: str | None) -> Billing:
-        """The billing periods of an account, such as "account:7"; calendar months in UTC where nothing is said."""
+        """Return the billing periods of an account, such as "account:7"; by default calendar months in UTC."""
         timezone, anchor, kept = "UTC", None, None
         if account is not None:
             shard = self._facts[crc32(account.encode()) % KEY_SHARDS]
@@ -193,13 +193,13 @@ class Snapshot:
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
-        """The shards that this identity's keys are in and that are not read yet."""
+        """Return the shards of this identity's keys that are not read yet."""
         keys = (identity.api_key, identity.user, identity.address, identity.account)
         shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
         return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
 
     def having(self, identity: Identity) -> Snapshot:
-        """This snapshot, or a newer one if this one's rows cannot be completed, with all that `identity` needs."""
+        """Return this snapshot, or a newer one, with all shards that `identity` needs."""
         keys = (identity.api_key, identity.user, identity.address, identity.account)
         return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None})
 
@@ -219,13 +219,13 @@ class Snapshot:
         return self
 
     def _seen(self, now: int, until: int) -> None:
-        """Note that something was found out at `now` that holds until `until`."""
+        """Note that a value was evaluated at `now` and is valid until `until`."""
         with self._lock:
             self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
-        """Rule by rule, by name: the key's plan over the account's plan over the default; then the overrides."""
+        """Compile a Selection. By name, a rule of the key's plan replaces the account's plan's, which replaces a default."""
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
@@ -238,7 +238,7 @@ class Snapshot:
             kind = _counted(row.key_kind, present)
             if row.scope not in ("*", scope) or not _covers(row, method):
                 continue
-            # Of a row whose kind of key is unknown nobody can say that it is not meant for this request.
+            # A row with an unknown kind of key stays: it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
             gone = [self.rows.deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.deleted_at]
@@ -288,21 +288,21 @@ class Snapshot:
         )
 
     def log_once(self, message: str) -> None:
-        """Say what is wrong with these rows once, although their snapshots come and go."""
+        """Log an error about these rows, but only once for all snapshots of them."""
         if message not in self.rows.logged:
             self.rows.logged.add(message)
             logger.error(message)
 
 
 def _covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule names this method, or none; one that names GET covers HEAD as well."""
+    """Return whether the rule names this method, or no method. A rule that names GET covers HEAD too."""
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
 def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
-    """Leave out a rule that names GET alone where another one names HEAD, in the same scope and meter.
+    """Leave out rules that name GET but not HEAD if another rule of the same scope and meter names HEAD.
 
-    A shadow rule takes no other rule's place: it must not let through what would be refused without it.
+    A shadow rule replaces no other rule: it must not admit a request that would be refused without it.
     """
     named = {
         (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE
@@ -315,7 +315,7 @@ def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int
 
 
 def _counted(key_kind: str, present: int) -> str | None:
-    """The field of Identity that a rule counts, or None when the identity lacks it."""
+    """Return the attribute of Identity that a rule counts, or None if the identity lacks it."""
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":
@@ -327,10 +327,10 @@ def _counted(key_kind: str, present: int) -> str | None:
 
 
 def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
-    """The row's algorithm under the overrides' numbers, the first override that has one giving each.
+    """Return the row's algorithm with the overrides' numbers. The first override that has a number gives it.
 
-    Numbers differ only for a count that is the override's own: a count that others share cannot have two limits.
-    Raises ValueError for numbers, or a row, that make no sense.
+    An override's numbers apply only where the counter belongs to the override's key alone. A shared counter cannot have
+    two limits. Raise ValueError for numbers, or a row, that make no sense.
     """
     counted = "ip" if kind == "address" else kind
     numbers: dict[str, object] = {}
@@ -341,7 +341,7 @@ def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algori
 
 
 def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
-    """At most one rule bills per counted key and meter: that of the nearest plan, then the first by name."""
+    """Let at most one rule bill per counted key and meter: that of the nearest plan, then the first by name."""
     bills: dict[tuple[str, str], AppliedRule] = {}
     for _rank, rule in sorted(applied, key=lambda one: -one[0]):
         if rule.bills:
