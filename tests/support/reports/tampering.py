@@ -186,9 +186,9 @@ def watermark_moved(moment: str) -> Damage:
 
 
 def watermark_is_moved_past_redis() -> None:
-    """Move a watermark ahead, so that a month is closed though some of its usage was not drained."""
-    spend("acme", "2026-11-07")
-    ShardState.objects.update(watermark=at("2026-11-08"))
+    """Move a watermark ahead of usage that was not drained. That stays in Redis, behind no other kind's watermark."""
+    spend("acme", "2099-01-07")
+    ShardState.objects.update(watermark=at("2099-01-08"))
 
 
 def line_under_an_open_batch() -> None:
