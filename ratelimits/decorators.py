@@ -1,4 +1,4 @@
-"""The face for plain Django views: a decorator, for sync and async views alike."""
+"""The decorator that limits plain Django views, sync or async."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
-    """Govern a view by the rules of `scope`; `cost` is that of DRF's `throttle_cost`, a callable gets the request.
+    """Limit a view by the rules of `scope`. `cost` is like a `throttle_cost`; a callable takes the request.
 
-    The answer is kept as `request.quota`; ratelimits.quota.receipts settles or refunds it.
+    The answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund it.
     """
 
     def decorate(view: View) -> View:
@@ -41,7 +41,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             try:
                 response = view(request, *args, **kwargs)
             except Exception:
-                # Django makes a response of it. The middleware gives back what a server error cost.
+                # Django makes a response of it. The middleware gives back the cost of a server error.
                 finishing.end(request)
                 raise
             except BaseException as error:
@@ -73,7 +73,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             return with_headers(response, answer)
 
         wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
-        wrapped.ratelimits = named, cost  # says to the middleware and to the admin that it is governed, and how
+        wrapped.ratelimits = named, cost  # shows the middleware and the admin that the view is limited, and how
         return cast("View", wrapped)
 
     return decorate

@@ -1,4 +1,4 @@
-"""Request to identity: whose account, API key, user and address it is. Never a secret: ids, or digests of them."""
+"""Identify a request: its account, API key, user and address. Secrets appear as digests only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ratelimits.models.keys import UNKNOWN_ADDRESS
 
 logger = logging.getLogger(__name__)
 
-#: No text that is longer is an address (IPv6 with a scope and a port in front of them).
-_LONGEST = 100
-_told = False
+#: Maximum characters of a text that can be an address: IPv6 with a scope and a port.
+_MAX_LENGTH = 100
+_warned = False
 
 
 class Identity(NamedTuple):
-    """Who a request is, as key strings such as "user:42"; None for what it is not."""
+    """Who makes a request, as keys such as "user:42". None where it has no such key."""
 
     user: str | None = None
     api_key: str | None = None
@@ -36,12 +36,12 @@ class Identity(NamedTuple):
 
     @property
     def narrowest(self) -> str | None:
-        """The key that usage is booked to: the API key, else the user."""
+        """Return the key that usage is counted under: the API key, or else the user."""
         return self.api_key or self.user
 
     @property
     def owner(self) -> str:
-        """The account's identifier, without its kind; "" if there is none."""
+        """Return the account's identifier without its kind; "" if there is no account."""
         return self.account[8:] if self.account is not None else ""
 
 
@@ -51,10 +51,10 @@ def _digest(secret: str | bytes) -> str:
 
 
 def api_key_of(auth: Any) -> str | None:
-    """The id of what `request.auth` is: a row's number or UUID, else a digest.
+    """Return the API key of `request.auth`: the number or UUID of a row, or else a digest.
 
-    DRF's own Token has its secret for a primary key, so text never appears as it is. A mapping, such as the claims of
-    a JWT, is no API key.
+    The primary key of DRF's own Token is its secret, so a text never appears as it is. A mapping, such as the claims of
+    a JWT, is not an API key: return None.
     """
     if auth is None:
         return None
@@ -69,9 +69,9 @@ def api_key_of(auth: Any) -> str | None:
 
 
 def proxies() -> int | None:
-    """Return how many proxies are believed: by our setting, else by Django REST framework's; None: neither is set.
+    """Return the number of trusted proxies, by our setting or else by Django REST framework's; None if neither is set.
 
-    Raise ImproperlyConfigured if that is no such number.
+    Raise ImproperlyConfigured if DRF's setting makes no sense.
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
@@ -82,11 +82,11 @@ def proxies() -> int | None:
 
 
 def address_of(request: HttpRequest) -> str:
-    """Return the client's address as a key: IPv4 whole, IPv6 by its /64, which one subscriber has to himself.
+    """Return the client's address as a key: an IPv4 address, or the /64 of an IPv6 address, which one subscriber has.
 
-    X-Forwarded-For is believed for as many entries, from its end, as there are trusted proxies (NUM_PROXIES, as in
-    DRF); with none configured it is not believed at all, since whoever asks can write it. Requests without an address
-    that can be read share UNKNOWN_ADDRESS: each without a key would pass every limit by address.
+    In X-Forwarded-For, trust as many entries from the end as there are trusted proxies (NUM_PROXIES, as in DRF).
+    Without trusted proxies ignore it, since clients can write it. All requests without a readable address share
+    UNKNOWN_ADDRESS: without a key they would pass every limit by address.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
@@ -101,13 +101,13 @@ def address_of(request: HttpRequest) -> str:
 
 
 def _unknown(remote: str | None) -> str:
-    """Return UNKNOWN_ADDRESS; the first time in this process, log what to set."""
-    global _told
-    if not _told:
-        _told = True
+    """Return UNKNOWN_ADDRESS. The first time in this process, log how to configure it."""
+    global _warned
+    if not _warned:
+        _warned = True
         logger.warning(
             "A request came without a client address that can be read (REMOTE_ADDR is %.100r). All such requests are"
-            " counted together, as %s. Behind a proxy, by way of a unix socket for instance, set"
+            " counted together, as %s. Behind a proxy, through a unix socket for instance, set"
             " RATELIMITS['NUM_PROXIES'] to the number of your proxies and have them send X-Forwarded-For.",
             remote,
             UNKNOWN_ADDRESS,
@@ -119,9 +119,9 @@ _PREFIX = ~((1 << 64) - 1)
 
 
 def network(text: str) -> str | None:
-    """Return an address, with or without a port, as a key; None for other text (a unix socket's path, say)."""
-    # Clients choose this text: what is remembered of it must stay small.
-    return _network(text) if len(text) <= _LONGEST else None
+    """Return an address, with or without a port, as a key; None for any other text, such as a unix socket's path."""
+    # Clients choose this text, so do not cache long ones.
+    return _network(text) if len(text) <= _MAX_LENGTH else None
 
 
 @lru_cache(maxsize=8192)
@@ -143,7 +143,7 @@ def _network(text: str) -> str | None:
 
 
 async def aidentify(request: HttpRequest) -> Identity:
-    """`identify` for async code: the user is loaded without blocking, then nothing else asks the database."""
+    """Do as `identify`, awaited: load the user first, after which nothing else asks the database."""
     auser = getattr(request, "auser", None)
     if auser is not None:
         request.user = await auser()
@@ -151,17 +151,17 @@ async def aidentify(request: HttpRequest) -> Identity:
 
 
 def identify(request: Any) -> Identity:
-    """Who a request is; works for Django's requests and DRF's."""
+    """Return the identity of a request, Django's or DRF's."""
     user = getattr(request, "user", None)
     number = user.pk if user is not None and user.is_authenticated else None
-    # The usual number of a row is a name as it stands.
+    # A usual primary key needs no conversion to a ledger name.
     plain = type(number) is int and 0 <= number < 2**63
     user_name = account_name = None
     if number is not None:
         user_name = f"user:{number}" if plain else ledger_name(f"user:{number}")
     if conf.ACCOUNT is not None:
         account = conf.ACCOUNT(request)
-        # Of a row: its text is for people, and may change. AnonymousUser has None.
+        # Use the primary key of a row: its text may change. AnonymousUser has None.
         account = getattr(account, "pk", account)
         account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
     elif number not in (None, ""):
@@ -170,6 +170,6 @@ def identify(request: Any) -> Identity:
         user=user_name,
         api_key=api_key_of(getattr(request, "auth", None)),
         account=account_name,
-        # DRF's request hands on to this one by a slow way.
+        # DRF's request passes attributes on slowly, so use Django's.
         address=address_of(getattr(request, "_request", request)),
     )

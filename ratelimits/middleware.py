@@ -1,7 +1,7 @@
-"""The middleware: governs plain Django views by path, and finishes every request that was admitted.
+"""The middleware. It limits plain Django views by path, and finishes every admitted request.
 
-That includes those of the throttle and the decorator: what a server error cost is given back, and a `concurrency` lease
-ends with the response instead of with its time to live.
+It also finishes requests that the throttle or the decorator has admitted: it gives back the cost of a server error, and
+ends `concurrency` leases with the response rather than after their time to live.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 
 
 def governed(request: HttpRequest) -> bool:
-    """Whether the path is one of RATELIMITS["PATHS"] and its view has no face of its own (DRF's, or the decorator)."""
+    """Return whether the path is in RATELIMITS["PATHS"] and its view is not limited itself, by DRF or the decorator."""
     if not any(request.path.startswith(prefix) for prefix in conf.PATHS):
         return False
     try:
@@ -36,7 +36,7 @@ def governed(request: HttpRequest) -> bool:
 
 
 class QuotaMiddleware:
-    """Behind AuthenticationMiddleware; the rules of scope "*" apply to the paths that it governs."""
+    """Place it after AuthenticationMiddleware. Rules with the scope "*" apply to the paths that it limits."""
 
     sync_capable = True
     async_capable = True

@@ -1,6 +1,6 @@
-"""The DRF face: one throttle that decides all rules, as the only entry of DEFAULT_THROTTLE_CLASSES.
+"""The throttle class for Django REST framework. It decides all rules: make it the only throttle of a view.
 
-DRF runs every throttle of a view even after one has refused, so several would charge what they then refuse.
+DRF runs every throttle of a view, even after one has refused. So several would charge for a request that is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QuotaUnavailable(APIException):
-    """No decision could be had, and the rules say to refuse then."""
+    """No decision could be made, and the failure policy is to refuse."""
 
     status_code = 503
     default_detail = _("The quota of this request cannot be checked now.")
@@ -32,19 +32,23 @@ class QuotaUnavailable(APIException):
 
 
 class QuotaThrottle(BaseThrottle):
-    """Decides a request by the rules of the admin.
+    """Decides a request by the rules in the admin.
 
-    A view may have `throttle_scope`, which rules can name (default "*"), and `throttle_cost`: a number of requests, a
-    mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable of (request, view) that
-    returns one of these. The answer is kept as `request.quota`; its decision's receipt can be refunded or settled.
+    A view can have a `throttle_scope`, which rules can name (default "*"), and a `throttle_cost`. The cost is a number
+    of requests, a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable that takes
+    (request, view) and returns one of these. The answer is set as `request.quota`. Its decision's receipt can be
+    refunded or settled.
     """
 
     def __init__(self) -> None:
         self._answer: Answer | None = None
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Whether the request may proceed, charged; writes the RateLimit fields onto the view's response headers."""
-        # Django's request: the middleware looks there for the answer, and DRF's hands on to it by a slow way.
+        """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.
+
+        Raise QuotaUnavailable if a failure policy refuses, and WrongCost if the view's cost makes no sense.
+        """
+        # Use Django's request: the middleware looks there for the answer, and DRF's passes attributes on slowly.
         plain: Any = getattr(request, "_request", request)
         cost = getattr(view, "throttle_cost", None)
         if cost is None:
@@ -70,5 +74,5 @@ class QuotaThrottle(BaseThrottle):
         return answer.allowed
 
     def wait(self) -> float | None:
-        """Seconds until the same request would be admitted; None if it never can be."""
+        """Return the seconds until the same request would be admitted; None if it never can be."""
         return self._answer.retry_after if self._answer is not None else None

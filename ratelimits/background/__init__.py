@@ -1,4 +1,4 @@
-"""Work that a process does beside its requests: at intervals, soon after `wake`, and once more when it ends."""
+"""Work in a thread beside the requests: at intervals, soon after `wake`, and once more when the process ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ratelimits.background import stop_signals
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which all the last work of a process that ends must be done; what is not done by then is given up.
+#: Maximum seconds for all last work when the process ends. What is not done by then is given up.
 END_SECONDS = 5.0
-#: `wake` starts the work again no sooner than this many seconds, and this many times its own duration, after it ended.
+#: After the work has ended, `wake` starts it again after PAUSE seconds, and PAUSE_FACTOR times its duration, at the
+#: earliest.
 PAUSE, PAUSE_FACTOR = 0.1, 9
 
 
 class Background:
-    """Do `work` every `seconds()` in a daemon thread, which begins with the first `start`.
+    """Does `work` every `seconds()` in a daemon thread, which begins with the first `start`.
 
-    When the process ends the thread does `last`; `turn` says in which order several of them begin. A forked child
-    begins anew: its threads are gone, and what they were about to do was its parent's.
+    When the process ends, the thread does `last`. Several threads begin their last work in the order of `turn`. A
+    forked child begins again without a thread: the work was its parent's.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Background:
         self._woken = False
         self._starting = threading.Lock()
         self._working = threading.Lock()
-        # A signal handler may put into it even if it interrupts its own thread in the middle of `put`.
+        # A SimpleQueue, since a signal handler may call `put` while it interrupts a `put` of its own thread.
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread of this process unless it runs."""
+        """Start the thread of this process, unless it runs."""
         if self.running:
             return
         with self._starting:
@@ -65,18 +66,18 @@ class Background:
                 stop_signals.watch(end)
 
     def run(self) -> None:
-        """Do the work now, in this thread; wait for the other one if it is doing it."""
+        """Do the work now, in the caller's thread. If the other thread is doing it, wait first."""
         with self._working:
             self._work()
 
     def wake(self) -> None:
-        """Have the thread do the work as soon as it has rested from the last time, and not only at its interval."""
+        """Have the thread do the work soon, after a pause, instead of at its next interval."""
         if not self._woken:
             self._woken = True
             self._orders.put(None)
 
     def finish(self) -> threading.Event | None:
-        """Have the thread do the last work at once; return the event that is set afterwards, None if it never began."""
+        """Have the thread do the last work at once. Return an event that is set afterwards; None without a thread."""
         if not self.running:
             return None
         finished = threading.Event()
@@ -84,7 +85,7 @@ class Background:
         return finished
 
     def _run(self) -> None:
-        # A child that this thread forks has other orders, and a thread of its own for them.
+        # A child that this thread forks has its own queue and its own thread.
         orders, working = self._orders, self._working
         rested, due = 0.0, time.monotonic() + self._seconds()
         while True:
@@ -114,9 +115,9 @@ _all: list[Background] = []
 
 
 def end(seconds: float = END_SECONDS) -> None:
-    """Have all last work done, and wait for it for `seconds` at most. Doing it twice is harmless.
+    """Have all last work done, and wait for it for at most `seconds`. It is harmless to call this twice.
 
-    The threads do it, so this may be called where the work itself must not be done, as in a signal handler.
+    The threads do the work, so this can be called where the work itself is not possible, as in a signal handler.
     """
     deadline = time.monotonic() + seconds
     for finished in [background.finish() for background in _all]:

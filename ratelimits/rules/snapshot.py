@@ -225,7 +225,7 @@ class Snapshot:
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
-        """Compile a Selection. By name, a rule of the key's plan replaces the account's plan's, which replaces a default."""
+        """Compile a Selection. The rule of a name comes from the key's plan, else the account's, else none."""
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
