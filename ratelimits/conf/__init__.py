@@ -1,7 +1,7 @@
-"""The app's settings: the one dict `RATELIMITS` of the project over the defaults below.
+"""The app's settings: the project's dict `RATELIMITS`, with the defaults below.
 
-`conf.NAME` reads one. A value is read once and kept until `setting_changed` tells of a new one. One that breaks its
-rule (`setting_rules`) raises ImproperlyConfigured; `manage.py check` tells of all of them beforehand.
+`conf.NAME` reads a setting. Its value is kept until `setting_changed` announces another one. A value that breaks its
+rule (`setting_rules`) raises ImproperlyConfigured; `manage.py check` lists all such values beforehand.
 """
 
 from __future__ import annotations
@@ -21,69 +21,69 @@ if TYPE_CHECKING:
 
 DEFAULTS: dict[str, Any] = {
     # Where things are
-    "CACHE_ALIAS": "default",  # the django-redis alias whose server decides and counts
-    "NAMESPACE": "default",  # part of every Redis key: projects that share a server differ in it
-    "SHARDS": 64,  # slots that accounts are spread over; fixed while usage is open
-    "DATABASE": "default",  # the alias that rules and the ledger are written to
+    "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
+    "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
+    "SHARDS": 64,  # number of shards over which accounts are spread; do not change it while usage is open
+    "DATABASE": "default",  # the database alias of the rules and the ledger
     # Who a request is
-    "ACCOUNT": None,  # callable or dotted path: request -> account identifier or None; None: the user
-    "NUM_PROXIES": None,  # proxies in front whose X-Forwarded-For is believed; None: DRF's setting
+    "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
+    "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
     # The decision
-    "TIMEOUT": 0.25,  # seconds that one Redis call may take
-    "FAILURE_POLICY": "allow",  # "allow" or "deny" when Redis is away and no rule says otherwise
-    "RELOAD_INTERVAL": 30,  # seconds after which rules are read again even if nobody told of an edit
-    "DENY_CACHE_SECONDS": 1.0,  # longest time that a process may repeat a refusal without asking Redis
-    "PREFETCH_SECONDS": 1.0,  # longest time in which a process spends the permits that it took ahead
-    "RECEIPT_TTL": 86_400,  # seconds in which a receipt can be refunded or settled
-    "PATHS": [],  # path prefixes of plain Django views that the middleware governs, such as "/files/"
-    "BILL_ERRORS": False,  # whether a response of 500 or above is billed; the middleware gives it back otherwise
-    "MAX_WAITING": 100,  # requests that a process holds back at once; one more that would wait is refused
-    "X_RATELIMIT_HEADERS": False,  # send X-RateLimit-* beside the RateLimit fields
+    "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
+    "FAILURE_POLICY": "allow",  # "allow" or "deny" while Redis is away, unless a rule says otherwise
+    "RELOAD_INTERVAL": 30,  # maximum age in seconds of cached rules if an edit notification is missed
+    "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
+    "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
+    "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
+    "PATHS": [],  # path prefixes of plain Django views that the middleware limits, such as "/files/"
+    "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
+    "MAX_WAITING": 100,  # maximum waiting requests of a process; one more that would wait is refused
+    "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     # Usage and billing
-    "UNITS": {},  # meter -> its unit; default: the meter's own name
-    "SEAL_INTERVAL": 60,  # seconds between two sealings of the open batches
-    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also those that Redis may forget
+    "UNITS": {},  # the unit of each meter; default: the meter's name
+    "SEAL_INTERVAL": 60,  # seconds between two times that open batches are sealed
+    "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis may lose
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
-    "COMPACT_INTERVAL": 3_600,  # seconds between two looks for batches in the ledger that can be joined
-    "FINALISE_INTERVAL": 900,  # seconds between two looks for billing periods that can be finalised
+    "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
+    "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
-    "PRORATION": "none",  # of what a plan includes: "none", or by the "time" that an account was on it
-    "LATE_USAGE": "version",  # usage of a closed period: a further "version" of its report, or the next "period"
-    "ADJUSTMENT_APPROVAL": False,  # whether an adjustment counts only when another person has approved it
-    "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two writings of what a process says it admitted; 0: never
-    "SIGNING_KEY": "",  # key of the HMAC over a report's chain head; empty: a plain digest
-    "SIGNING_KEYS_OLD": [],  # keys that were SIGNING_KEY before: what they signed still verifies
-    "BILLING_CUSTOMER": None,  # callable or dotted path: account -> what Stripe or Lago calls it; None: the account
-    "PUSH": {},  # billing systems that get what finalised reports say: name -> its options (docs/billing.md)
-    "PUSH_INTERVAL": 300,  # seconds between two looks for what is to be pushed to them
-    "PUSH_TIMEOUT": 30,  # seconds that the whole exchange of a request to one of them may take
+    "PRORATION": "none",  # share of what a plan includes: "none": all of it; "time": by the time on the plan
+    "LATE_USAGE": "version",  # late usage goes to a new "version" of its report, or to the next "period"
+    "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
+    "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two times that a process writes its totals; 0: never
+    "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: a plain digest
+    "SIGNING_KEYS_OLD": [],  # former values of SIGNING_KEY, whose signatures still verify
+    "BILLING_CUSTOMER": None,  # callable or path: takes an account, returns its name at Stripe or Lago
+    "PUSH": {},  # billing systems that receive finalised reports: name -> options
+    "PUSH_INTERVAL": 300,  # seconds between two searches for lines to push
+    "PUSH_TIMEOUT": 30,  # maximum seconds for one request to a billing system
     # Alerts
-    "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise one; []: none
-    "ALERT_INTERVAL": 60,  # seconds between two looks for alerts that are due
-    "ALERT_TIMEOUT": 10,  # seconds that the whole exchange with a webhook's receiver may take
+    "ALERT_THRESHOLDS": [50, 80, 100],  # percentages of an included quantity or a limit that raise an alert
+    "ALERT_INTERVAL": 60,  # seconds between two searches for alerts that are due
+    "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
 }
 
 CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER"}
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 
 
-#: Settings that hold secrets: no message shows their values.
+#: Settings that contain secrets. No message shows their values.
 SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 
 
 def shown(value: object, name: str = "") -> str:
-    """A value as a message has it: not for longer than a line, and not at all if the setting of this name is secret."""
+    """Return a value as text for a message: at most a line, and not the value of a setting that is secret."""
     if name in SECRETS:
         return f"a {type(value).__name__} that is not shown, since it may hold a secret"
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python converts to text
         text = f"a {type(value).__name__} of too many digits"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class Conf:
-    """Attribute access to the settings; an unknown name is an AttributeError, a wrong value ImproperlyConfigured."""
+    """Gives access to the settings as attributes. Raises ImproperlyConfigured for a value that makes no sense."""
 
     CACHE_ALIAS: str
     NAMESPACE: str
@@ -139,7 +139,7 @@ class Conf:
             return value
 
     def reload(self) -> None:
-        """Forget what was read; the next access reads the project's settings again."""
+        """Forget all values. The next access reads the project's settings again."""
         self.__dict__.clear()
 
 

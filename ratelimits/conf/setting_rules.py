@@ -1,4 +1,4 @@
-"""What each setting may be: one rule for each, with the sentence that says what to write instead."""
+"""The rule of each setting: the values that it may have, and a sentence that says what to write instead."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-#: Longest time in seconds that a setting may name: ten years, which every clock and socket here can count.
+#: Maximum seconds of any setting: ten years, which every clock and socket can handle.
 LONGEST = 315_360_000
-#: Longest time in seconds that somebody may be kept waiting for an answer.
+#: Maximum seconds for which a caller may wait for an answer.
 LONGEST_CALL = 3600
-#: The longest exchange with a webhook's receiver (s): its delivery is claimed for 300.
+#: Maximum seconds for a call of a webhook: its delivery is claimed for 300 s.
 LONGEST_POST = 100
-#: Longest text that becomes a column of a report.
+#: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class SettingRule(NamedTuple):
-    """What a value must be, in the words that follow "Write ", and whether one is."""
+    """A rule for a value: a hint, in the words that follow "Write ", and a function that checks the value."""
 
     hint: str
     holds: Callable[[Any], bool]
@@ -36,7 +36,7 @@ def _number(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Whether it is text that every encoding, database and header can hold."""
+    """Return whether a value is text that every encoding, database and header can contain."""
     return isinstance(value, str) and value.isprintable()
 
 
@@ -78,7 +78,7 @@ _THRESHOLDS = SettingRule(
     lambda value: isinstance(value, list | tuple) and all(map(_whole(1, 10_000), value)),
 )
 
-#: The kinds of billing systems, and whether each needs a key.
+#: The kinds of billing systems, and whether they need a key.
 PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
 _PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "FORMAT": lambda value: isinstance(value, str),
@@ -91,7 +91,7 @@ _PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
 
 
 def _receiver(name: Any, options: Any) -> bool:
-    """Whether these are the options of a billing system."""
+    """Return whether these are valid options of a billing system."""
     if not (isinstance(name, str) and _NAMESPACE.fullmatch(name) and isinstance(options, dict)):
         return False
     kind = options.get("FORMAT", name)
@@ -162,7 +162,7 @@ RULES: dict[str, SettingRule] = {
 
 
 def complaint(name: str, value: Any) -> str:
-    """What to write instead of a value; "" when it is fine."""
+    """Return a sentence that says what to write instead of a value; "" if the value is valid."""
     rule = RULES[name]
     try:
         return "" if rule.holds(value) else f"Write {rule.hint}"

@@ -1,4 +1,4 @@
-"""What a rule would have done to traffic: traces replayed on the real scripts, with a virtual clock."""
+"""Simulate what a rule would have done to traffic: replay traces on the real scripts, with a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many decisions in a row on a virtual clock: what a simulation asks of the real scripts."""
+"""Make many decisions in a row on a virtual clock, by the real scripts, for a simulation."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.server import Server
 
-#: A command as the wire takes it, and the script that it calls.
+#: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
 #: 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait; times in µs.
 Reply = tuple[int, ...]
 
-# Nothing that is virtual looks at a nonce or at the run of the server.
+# On a virtual clock the script uses neither the nonce nor the run of the server.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
 _BEFORE = bulks(_NONCE, f"0 {_RUN}".encode())
-# What of a request changes from one to the next, as lua/decide.lua reads it: now and timeout behind five bytes, and the
-# cost at its end.
+# The parts of a request that change from one to the next, as lua/decide.lua reads them: now and timeout after five
+# bytes, and the cost at the end.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
 _ANSWER = struct.Struct("<7q")
 _REFUSED = struct.Struct("<2q")
 
 
 class _Template:
-    """The commands of one op: what is before the times, between them and the cost, and behind it."""
+    """The bytes of one op's commands: before the times, between the times and the cost, and after the cost."""
 
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
 
     def __init__(self) -> None:
-        #: By key: its command as far as the request's times.
+        #: By key: the bytes of its command before the times.
         self.fronts: dict[str, bytes] = {}
         self.name = self.before = self.between = self.after = b""
-        #: The moments (µs) between which `between` and `after` are right.
+        #: The moments (µs) between which `between` and `after` are valid.
         self.start, self.end = 0.0, 0.0
 
 
 class CommandMaker:
-    """Commands that ask a program on a virtual clock, for one key and at one cost each; all but those is made once.
+    """Makes commands of a program on a virtual clock. Only times, key, cost and lease differ, the rest is made once.
 
-    Its terms have one key and one slot, 0.
+    All terms of the program have the key 0 and the slot 0.
     """
 
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
@@ -56,7 +56,7 @@ class CommandMaker:
         self._leases = any(term.algorithm.leases for term in program.terms)
 
     def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
-        """One command. `now` in µs, and `timeout`, -1: any; the lease "" is a name like others."""
+        """Return one command. `now` and `timeout` (-1: any) are in µs. The lease "" is a name like others."""
         template = self._templates.get(op)
         if template is None or not template.start <= now < template.end:
             template = self._template(op, key, now)
@@ -69,7 +69,7 @@ class CommandMaker:
         return command, self.program.script
 
     def _template(self, op: Op, key: str, now: int) -> _Template:
-        """Taken from a whole command, which knows its parts."""
+        """Make a template from the bytes of a whole command."""
         template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole = Command(self._keyspace, call).to(_RUN, _NONCE)
@@ -97,7 +97,7 @@ class CommandMaker:
         return [one.encode() for one in (*self.state_keys(key), *further_keys(self._keyspace, call, [0]))]
 
     def state_keys(self, key: str) -> list[str]:
-        """The Redis keys of a key's states."""
+        """Return the Redis keys of a key's states."""
         return state_keys(self._keyspace, Call(self.program, (key,), (0,)), [0])
 
 
@@ -106,9 +106,9 @@ def _of_any_run(command: bytes, run: str) -> bytes:
 
 
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
-    """Decide in order, in one round trip.
+    """Send commands in one round trip and return their replies, decided in order.
 
-    Nothing else may decide on the same keys meanwhile. Raises Stale for a moment that its calendars do not reach to.
+    Nothing else may decide on the same keys meanwhile. Raise Stale for a moment that calendar params do not cover.
     """
     packed = [partial(_of_any_run, command) for command, _script in commands]
     packed_replies = server.wire.stream(packed, {script for _command, script in commands})
@@ -121,7 +121,7 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:
-    """Leave nothing behind of these states."""
+    """Delete these states."""
     endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
     found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):

@@ -1,4 +1,4 @@
-"""Reading rules and the lines of a trace: numbers as they are written, and for each mistake a sentence."""
+"""Read rules and the lines of a trace: numbers exactly as they are written, and a sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratelimits.algorithms.parsing import HORIZON, MICROSECONDS
 from ratelimits.engine.call import Op
 from ratelimits.engine.program import MAX_LIMITS
 
-#: Most permits that one line may name.
+#: Maximum cost of one line.
 MAX_COST = 2**40
 LATEST = HORIZON // MICROSECONDS
 FIELDS = ("at", "op", "key", "cost", "timeout", "lease", "rule")
@@ -31,12 +31,12 @@ OPS = {
 Rules = tuple[Algorithm, ...]
 _FIELDS = frozenset(FIELDS)
 _MICRO = Decimal("0.000001")
-#: Lines that are decoded at once, if they can be.
+#: Number of lines that are decoded together, if possible.
 _LOT = 500
 
 
 class BadLine(ValueError):
-    """What is wrong with a line of a trace; `number` counts from 1, 0 is the rule."""
+    """A mistake in a line of a trace. `number` counts from 1; 0 is the rule."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -44,9 +44,10 @@ class BadLine(ValueError):
 
 
 class TraceLine(NamedTuple):
-    """One line of a trace. `at` is the number as it was given, `now` and `timeout` are µs; `timeout` -1 is any wait.
+    """One line of a trace.
 
-    `rules` are those of a `set_rule`, else None.
+    `at` is the number as it was given. `now` and `timeout` are in µs; a `timeout` of -1 accepts any wait. `rules` are
+    those of a `set_rule`, else None.
     """
 
     at: int | Decimal
@@ -60,7 +61,7 @@ class TraceLine(NamedTuple):
 
 
 def _far(text: str) -> Decimal:
-    """A number that is no Decimal or no int: of an exponent or a length that nothing here takes."""
+    """Return a number whose exponent is too large for a Decimal as infinity, so that it is refused as out of range."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -74,13 +75,13 @@ def _long(text: str) -> int | Decimal:
         return Decimal(text)
 
 
-# NaN and Infinity are not JSON, but what writes them means a line, and that line is told.
+# NaN and Infinity are not JSON. Accept them here, so that the message is about the line's field.
 _JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
 _LENIENT = json.JSONDecoder(parse_float=_far, parse_int=_long, parse_constant=Decimal)
 
 
 def decoded(text: bytes) -> Any:
-    """The JSON value of a text in UTF-8, its decimals exact. Raises ValueError that says where it is wrong."""
+    """Return the JSON value of a text in UTF-8, with exact decimals. Raise ValueError that says where it is wrong."""
     try:
         read = text.decode()
         try:
@@ -98,7 +99,7 @@ def decoded(text: bytes) -> Any:
 
 
 def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """The lines of a text that are not blank, with their numbers from 1; what is no JSON is the ValueError itself."""
+    """Yield the number (from 1) and value of each line that is not blank; a ValueError for a line that is not JSON."""
     numbered = ((number, text) for number, text in enumerate(texts, 1) if text.strip())
     while lot := list(islice(numbered, _LOT)):
         together = _together([text for _, text in lot])
@@ -114,10 +115,10 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def _together(texts: list[bytes]) -> list[Any] | None:
-    """The values of lines decoded as one list, which is faster; None if they must be read one by one.
+    """Return the values of lines decoded as one JSON list, which is faster; None if they must be decoded one by one.
 
-    Without another list in it, such a list is one of these very lines: a line break ends no string, and what begins
-    inside an object can be no object.
+    If the lines contain no list, the items are exactly the lines: a string cannot contain a line break, and an item
+    cannot begin within an object.
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):
@@ -130,7 +131,7 @@ def _together(texts: list[bytes]) -> list[Any] | None:
 
 
 def read_rules(data: Any) -> Rules:
-    """The algorithms of one rule, or of a list of rules that are decided together."""
+    """Return the algorithms of one rule, or of a list of rules that are decided together. Raise ValueError."""
     rules = data if isinstance(data, list) else [data]
     if not rules:
         raise ValueError("a list of rules needs at least one rule")
@@ -140,7 +141,7 @@ def read_rules(data: Any) -> Rules:
 
 
 def micros(name: str, value: Any) -> int:
-    """Seconds to the nearest µs, halves up; what is beyond the horizon is only known to be beyond it."""
+    """Return seconds as µs, rounded half up. A number beyond the horizon becomes one that is out of range."""
     if type(value) is int:
         if -LATEST <= value <= LATEST:
             return value * MICROSECONDS
@@ -150,13 +151,13 @@ def micros(name: str, value: Any) -> int:
         if not isinstance(value, Decimal) or value.is_nan():
             raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
         if -LATEST <= value <= LATEST:
-            # Rounded but once, however many digits there are.
+            # Round only once, whatever the number of digits.
             return int(value.quantize(_MICRO, ROUND_HALF_UP).scaleb(6))
     return 2 * HORIZON if value > 0 else -2 * HORIZON
 
 
 class Reader:
-    """Reads the lines of one trace; `rules` are those in force, the ones of the last `set_rule` if there was one."""
+    """Reads the lines of one trace. `rules` are those in force: after a `set_rule`, its rules."""
 
     def __init__(self, rules: Rules) -> None:
         self._bring(rules)
@@ -167,7 +168,7 @@ class Reader:
         self._most = min(self._most, MAX_COST)
 
     def line(self, data: Any) -> TraceLine:
-        """One line. Raises ValueError that says what to write instead."""
+        """Return one line. Raise ValueError that says what to write instead."""
         if not isinstance(data, dict):
             if isinstance(data, ValueError):
                 raise data

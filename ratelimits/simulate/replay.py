@@ -1,4 +1,4 @@
-"""Traces on fresh state of their own: lines in, outcomes out, in as few round trips as order allows."""
+"""Replay traces, each with a fresh state of its own, in as few round trips as their order allows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.batch import CommandMaker, ReadyCommand, Reply, forget, replay
 from ratelimits.simulate.lines import Rules, TraceLine
 
-#: Commands that travel in one round trip.
+#: Number of commands in one round trip.
 TOGETHER = 1000
 _ALIAS = "ratelimits_simulate"
 _PATIENCE = 60.0
@@ -36,7 +36,7 @@ _PATIENCE = 60.0
 
 @contextmanager
 def sandbox(url: str | None = None) -> Iterator[Wire]:
-    """A way to the server at `url` (default: REDIS_URL), else to an embedded one that ends with the block."""
+    """Yield connections to the server at `url` (default: REDIS_URL), or to an embedded one that ends with the block."""
     url = url or os.environ.get("REDIS_URL")
     if url:
         yield _wire(url)
@@ -58,18 +58,18 @@ def _wire(url: str) -> Wire:
 
 
 def _decimal(us: int) -> str:
-    """µs as seconds in JSON, with no digit that is not needed."""
+    """Return µs as seconds in JSON, without superfluous digits."""
     if us == 0:
         return "0.0"
     if 100 <= us < 10**15:
-        # At most 15 digits: the shortest text that reads as this double is the decimal itself, and has no exponent.
+        # With at most 15 digits, the shortest text of this double is the decimal itself, without an exponent.
         return repr(us / MICROSECONDS)
     whole, part = divmod(us, MICROSECONDS)
     return f"{whole}.{part:06d}".rstrip("0") + ("" if part else "0")
 
 
 class LineOutcome(NamedTuple):
-    """The answer to one line. `at` as it was given; `wait`, `retry_after` (None: never) and `reset_after` in µs."""
+    """The outcome of one line. `at` is as given; `wait`, `retry_after` (None: never) and `reset_after` are in µs."""
 
     at: int | Decimal
     allowed: bool
@@ -80,7 +80,7 @@ class LineOutcome(NamedTuple):
     reset_after: int
 
     def json(self) -> str:
-        """One object of JSON, times in seconds."""
+        """Return the outcome as a JSON object, with times in seconds."""
         retry_after = "null" if self.retry_after is None else _decimal(self.retry_after)
         return (
             f'{{"at": {self.at}, "allowed": {"true" if self.allowed else "false"}, "wait": {_decimal(self.wait)}, '
@@ -90,15 +90,15 @@ class LineOutcome(NamedTuple):
 
 
 class Replay:
-    """One trace against rules that are decided together, on state of its own: lines in, commands out."""
+    """Turns the lines of one trace into commands, for rules that are decided together on a state of its own."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
-        """`prefix` is part of its keys, and of no other replay's of the same simulator."""
+        """Begin a replay. `prefix` is part of its keys; no other replay of the simulator may have the same one."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._rules = rules
         self._makers: list[CommandMaker] = []
-        #: The numbers that its rules report as `limit`.
+        #: The numbers that the rules report as `limit`.
         self.shown = tuple(rule.shown for rule in rules)
 
     def _take(self, keyspace: Keyspace, rules: Rules) -> None:
@@ -118,7 +118,7 @@ class Replay:
         return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
     def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[ReadyCommand]:
-        """What brings every key that was seen under new rules; another algorithm forgets what the old one knew."""
+        """Yield the commands that change the rules of every key seen so far; another algorithm's states are deleted."""
         terms = zip(self._makers[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
         resetting = CommandMaker(keyspace, program(replaced)) if replaced else None
@@ -129,18 +129,18 @@ class Replay:
             yield self._makers[-1].command(Op.CHANGE, key, 0, line.now)
 
     def state_keys(self) -> Iterator[str]:
-        """The Redis keys of all states that this replay may have left."""
-        # Rules of one kind keep their states in one place, however often their numbers change.
+        """Yield the Redis keys of all states that this replay may have written."""
+        # Rules of the same algorithms have the same keys, however often their numbers change.
         kinds = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
         return (state for maker in kinds.values() for key in self._keys for state in maker.state_keys(key))
 
 
-#: Lines, with the number of the command that answers each, and the limits shown then.
+#: Lines, each with the index of its last command and the limits that it shows.
 AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
-    """Replays on a server, in a namespace of its own; `close` leaves nothing behind."""
+    """Runs replays on a server, in a namespace of its own. `close` deletes everything."""
 
     def __init__(self, wire: Wire) -> None:
         self._server = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
@@ -148,7 +148,7 @@ class Simulator:
         self._replays: dict[Replay, None] = {}
 
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
-        """Each line with its outcome, in order; lines are read ahead of outcomes, at most twice TOGETHER commands."""
+        """Yield each line with its outcome, in order. At most twice TOGETHER commands are read ahead of outcomes."""
         waiting: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
         awaited: AwaitedLines = []
         commands: list[ReadyCommand] = []
@@ -158,7 +158,7 @@ class Simulator:
             commands += one.commands(line, keyspace)
             awaited.append((one, line, len(commands) - 1, one.shown))
             if len(commands) >= TOGETHER:
-                # While the server decides on one lot, the next is read; a single thread keeps them in order.
+                # Read the next lot while the server decides one. A single thread keeps them in order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
                 waiting.append((awaited, self._thread.submit(replay, self._server, commands)))
                 awaited, commands = [], []
@@ -170,13 +170,13 @@ class Simulator:
             yield from _outcomes(awaited, replay(self._server, commands))
 
     def forget(self, replays: Iterable[Replay]) -> None:
-        """Leave nothing of finished replays behind."""
+        """Delete the states of finished replays."""
         forget(self._server, [state for one in replays for state in one.state_keys()])
         for one in replays:
             self._replays.pop(one, None)
 
     def close(self) -> None:
-        """Forget everything, when nothing is under way any more."""
+        """Wait for replies that are under way, then delete all states."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self.forget(list(self._replays))
@@ -188,7 +188,7 @@ class Simulator:
         try:
             self.close()
         except RedisError as lost:
-            # A server that went away has said so before.
+            # If there was an error before, it already says that the server is away.
             if error is None:
                 raise Unavailable(str(lost)) from lost
 

@@ -1,4 +1,4 @@
-"""A replay in a few lines for people: how much passed, who was busiest, and when."""
+"""Summarise a replay in a few lines: how many requests were admitted, when, and the busiest keys."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BUSIEST = 5
 
 
 def spark(counts: list[int], maximum: int = 0) -> str:
-    """A bar for each count, in eight heights of `maximum` (default: the greatest); a space for none."""
+    """Return a bar for each count, in eight heights up to `maximum` (default: the greatest count); a space for 0."""
     maximum = max(maximum, *counts, 1)
     return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)
 
 
 def duration(us: int) -> str:
-    """A length of time in the unit that suits it."""
+    """Return a length of time as text in a suitable unit."""
     seconds = us / MICROSECONDS
     for name, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -32,7 +32,7 @@ def duration(us: int) -> str:
 
 
 class Summary:
-    """Counts outcomes as they come. Requests are tries and acquires; what else a trace holds is not counted."""
+    """Counts outcomes. Only `try_acquire` and `acquire` count as requests; other lines of a trace do not."""
 
     def __init__(self) -> None:
         self.admitted = self.refused = self.never = self.permits = self.longest_wait = 0
@@ -60,7 +60,7 @@ class Summary:
         self.by_second[line.now // MICROSECONDS] += 1
 
     def slots(self) -> list[int]:
-        """Admitted requests in slots from the first request's to the last one's, aligned to their length."""
+        """Return the admitted requests by slot, from the first request's slot to the last's. Slots are aligned."""
         length = self.slot_seconds()
         first = (self.first or 0) // MICROSECONDS // length
         counts = [0] * (self.last // MICROSECONDS // length - first + 1)
@@ -69,13 +69,13 @@ class Summary:
         return counts
 
     def slot_seconds(self) -> int:
-        """The shortest length, in seconds, of which at most SLOTS reach from the first request to the last."""
+        """Return the shortest length in seconds for which at most SLOTS slots cover all requests."""
         span = self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS
         longer = (length for length in LENGTHS if span < (SLOTS - 1) * length)
         return next(longer, span // (SLOTS - 1) + 1)
 
     def text(self) -> Iterator[str]:
-        """The summary, line by line."""
+        """Yield the lines of the summary."""
         total = self.admitted + self.refused
         yield f"requests      {total:,}"
         if not total or self.first is None:
