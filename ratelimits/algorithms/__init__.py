@@ -1,3 +1,3 @@
-"""The parameters of each algorithm and the calendar: pure values that all other rooms share."""
+"""The algorithms with their parameters, and the calendar: pure values that all other rooms share."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every algorithm is: frozen parameters, checked when they are made, and the numbers that the script is handed."""
+"""The base class of all algorithms: frozen parameters, checked when they are made, and their numbers for the script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Params = tuple[int, ...]
 
 
 class Storage(NamedTuple):
-    """Where the state of a limit is kept in Redis; engine/keys.py names the keys.
+    """Where the state of a limit is stored in Redis. engine/keys.py names the keys.
 
-    packed    whether it is an entry in the packed string of its key: states of fixed size are
+    packed    whether it is an entry in the packed string of its key, as all states of fixed size are
     own       the letter that names its own key; "" if it has none
-    endings   what further keys have behind the own key, by the names that its Lua file calls them: "${name}"
+    endings   the endings that make further keys of the own key, by the names in its Lua file: "${name}"
     """
 
     packed: bool = True
@@ -27,7 +27,7 @@ class Storage(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """What lua/fast.lua reads of a limit: the bytes of its record in a packed state, their format, and its numbers."""
+    """What lua/fast.lua reads of a limit: the size and format of its record in a packed state, and its numbers."""
 
     size: int
     format: str
@@ -36,36 +36,36 @@ class FastPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """The numbers of a limit, and all that differs from one algorithm to the next.
+    """The numbers of a limit, and everything that differs between algorithms.
 
-    A new algorithm is a subclass of this, a Lua file and a line in algorithms/limits.py. Nothing else in the app asks
-    which algorithm it has before it: it asks what that one says here.
+    A new algorithm needs a subclass of this, a Lua file and a line in algorithms/limits.py. No other code depends on
+    which algorithm a limit has: it uses the attributes below.
     """
 
     #: Its name in a rule's row and in RULE.json.
     id: ClassVar[str]
-    #: What people call it.
+    #: Its name for people.
     label: ClassVar[str]
-    #: Its number in programs and in states, from 1 to 255. Never give it to another algorithm.
+    #: Its number in programs and states, from 1 to 255. Never give the number to another algorithm.
     code: ClassVar[int]
-    #: The file of lua/algorithms that decides it, and those that must be loaded before.
+    #: Its file in lua/algorithms, and the files that must be loaded before it.
     script: ClassVar[str]
     builds_on: ClassVar[tuple[str, ...]] = ()
-    #: Whether lua/fast.lua knows it, with some of its parameters at least.
+    #: Whether lua/fast.lua knows it, at least with some parameters.
     has_fast_path: ClassVar[bool] = False
-    #: Where its state is kept.
+    #: Where its state is stored.
     storage: ClassVar[Storage] = Storage()
-    #: Whether a request holds a lease, which ends with it.
+    #: Whether an admitted request holds a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stands until the moment that it names, so that a process may repeat it from memory.
+    #: Whether a refusal stays true until its retry_after has passed, so that a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: Whether its permits can be taken ahead: always ({}), never (None), or where fields have one of these values. They
-    #: must come back all at once, at a moment that a decision tells. Anywhere else permits come back while a process
-    #: still holds others, and the two together would be more than the limit.
+    #: Whether its permits can be prefetched: always ({}), never (None), or if fields have one of these values. Its
+    #: permits must all come back at one moment, which a decision names. If permits came back while a process still
+    #: holds others, both together would be more than the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
-    #: Whether it can let a request pass after a wait: such a rule has a max_wait.
+    #: Whether it can admit a request for later, after a wait: then a rule can have a max_wait.
     may_wait: ClassVar[bool] = False
-    #: Whether it is of no use without: the rule's max_wait must be given.
+    #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -79,50 +79,50 @@ class Algorithm:
 
     @property
     def shown(self) -> int | float:
-        """The number that a decision reports as `limit`."""
+        """Return the number that a decision reports as `limit`."""
         raise NotImplementedError
 
     @property
     def closed(self) -> bool:
-        """Whether nothing ever passes."""
+        """Return whether no request ever passes."""
         return False
 
     @property
     def quota(self) -> tuple[int, int | None]:
-        """What a client is told: permits, and the µs in which they all come back (None: no fixed length)."""
+        """Return what clients learn: permits, and the time in µs in which all come back (None: no fixed length)."""
         raise NotImplementedError
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
-        """Return the parts of the sentence that says what passes: permits are units such as "requests"."""
+        """Return the parts of the sentence that says what passes. `unit` names permits, such as "requests"."""
         raise NotImplementedError
 
     @property
     def may_prefetch(self) -> bool:
-        """Whether permits of this limit can be taken ahead."""
+        """Return whether permits of this limit can be prefetched."""
         where = self.prefetch_where
         return where is not None and all(getattr(self, name) in values for name, values in where.items())
 
     @property
     def undoable(self) -> bool:
-        """Whether giving permits back leaves the state as it was before they were taken."""
+        """Return whether giving permits back restores the state before they were taken."""
         return True
 
     @property
     def max_cost(self) -> int | None:
-        """The most permits that one request may take, None if that is no fewer than for every limit."""
+        """Return the maximum cost of one request; None if it is the same as for every limit."""
         return None
 
     @property
     def suggested_max_wait(self) -> Decimal | None:
-        """The longest wait in seconds that its numbers lead to; None if they lead to none."""
+        """Return the longest wait in seconds that its numbers lead to; None if they lead to none."""
         return None
 
     def params(self, now: int) -> Params:
-        """Return the numbers handed to the script, at most eight, as they are right at `now` (µs since 1970 UTC)."""
+        """Return the numbers for the script, at most eight, valid at `now` (µs since 1970 UTC)."""
         raise NotImplementedError
 
     def right_at(self, now: int) -> tuple[int, int] | None:
-        """Return from when until when (µs since 1970 UTC) `params` of `now` are right; None: at any time."""
+        """Return since when and until when (µs since 1970 UTC) the `params` of `now` are valid; None: at any time."""
         return None
 
     def fast_path(self, params: Params) -> FastPath | None:
@@ -130,13 +130,13 @@ class Algorithm:
         return None
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
-        """Return the calendar month around a moment (µs) that it limits, start and end; None if it limits no months."""
+        """Return start and end of the calendar month around a moment (µs) if it limits months, else None."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Algorithm):
-    """A limit of so many permits; of none, nothing passes."""
+    """A limit with a capacity: the maximum number of permits. With 0, no request passes."""
 
     capacity: int
 

@@ -1,11 +1,11 @@
-"""Billing periods around a moment: months, after the last period that a change of an account's terms left alone."""
+"""Find billing periods: months, after the last period that a change of an account's terms left as it was."""
 
 from __future__ import annotations
 
 from ratelimits.algorithms.calendar import boundaries
 
-#: A first period under new terms that would be shorter (µs) is one with the month after it. Clocks of two time zones
-#: are at most 26 hours apart, so a new time zone alone never makes a short period.
+#: If the first period under new terms would be shorter than this (µs), it is joined with the month after it. Clocks of
+#: two time zones are at most 26 hours apart, so a new time zone alone never makes a short period.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
@@ -16,8 +16,8 @@ Four = tuple[int, int, int, int]
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
     """Return the starts of the previous, current, next and next but one billing period around `now`, in µs.
 
-    Periods are the months of `timezone` from `anchor`. The period `kept` stays as it is: what comes after it starts
-    where it ends, and ends with a month. Raises ValueError as `boundaries` does.
+    Periods are the months of `timezone` from `anchor`. The period `kept` stays as it is: the next period starts where
+    it ends, and ends with a month. Raise ValueError as `boundaries` does.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)

@@ -1,8 +1,8 @@
-"""Calendar periods as instants: where the hour, day, week, month or year around a moment starts and ends.
+"""Find where the hour, day, week, month or year around a moment starts and ends.
 
-A period starts at the wall clock of its `anchor` in a named time zone, whatever daylight saving time does there; a
-month or year that lacks the anchor's day starts on its last one. Without an anchor periods start at the full hour,
-at midnight, on Monday, on the 1st and on 1 January. An hour is always 3600 seconds.
+A period starts at the wall-clock time of its `anchor` in a time zone, also across changes of daylight saving time. If a
+month or year lacks the anchor's day, the period starts on its last day. Without an anchor periods start at the full
+hour, at midnight, on Monday, on the 1st and on 1 January. An hour is always 3600 seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ UNITS = ("hour", "day", "week", "month", "year")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR = 3_600_000_000
 _MICROSECOND = timedelta(microseconds=1)
-# A Monday, the 1st of January: the default anchor of every unit at once.
+# A Monday and the 1st of January: the default anchor of every unit.
 _DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (local to whichever zone is asked)
 
 
 def zone(name: str) -> ZoneInfo:
-    """The time zone of that IANA name; ValueError with what to write instead when there is none."""
+    """Return the time zone with an IANA name. Raise ValueError that says what to write instead."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
@@ -30,7 +30,7 @@ def zone(name: str) -> ZoneInfo:
 
 
 def parse_anchor(text: str) -> datetime:
-    """An anchor as a naive local date-time, from ISO 8601 text such as '2026-01-31T06:00'."""
+    """Return an anchor as a naive local date-time, from ISO 8601 text such as '2026-01-31T06:00'. Raise ValueError."""
     try:
         anchor = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
@@ -43,13 +43,13 @@ def parse_anchor(text: str) -> datetime:
 
 
 def instant(moment: datetime) -> int:
-    """Microseconds since 1970-01-01 UTC of an aware moment."""
+    """Return an aware moment as µs since 1970 UTC."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
 @lru_cache(maxsize=4096)
 def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
-    """Start in µs of the `number`-th day, week, month or year from the one that the anchor starts."""
+    """Return the start in µs of the `number`-th day, week, month or year after the one that the anchor starts."""
     day = anchor.date()
     if unit == "day":
         day += timedelta(days=number)
@@ -63,16 +63,16 @@ def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
 
 
 def _offset(tz: ZoneInfo, moment: int) -> int:
-    """How far, in µs, the wall clock is ahead of UTC."""
+    """Return the µs by which the wall clock is ahead of UTC."""
     return ((_EPOCH + timedelta(microseconds=moment)).astimezone(tz).utcoffset() or timedelta()) // _MICROSECOND
 
 
 def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
-    """The full hour of the wall clock around a moment; where an offset changes by a part of an hour, that ends one."""
+    """Return the full hour of the wall clock around a moment. A change of the offset by part of an hour ends it."""
     offset = _offset(tz, now)
 
     def edge(other: int, near: int) -> int:
-        # The first moment, of those between the two, whose offset is that of the later one.
+        # Return the first moment between the two that has the offset of the later one.
         low, high = sorted((other, near))
         after = _offset(tz, high)
         while high - low > 1:
@@ -90,7 +90,7 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
 
 
 def _number(unit: str, anchor: datetime, local: date) -> int:
-    """About which period from the anchor's a local date lies in: right to within one."""
+    """Return roughly the number of the period with a local date, counted from the anchor: at most one off."""
     if unit == "day":
         return (local - anchor.date()).days
     if unit == "week":
@@ -100,10 +100,10 @@ def _number(unit: str, anchor: datetime, local: date) -> int:
 
 
 def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
-    """Starts of the previous, the current, the next and the next but one period around `now`, all µs since 1970 UTC.
+    """Return the starts of the previous, current, next and next but one period around `now`, all µs since 1970 UTC.
 
-    The current period is the half-open interval from the second to the third of them. Raises ValueError for an
-    unknown unit, time zone or anchor, and for a moment outside the years that calendars know.
+    The current period is the half-open interval from the second to the third start. Raise ValueError for an unknown
+    unit, time zone or anchor, and for a moment outside the years 1 to 9999.
     """
     if unit not in UNITS:
         raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")

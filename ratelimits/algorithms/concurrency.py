@@ -1,4 +1,4 @@
-"""The algorithm that counts what is under way: each request holds a lease until it ends."""
+"""The algorithm that counts requests in flight. Each request holds a lease until it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Concurrency(Bounded):
     script = "concurrency"
     storage = Storage(own="c", endings={"by_name": ":n", "beyond_one": ":x"})
     leases = True
-    #: Any lease may be released before it ends.
+    #: A lease may be released at any moment, so a refusal may become wrong.
     refusals_stand = False
     lease_ttl: Decimal = Decimal(60)
 

@@ -1,9 +1,8 @@
-"""A limit, and the algorithms that it may have: everything a decision needs to know, frozen.
+"""The registry of algorithms, and the limit of a request.
 
-Every algorithm is a frozen dataclass whose fields are those of the admin form and of RULE.json. Making one checks it:
-a value that makes no sense raises ValueError with a sentence that says what to write instead. `rate` and the other
-decimals have at most six places and are exact: 0.9 is nine tenths. Times are in seconds here and in whole
-microseconds on the wire.
+Every algorithm is a frozen dataclass. Its fields are those of the admin form and of RULE.json. It checks its values:
+one that makes no sense raises ValueError with a sentence that says what to write instead. `rate` and the other decimals
+have at most six places and are exact. Times are in seconds in the fields, and in whole microseconds for the script.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ __all__ = [
 
 
 class Mode(IntEnum):
-    """What a refusal by this limit means: the request is refused, or only recorded."""
+    """Whether a refusal by a limit refuses the request, or is only recorded."""
 
     ENFORCE = 0
     SHADOW = 1
 
 
-#: Every algorithm: a new one is a line here.
+#: All algorithms. Add a line for a new one.
 _REGISTERED: tuple[type[Algorithm], ...] = (
     FixedWindow,
     CalendarWindow,
@@ -61,19 +60,19 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
-#: What the admin form asks beside the algorithm's own fields; it changes no number of a replay.
+#: Fields of the admin form that belong to no algorithm. A replay ignores them.
 _FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "prefetch"}
 
 
 def fields_of(algorithm: str) -> tuple[str, ...]:
-    """The field names that an algorithm takes, in the order of its class; ValueError for an unknown algorithm."""
+    """Return the field names of an algorithm in the order of its class. Raise ValueError for an unknown algorithm."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}: use one of {', '.join(ALGORITHMS)}")
     return tuple(field.name for field in fields(ALGORITHMS[algorithm]))
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
-    """The algorithm that RULE.json (a dict of the admin form's fields) describes; ValueError says what is wrong."""
+    """Return the algorithm of RULE.json, a dict of the admin form's fields. Raise ValueError for a mistake."""
     if not isinstance(data, dict):
         raise ValueError(
             'a rule is an object such as {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}'
@@ -99,11 +98,14 @@ def algorithm_from_json(data: Any) -> Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit of a request: whose permits (`key`, such as "user:42"), by which algorithm, and how many.
+    """One limit of a request.
 
-    The state of a key is kept under `name`. `rule` and `version` say in the usage which row, at which configuration
-    version, decided; `since` (µs since 1970 UTC) is when these parameters came into force, for states written under
-    others: time before it counts under the old ones. 0 means from this decision on.
+    key      whose permits are counted, such as "user:42"
+    name     the name of the state; two limits with one key need different names
+    cost     in permits
+    rule     the row that decides, and `version` its configuration version: usage records both
+    since    when these parameters came into force, in µs since 1970 UTC. If a state was written with other parameters,
+             time before this moment counts under those. 0: from this decision on
     """
 
     key: str

@@ -1,6 +1,6 @@
-"""Numbers as people write them, checked: exact decimals, whole numbers, lengths of time.
+"""Check numbers as people write them: exact decimals, whole numbers, lengths of time.
 
-Whatever makes no sense raises ValueError with a sentence that says what to write instead.
+A value that makes no sense raises ValueError with a sentence that says what to write instead.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICROSECONDS = 1_000_000
-#: Longest time, in µs, that a state may run ahead: doubles hold integers exactly to 2**53, and "now" is there too.
+#: Maximum time in µs that a state may be ahead of now. Doubles hold integers exactly up to 2**53, including "now".
 HORIZON = 2**52
-#: Most permits a capacity may hold.
+#: Maximum capacity.
 MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
-    """A decimal as written, with at most six places and not below (or, with `above`, above) `least`."""
+    """Return an exact decimal with at most six places, from `least` on, or with `above` greater than `least`."""
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
-            raise InvalidOperation  # Python reads "1_0" and digits of other scripts; who wrote them may not
+            raise InvalidOperation  # Python reads "1_0" and digits of other scripts, but people may mean something else
         number = value if isinstance(value, Decimal) else Decimal(str(value))
     except (InvalidOperation, ValueError) as error:
         raise ValueError(f"{name} must be a number, not {value!r}") from error
@@ -34,7 +34,7 @@ def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = F
 
 
 def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> int:
-    """A whole number from `least` to `most`."""
+    """Return a whole number from `least` to `most`."""
     number = exact(name, value)
     if number % 1:
         raise ValueError(f"{name} must be a whole number, not {value}")
@@ -44,19 +44,19 @@ def whole(name: str, value: object, least: int = 0, most: int = MAX_PERMITS) -> 
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """One of the words that a field takes."""
+    """Return a value that is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
     return str(value)
 
 
 def micros(seconds: Decimal) -> int:
-    """Whole microseconds of a time in seconds."""
+    """Return a time in seconds as whole µs."""
     return int(seconds * MICROSECONDS)
 
 
 def length(name: str, value: object) -> Decimal:
-    """A time in seconds, above 0 and short enough to be counted exactly."""
+    """Return a time in seconds that is above 0 and short enough to be counted exactly."""
     seconds = exact(name, value, above=True)
     if micros(seconds) > HORIZON:
         raise ValueError(f"{name} is longer than 142 years: write a shorter one")

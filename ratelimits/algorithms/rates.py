@@ -1,4 +1,4 @@
-"""Algorithms of a pace: `rate` permits per `period` seconds, a permit taking period/rate, kept as a fraction of µs."""
+"""Algorithms with a rate: `rate` permits per `period` seconds. The time of a permit is an exact fraction of µs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratelimits.algorithms.wording import Wording, gettext_noop, number
 
 
 def _countable(interval: Fraction, permits: int) -> None:
-    """ValueError unless so many permits at this pace are counted exactly."""
+    """Raise ValueError unless this number of permits at this rate can be counted exactly."""
     if interval * permits > HORIZON:
         raise ValueError(
             "rate is so low that capacity takes more than 142 years to come back: raise rate or lower capacity"
@@ -27,7 +27,7 @@ def _split(interval: Fraction) -> tuple[int, int, int]:
 
 
 class _Paced(Algorithm):
-    """Limits of `rate` permits per `period`; the fields are those of the dataclasses that are paced."""
+    """A limit of `rate` permits per `period`. Subclasses, which are dataclasses, have these fields."""
 
     __slots__ = ()
     rate: Decimal
@@ -35,11 +35,11 @@ class _Paced(Algorithm):
 
     @property
     def interval(self) -> Fraction:
-        """Microseconds that one permit takes, exactly."""
+        """Return the exact time of one permit in µs."""
         return Fraction(micros(self.period)) / Fraction(self.rate)
 
     def _check_pace(self, permits: int) -> None:
-        """ValueError unless so many permits are counted exactly."""
+        """Raise ValueError unless this number of permits can be counted exactly."""
         self._set("rate", exact("rate", self.rate, above=True))
         self._set("period", length("period", self.period))
         _countable(self.interval, permits)
@@ -86,7 +86,7 @@ class _Level(_Paced, Bounded):
 
 @dataclass(frozen=True, slots=True)
 class TokenBucket(_Level):
-    """`capacity` tokens, refilled at rate/period, `initial` of them there at the start; refuses when too few."""
+    """A bucket of `capacity` tokens, `initial` at the start, refilled at rate/period. Refuses if there are too few."""
 
     id = "token_bucket"
     label = gettext_noop("token bucket")
@@ -98,7 +98,7 @@ class TokenBucket(_Level):
         _Level._check(self)
         if self.initial not in ("full", "empty"):
             try:
-                # A block by an override leaves the rule's own fields as they are: in a bucket of none nothing is there.
+                # An override may set the capacity to 0 and leave `initial` as it is: an empty bucket starts empty.
                 initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
@@ -119,7 +119,7 @@ class TokenBucket(_Level):
 
 @dataclass(frozen=True, slots=True)
 class Gcra(_Level):
-    """The same limit kept as a theoretical arrival time: ITU-T I.371's Generic Cell Rate Algorithm, as in redis-cell.
+    """A token bucket's limit, by the Generic Cell Rate Algorithm of ITU-T I.371, as in redis-cell.
 
     `capacity` is redis-cell's max_burst + 1.
     """
@@ -132,7 +132,7 @@ class Gcra(_Level):
 
 @dataclass(frozen=True, slots=True)
 class LeakyBucket(_Level):
-    """As a meter: the level drains at rate/period; what would overflow `capacity` is refused."""
+    """The leaky bucket as a meter: its level drains at rate/period. Refuses what would overflow `capacity`."""
 
     id = "leaky_bucket"
     label = gettext_noop("leaky bucket")
@@ -145,10 +145,11 @@ class LeakyBucket(_Level):
 
 @dataclass(frozen=True, slots=True)
 class LeakyBucketQueue(_Level):
-    """As a queue: answers when to proceed, period/rate apart, `capacity` waiting, `delay_after` unspaced.
+    """The leaky bucket as a queue: requests proceed period/rate apart, and at most `capacity` wait.
 
-    That is nginx's limit_req with burst=capacity and delay=delay_after; but as everywhere, of capacity 0 nothing
-    passes. Where one may proceed and nobody wait, that is a leaky bucket of capacity 1.
+    The first `delay_after` requests do not wait. This is nginx's limit_req with burst=capacity and delay=delay_after,
+    except that with a capacity of 0 no request passes, as for every algorithm. If one request may proceed and none may
+    wait, use a leaky bucket of capacity 1.
     """
 
     id = "leaky_bucket_queue"
@@ -175,7 +176,7 @@ class LeakyBucketQueue(_Level):
 
     @property
     def _room(self) -> int:
-        """Permits that are accepted at once: one proceeds while the others wait."""
+        """Return the permits that are accepted at once: one proceeds, the others wait."""
         return self.capacity + 1 if self.capacity else 0
 
     @property
@@ -215,11 +216,11 @@ class _Smooth(_Paced):
 
     @property
     def max_cost(self) -> int:
-        """Permits that take longer than 142 years are not lent: that would not stay exact."""
+        """Return the permits that take 142 years: more would not stay exact."""
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """What idleness stores, `time` in µs, must be a number of permits and a length that are counted exactly."""
+        """Raise ValueError unless the `time` (µs) that is stored while idle can be counted exactly."""
         if time > HORIZON:
             raise ValueError(f"{field} is too long: what is saved up would be worth more than 142 years")
         if time / self.interval > MAX_PERMITS:
@@ -228,7 +229,7 @@ class _Smooth(_Paced):
 
 @dataclass(frozen=True, slots=True)
 class SmoothBursty(_Smooth):
-    """Guava's SmoothBursty: borrows from the future, the next caller pays; stores `max_burst_seconds` of idleness."""
+    """Guava's SmoothBursty: the next request waits for this one. Stores `max_burst_seconds` of idle time."""
 
     id = "smooth_bursty"
     label = gettext_noop("smooth, with bursts")
@@ -285,7 +286,7 @@ class SmoothWarmingUp(_Smooth):
         return self.warm_up
 
     def params(self, now: int) -> Params:
-        """q, r, n of the interval, then what brings its fractions to the common denominator of all warm-up times."""
+        """Return q, r, n of the interval, then the factor to the common denominator of all warm-up times, and these."""
         cold = Fraction(self.cold_factor)
         gain = Fraction(5 + cold, 2 * (1 + cold))
         ceiling = micros(self.warm_up) * gain

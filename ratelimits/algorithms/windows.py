@@ -10,7 +10,7 @@ from ratelimits.algorithms.base import Bounded, FastPath, Params, Storage
 from ratelimits.algorithms.parsing import MICROSECONDS, choice, length, micros, whole
 from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
-# A month and a year have no one length.
+# Months and years have no fixed length.
 _LENGTHS = {"hour": 3_600 * MICROSECONDS, "day": 86_400 * MICROSECONDS, "week": 604_800 * MICROSECONDS}
 _UNITS = {
     "hour": gettext_noop("calendar hour"),
@@ -19,13 +19,13 @@ _UNITS = {
     "month": gettext_noop("calendar month"),
     "year": gettext_noop("calendar year"),
 }
-# How lua/algorithms/window.lua packs a count and its window.
+# The format in which lua/algorithms/window.lua packs a count and its window.
 _RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow(Bounded):
-    """At most `capacity` per window of `period` seconds, aligned to 1970 or opened by the first hit."""
+    """At most `capacity` per window of `period` seconds. Windows are aligned to 1970, or opened by a first request."""
 
     id = "fixed_window"
     label = gettext_noop("fixed window")
@@ -52,7 +52,7 @@ class FixedWindow(Bounded):
 
     @property
     def undoable(self) -> bool:
-        # A window that the first hit opened stays open.
+        # A window that the first request has opened stays open.
         return self.window_start == "epoch"
 
     def fast_path(self, params: Params) -> FastPath | None:
@@ -65,7 +65,7 @@ class FixedWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindow(Bounded):
-    """At most `capacity` per calendar hour, day, week, month or year of a time zone, from an anchor's wall clock."""
+    """At most `capacity` per calendar hour, day, week, month or year of a time zone, from an anchor on."""
 
     id = "calendar_window"
     label = gettext_noop("calendar window")
@@ -113,7 +113,7 @@ class CalendarWindow(Bounded):
 class SlidingWindow(Bounded):
     """At most `capacity` per `period`, in buckets that slide one at a time (Sentinel's LeapArray).
 
-    `weighted` counts the bucket that is just leaving by its remaining share; with one sub-window that is the
+    `weighted` also counts the bucket that is just leaving, by its remaining share. With one sub-window that is the
     well-known approximation by two counters.
     """
 
@@ -159,7 +159,7 @@ class SlidingWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class SlidingLog(Bounded):
-    """At most `capacity` in any interval of `period` seconds: exact, at the price of remembering every hit."""
+    """At most `capacity` in any interval of `period` seconds. Exact, but it stores the time of every request."""
 
     id = "sliding_log"
     label = gettext_noop("sliding log")
