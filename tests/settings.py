@@ -15,7 +15,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"
 RATELIMITS["NAMESPACE"] = "test"
 # On a busy machine the server may get no processor time for a while; it must not count as away. Tests of
-# TIMEOUT itself set a short one (tests.support.faces.short_timeout).
+# TIMEOUT itself set a short one (tests.support.entry_points.short_timeout).
 RATELIMITS["TIMEOUT"] = 10
 # Tests write explicitly, because a background thread would meet another test's tables.
 RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0

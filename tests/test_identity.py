@@ -21,7 +21,7 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, address_of, aidentify, api_key_of, identify, network
 from ratelimits.models.keys import UNKNOWN_ADDRESS
 from ratelimits.quota import checking
-from tests.support.faces import begin_afresh
+from tests.support.entry_points import begin_afresh
 
 
 class Token(models.Model):

@@ -20,7 +20,7 @@ from ratelimits.embedded import free_port
 from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking
 from ratelimits.throttling import QuotaThrottle
-from tests.support.faces import Clock, away, begin_afresh, counted
+from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 

@@ -1,4 +1,4 @@
-"""What is measured of this app: the engine with prepared commands, the one door (quota.check), refusals."""
+"""What is measured of this app: the engine with prepared commands, quota.check, refusals."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def scripts() -> set[bytes]:
 
 
 def checking(scope: str) -> Callable[[], object]:
-    """The one door."""
+    """quota.check."""
     identity = someone(f"42-{scope}")
     return lambda: quota.check(identity, scope, "GET").allowed
 
@@ -201,7 +201,7 @@ def engine_ahead(server: Server, now: int) -> Case:
 
 
 def check_ahead() -> Case:
-    """The same at the one door."""
+    """The same for quota.check."""
     return Case("check_ahead", "quota.check, 1 rule, permits taken ahead", "ours", checking("ahead"), inner=AHEAD)
 
 
@@ -212,7 +212,7 @@ def exhaust(identity: Identity = REFUSED) -> None:
 
 
 def check_refusal() -> Case:
-    """A refused key at the one door: answered by the deny cache, asked again as often as that says."""
+    """A refused key at quota.check: answered by the deny cache, asked again as often as that says."""
     return Case(
         "check_refused",
         "quota.check, refused",

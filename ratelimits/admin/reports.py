@@ -180,10 +180,10 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:
-        """Whether nothing is declared that may be missing, and the second witness agreed."""
+        """Whether nothing is declared that may be missing, and the cross-check agreed."""
         return not report.gaps
 
-    @admin.display(description=_("second witness"))
+    @admin.display(description=_("cross-check"))
     def compared(self, report: Report) -> str:
         """The ledger beside what the processes say, as both are now."""
         found = cross_check.compare(_database(report), report.account, report.period_start, report.period_end)
@@ -193,10 +193,10 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
             (
                 str(text).format(
                     # Those of archived usage are dropped.
-                    mark=("✓" if each.holds else "✗") if each.witnessed or not each.ledger else "–",
+                    mark=("✓" if each.holds else "✗") if each.granted or not each.ledger else "–",
                     meter=each.meter,
                     ledger=f"{each.ledger:,}",
-                    said=f"{each.witnessed:,}",
+                    said=f"{each.granted:,}",
                 )
                 + (
                     str(beside).format(unanswered=f"{each.unanswered:,}", unmetered=f"{each.unmetered:,}")

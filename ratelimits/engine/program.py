@@ -60,7 +60,7 @@ class Program:
     """Terms that are decided together: at most MAX_LIMITS. Two terms with the same key must have different names."""
 
     terms: tuple[Term, ...]
-    _held: Packed | None = field(default=None, init=False, compare=False, repr=False)
+    _current: Packed | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.terms) > MAX_LIMITS:
@@ -149,14 +149,14 @@ class Program:
         fixed = self._fixed
         if fixed is not None:
             return fixed
-        held = self._held
-        if held is None or not held.start <= now < held.end:
+        current = self._current
+        if current is None or not current.start <= now < current.end:
             right = [span for span in (term.algorithm.right_at(now) for term in self.terms) if span is not None]
             start, end = max(start for start, _end in right), min(end for _start, end in right)
-            held = Packed(*self._compile(now), start, end)
+            current = Packed(*self._compile(now), start, end)
             # A cache, which is not part of the frozen value.
-            object.__setattr__(self, "_held", held)
-        return held
+            object.__setattr__(self, "_current", current)
+        return current
 
 
 def _own(term: Term) -> str | None:

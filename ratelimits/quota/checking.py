@@ -49,7 +49,7 @@ def _follow(version: int) -> None:
     try:
         rules.reload(version)
     except RulesUnavailable as error:
-        logger.warning("Version %s of the rules cannot be read, those held stay in force: %s", version, error)
+        logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
 
 
 sender = Sender(denials, current_server, _follow)
@@ -266,7 +266,7 @@ def _reread(commands: PreparedCommands) -> bool:
     try:
         return rules.reload() is not commands.snapshot
     except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, those held stay in force: %s", error)
+        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
         return False
 
 
@@ -276,7 +276,7 @@ async def _areread(commands: PreparedCommands) -> bool:
     try:
         return await rules.areload() is not commands.snapshot
     except RulesUnavailable as error:
-        logger.warning("The rules cannot be read again, those held stay in force: %s", error)
+        logger.warning("The rules cannot be read again, the current ones stay in force: %s", error)
         return False
 
 

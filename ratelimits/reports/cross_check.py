@@ -1,4 +1,4 @@
-"""The ledger beside the second witness: what processes say they were granted may never be more than the ledger has."""
+"""Cross-check the ledger with process totals: processes can never have been granted more than the ledger has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ratelimits.reports.periods import SECOND
 class Comparison:
     """Requests of one meter in one billing period: in the ledger, and as the processes say.
 
-    `witnessed` misses what a process that was killed had not written yet, so it may be less than `ledger`. `edge` is
+    `granted` misses what a process that was killed had not written yet, so it may be less than `ledger`. `edge` is
     its part in the first and the last 15 minutes, which the process's clock may have put into the wrong period.
     """
 
     meter: str
     ledger: int
-    witnessed: int
+    granted: int
     unanswered: int = 0
     unmetered: int = 0
     edge: int = 0
@@ -31,7 +31,7 @@ class Comparison:
     @property
     def holds(self) -> bool:
         """Whether the ledger has all that was granted."""
-        return self.witnessed - self.edge <= self.ledger
+        return self.granted - self.edge <= self.ledger
 
 
 def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
@@ -74,7 +74,7 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
         yield Comparison(
             meter=meter,
             ledger=ledger.get(meter, 0),
-            witnessed=granted,
+            granted=granted,
             unanswered=totals.get((meter, "unanswered"), (0, 0))[0],
             unmetered=totals.get((meter, "unmetered"), (0, 0))[0],
             edge=edge,
@@ -84,5 +84,5 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
 def text(compared: Iterable[Comparison]) -> str:
     """Return what a report prints where the ledger has less than processes were granted; "" where it has all."""
     return "; ".join(
-        f"witness {each.meter} processes={each.witnessed} ledger={each.ledger}" for each in compared if not each.holds
+        f"witness {each.meter} processes={each.granted} ledger={each.ledger}" for each in compared if not each.holds
     )

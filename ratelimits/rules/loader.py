@@ -132,7 +132,7 @@ class Loader:
         try:
             self._load(None)
         except RulesUnavailable as error:
-            logger.warning("The rules could not be read again; those held stay in force: %s", error)
+            logger.warning("The rules could not be read again; the current ones stay in force: %s", error)
 
     def _at(self, current: rows.Rows, *, versioned: bool) -> Snapshot:
         return Snapshot(current, self._clock, lambda shards: self._wait(self._want(shards)), versioned=versioned)

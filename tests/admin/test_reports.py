@@ -42,7 +42,7 @@ def body(response: Any) -> bytes:
     return b"".join(response.streaming_content)
 
 
-def test_a_report_s_page_says_what_was_billed_what_may_be_missing_and_what_the_second_witness_says(
+def test_a_report_s_page_says_what_was_billed_what_may_be_missing_and_what_the_cross_check_says(
     admin_client: Client, report: Report
 ) -> None:
     page = text(admin_client.get(url(Report, "change", report.pk)))

@@ -26,7 +26,7 @@ from ratelimits.identity import Identity
 from ratelimits.quota import checking
 from ratelimits.quota.checking import Answer
 from ratelimits.throttling import QuotaThrottle
-from tests.support.faces import begin_afresh
+from tests.support.entry_points import begin_afresh
 from tests.support.rows import rule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.end_to_end.test_bursts")]

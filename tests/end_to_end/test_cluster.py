@@ -42,8 +42,8 @@ from tests.support.cluster import NODES, Cluster, wait_until_loaded
 from tests.support.end_to_end.cluster_asker import CAPACITY
 from tests.support.engine.asking import KEYS, NOW, SECOND, home, limit, usage
 from tests.support.engine.proxy import Proxy
+from tests.support.entry_points import begin_afresh
 from tests.support.eventually import until
-from tests.support.faces import begin_afresh
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 from tests.support.servers import TestServers, server_binary

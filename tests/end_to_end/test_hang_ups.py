@@ -12,7 +12,7 @@ import redis
 
 from project.demo import processes
 from ratelimits.models import Rule
-from tests.support.faces import counted
+from tests.support.entry_points import counted
 
 SECONDS = 60.0
 Serve = Callable[[str], int]

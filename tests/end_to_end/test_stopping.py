@@ -189,12 +189,12 @@ def test_a_celery_worker_that_stops_has_declared_what_its_tasks_did_unmetered(
 HOLDS_PERMITS = """
 import sys, time, django
 django.setup()
-from ratelimits.quota import checking as quota, process_totals as witness
+from ratelimits.quota import checking as quota, process_totals
 from ratelimits.identity import Identity
 for user in range(50):
     for _ in range(2):
         assert quota.check(Identity(f"user:{user}")).allowed
-witness.admitted("account:acme", {"requests": 1}, time.time_ns() // 1000)
+process_totals.admitted("account:acme", {"requests": 1}, time.time_ns() // 1000)
 print("held", flush=True)
 sys.stdin.readline()
 """

@@ -21,7 +21,7 @@ from ratelimits.models import Account, KeyOverride, Rule
 from ratelimits.quota import checking, prepared
 from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.support.faces import Clock, away, begin_afresh, counted
+from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import NEEDED, rule, unsaved
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -22,7 +22,7 @@ from ratelimits.quota import checking, process_totals
 from ratelimits.quota.waiting import acheck_and_wait
 from tests.support.engine.asking import limit
 from tests.support.engine.proxy import Proxy
-from tests.support.faces import away, begin_afresh, counted
+from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.rows import rule
 from tests.support.servers import TestServers
 

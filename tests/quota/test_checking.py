@@ -22,7 +22,7 @@ from ratelimits.quota import checking, prepared, process_totals
 from ratelimits.quota.checking import Answer
 from tests.end_to_end.test_round_trips import commands_of_clients
 from tests.support.engine.proxy import Proxy
-from tests.support.faces import Clock, away, begin_afresh, counted, queries, short_timeout
+from tests.support.entry_points import Clock, away, begin_afresh, counted, queries, short_timeout
 from tests.support.raw import RawRedis
 from tests.support.rows import rule
 from tests.support.servers import TestServers
@@ -376,7 +376,7 @@ class TestFailures:
         assert answer.decision is not None
         assert answer.decision.limit == 50
 
-    def test_a_lost_reply_is_witnessed_and_the_request_sent_once(
+    def test_a_lost_reply_is_declared_and_the_request_sent_once(
         self, check: Check, proxy: Proxy, redis_client: RawRedis
     ) -> None:
         slow(capacity=100)
@@ -389,7 +389,7 @@ class TestFailures:
         kinds = {(place.kind, place.account, place.key): units for place, units in process_totals.totals().items()}
         assert kinds["unanswered", "acme", "api_key:9"] == (1, 1)
 
-    def test_what_was_let_through_unmetered_is_witnessed(self, check: Check, settings: Any) -> None:
+    def test_what_was_let_through_unmetered_is_declared(self, check: Check, settings: Any) -> None:
         slow(capacity=100)
         away(settings, free_port())
         check(WHO, costs={"requests": 1, "tokens": 30})
@@ -404,7 +404,7 @@ class TestFailures:
             ("unmetered", "", "anonymous", "requests"): (1, 1),
         }
 
-    def test_what_was_refused_is_not_witnessed(self, check: Check, settings: Any) -> None:
+    def test_what_was_refused_is_not_declared(self, check: Check, settings: Any) -> None:
         slow(on_failure="deny")
         away(settings, free_port())
         assert not check(WHO).allowed

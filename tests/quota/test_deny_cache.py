@@ -13,7 +13,7 @@ from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
 from ratelimits.engine.server import current_server
 from ratelimits.quota.deny_cache import DenyCache, Sender, send
-from tests.support.faces import away
+from tests.support.entry_points import away
 from tests.support.raw import RawRedis
 
 BUCKET = algorithm_from_json({"algorithm": "token_bucket", "capacity": 1, "rate": 1, "period": 60})

@@ -26,7 +26,7 @@ from ratelimits.decorators import limited
 from ratelimits.quota import finishing, receipts
 from ratelimits.quota.waiting import waiters
 from tests.support.engine.proxy import Proxy
-from tests.support.faces import away, begin_afresh, counted
+from tests.support.entry_points import away, begin_afresh, counted
 from tests.support.hanging import FILES, Asgi, Wsgi, awaited, until
 from tests.support.rows import rule
 from tests.support.servers import TestServers

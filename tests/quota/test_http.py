@@ -26,7 +26,7 @@ from ratelimits.decorators import limited
 from ratelimits.quota.costs import MAX_METERS
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names.urlconf import named_by_views
-from tests.support.faces import begin_afresh, counted
+from tests.support.entry_points import begin_afresh, counted
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)

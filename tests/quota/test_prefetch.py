@@ -25,7 +25,7 @@ from ratelimits.quota.prefetch import (
 )
 from tests.support.engine.asking import NOW, SECOND, limit
 from tests.support.engine.proxy import Proxy
-from tests.support.faces import Clock, away, short_timeout
+from tests.support.entry_points import Clock, away, short_timeout
 from tests.support.servers import TestServers
 
 

@@ -17,7 +17,7 @@ from ratelimits.quota import checking, process_totals, receipts
 from ratelimits.quota.checking import Answer
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.support.faces import Clock, away, begin_afresh, counted
+from tests.support.entry_points import Clock, away, begin_afresh, counted
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -127,8 +127,8 @@ import django
 from django.conf import settings
 settings.RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 3600
 django.setup()
-from ratelimits.quota import process_totals as witness
-witness.unmetered("acme", "api_key:1", {"requests": 1})
+from ratelimits.quota import process_totals
+process_totals.unmetered("acme", "api_key:1", {"requests": 1})
 """
 
 

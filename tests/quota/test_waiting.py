@@ -14,7 +14,7 @@ import redis
 from ratelimits.identity import Identity
 from ratelimits.quota.checking import Answer
 from ratelimits.quota.waiting import Waiters, acheck_and_wait, check_and_wait, waiters
-from tests.support.faces import Clock, begin_afresh, counted
+from tests.support.entry_points import Clock, begin_afresh, counted
 from tests.support.rows import rule
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -335,7 +335,7 @@ class TestWithoutADatabase:
             loader.reload()
         assert shown(loader.current()) == {"burst": 1}
         loader._thread.submit(int).result()  # after the refresh, whose failure the reload may already have seen
-        assert "those held stay in force" in caplog.text
+        assert "the current ones stay in force" in caplog.text
 
 
 class TestPatience:

@@ -27,23 +27,23 @@ class Disagreement:
     rule: Any
     lines: list[Line]
     expected: Answer
-    told: Any
+    replied: Any
 
     def __str__(self) -> str:
         def shown(value: Any) -> str:
             return json.dumps(value, default=float, ensure_ascii=False)
 
         lines = "\n".join(f"  {shown(line)}" for line in self.lines)
-        return f"rule {shown(self.rule)}\n{lines}\n  model  {shown(self.expected)}\n  engine {shown(self.told)}"
+        return f"rule {shown(self.rule)}\n{lines}\n  model  {shown(self.expected)}\n  engine {shown(self.replied)}"
 
 
 def first_difference(open_replay: Open, rule: Any, lines: list[Line], expected: list[Answer]) -> Disagreement | None:
     replay = open_replay(rule)
     number = -1
     try:
-        for number, told in enumerate(replay.run(lines)):
-            if told != expected[number]:
-                return Disagreement(rule, lines[: number + 1], expected[number], told)
+        for number, replied in enumerate(replay.run(lines)):
+            if replied != expected[number]:
+                return Disagreement(rule, lines[: number + 1], expected[number], replied)
     except Exception as error:  # noqa: BLE001  whatever the engine throws is its answer
         number += 1
         return Disagreement(rule, lines, expected[-1], f"{type(error).__name__}: {error}")

@@ -84,5 +84,5 @@ def says_more(before: str, now: str) -> bool:
 
 
 def _declared(text: str) -> set[str]:
-    """The gaps in a report's text, without what the second witness says: that is compared again and again."""
+    """The gaps in a report's text, without the cross-check, which is repeated again and again."""
     return {each for each in text.split("; ") if each and not each.startswith("witness ")}
