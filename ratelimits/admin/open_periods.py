@@ -25,7 +25,7 @@ else:
 
 #: Maximum number of periods on the page; `ratelimits_finalise --open` lists all.
 _MAX_ROWS = 200
-#: The latest start of a period that is accepted (µs since 1970 UTC): in the year 5138.
+#: The form accepts no later start of a period (µs since 1970 UTC); it is in the year 5138.
 _MAX_START = 10**17
 
 
@@ -53,7 +53,7 @@ class OpenPeriods(_Base):
         ]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may close periods by force: the permission to add reports means this alone."""
+        """Return whether the user may close periods by force. It is all that the permission to add reports allows."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.add_report"))
 
@@ -111,7 +111,7 @@ class OpenPeriods(_Base):
 
 
 def _row(period: OpenPeriod, quarantine: str) -> dict[str, Any]:
-    """Return a row of the page; `quarantine` is the URL of the quarantined batches, "" for no links to them."""
+    """Return a row of the page; `quarantine` is the URL of the quarantined batches, or "" for no link."""
     shards = period.quarantined if quarantine else ()
     return {
         "account": period.account,

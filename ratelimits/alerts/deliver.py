@@ -31,11 +31,11 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a process may keep a delivery for itself. No attempt may take longer, or a second one would start beside it.
+#: How long a delivery belongs to the process that claimed it, which moves `due_at` by this. No attempt takes longer.
 CLAIM = timedelta(minutes=5)
 #: Time limit (s) of an attempt in a Celery worker; it is longer than the longest ALERT_TIMEOUT.
 MAX_ATTEMPT = 120
-#: Maximum wait (s) for one reply of a mail server: the twelve replies of a delivery must end within the claim.
+#: Maximum wait (s) for one reply of a mail server. An e-mail takes twelve replies, and all must come within CLAIM.
 MAX_REPLY = 20
 #: Pause after the first failed attempt, and the maximum: each pause is twice as long as the one before.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
@@ -49,6 +49,7 @@ State = AlertDelivery.State
 class Gone(Exception):
     """Raised if the channel no longer exists, is not active, or has no such address any more."""
 
+    #: No further attempt is made after this failure.
     final = True
 
 

@@ -36,14 +36,14 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: Billing periods that started longer ago than this (s) are over, whatever the account's anchor is.
+#: A billing period that started longer ago than this (s) is over, since none is that long.
 _MAX_AGE = 93 * 86_400
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedShard:
-    """A shard with totals to evaluate: those that changed after one position of its chain, up to another."""
+    """A shard with totals to evaluate: those that the batches after number `after` changed, up to number `until`."""
 
     shard: int
     after: int
@@ -63,7 +63,7 @@ class _Evaluation:
     rules: Mapping[int, str]
 
 
-#: The largest quantity for which each threshold was raised, by account, period, meter, percent and rule.
+#: The largest quantity that an alert was raised for, by account, period, meter, percent and rule.
 _Raised = dict[tuple[str, int, str, int, int], int]
 
 
@@ -172,8 +172,7 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
-            # An alert for this quantity or a larger one covers this threshold. One for a smaller quantity, raised
-            # before an upgrade, does not.
+            # After an upgrade the same threshold is a larger quantity, and gets a new alert.
             if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
                 if _write(evaluation.using, alert):

@@ -15,7 +15,7 @@ from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Maximum length of a name that can be searched for. The ledger stores a name that is too long for it as a digest.
+#: Maximum length of a name that can be searched for. The ledger has names of more than 255 characters as digests.
 MAX_TEXT = 1000
 #: Parameters that belong to DRF itself.
 _FOREIGN = {"format"}
@@ -89,7 +89,7 @@ class UsageQuery(Query):
     )
     page_size = serializers.IntegerField(default=100, min_value=1, max_value=1000)
     cursor = serializers.CharField(
-        required=False, max_length=2000, help_text=("From the link `next` of the previous page.")
+        required=False, max_length=2000, help_text="The value that the link `next` of the previous page has."
     )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
@@ -112,7 +112,7 @@ class UsageQuery(Query):
         return name
 
     def validate_cursor(self, text: str) -> PagePosition:
-        """Return the position that a cursor encodes. Raise ValidationError unless `cursor` could have written it."""
+        """Return the position that a cursor encodes. Raise ValidationError if the text is not a cursor."""
         try:
             window, *texts = json.loads(urlsafe_b64decode(text.encode()))
             position = PagePosition(window, *texts)
@@ -185,7 +185,9 @@ class QuotaStanding(serializers.Serializer[dict[str, Any]]):
     plan = serializers.CharField(help_text="Empty if the account has no plan.")
     included = IncludedUsage(many=True)
     limits = LimitStanding(
-        many=True, allow_null=True, help_text=("Limits of the rules that bill; null if Redis does not answer.")
+        many=True,
+        allow_null=True,
+        help_text="The limits of the rules that are marked as billed; null if Redis does not answer.",
     )
 
 

@@ -25,7 +25,7 @@ _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units
 
 
 class PagePosition(NamedTuple):
-    """The position of a row in the sorted result: the number of its window, account, key and meter."""
+    """The position of a row in the sorted result: its account, key and meter, and the start of its window (s)."""
 
     window: int
     account: str
@@ -103,7 +103,7 @@ def _condition(using: str, query: WindowQuery) -> Q:
 def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
     """Return the billing periods (s) that an account's usage in the span can belong to.
 
-    They are the periods by the account's present terms, and those that usage was counted in.
+    They are the periods that the account's present terms make, and any others that the ledger has usage in.
     """
     terms, oldest = query.terms, query.start - 32 * DAY * SECOND
     period = terms.period(oldest)
