@@ -1,6 +1,6 @@
-"""Verifying everything that is asked for: the ledger, reports and what was pushed of them.
+"""Verification of the ledger, the reports and the delivery ledger, as `ratelimits_verify` requests it.
 
-Says what was checked, and what could not be seen.
+It also tells what was checked, and what could not be checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ratelimits.usage.verify.heads import verify_archives
 from ratelimits.usage.verify.ledger import verify_ledger
 from ratelimits.usage.verify.watermarks import verify_watermarks
 
-#: What is counted, in the order in which it is told.
+#: The kinds of things that are counted, in the order of the summary.
 _KINDS = (
     *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
     *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
@@ -47,10 +47,10 @@ _KINDS = (
 
 
 class Verification:
-    """One verification of the ledger and of reports: of one account or all, of one month (like "2026-11") or all.
+    """A verification of the ledger and of reports, of one account or all, and of one month (like "2026-11") or all.
 
-    `archives` are files of archived usage, `manifests` what `manifest.parse` returned. `checked` counts, by kind, what
-    was checked so far.
+    `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the numbers of things that
+    were checked so far, by kind.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Verification:
         self._using = conf.DATABASE
         known = set(ArchivedRange.objects.using(self._using).order_by().values_list("archive", flat=True))
         self._archives = [path for path in archives if path.name in known]
-        self._strangers = [path for path in archives if path.name not in known]
-        self._away = sorted(known - {path.name for path in self._archives})
-        self._unasked: list[str] = []
+        self._unknown_archives = [path for path in archives if path.name not in known]
+        self._missing_archives = sorted(known - {path.name for path in self._archives})
+        self._redis_errors: list[str] = []
         self.checked: Counter[str] = Counter()
 
     def findings(self) -> Generator[str]:
-        """Yield a sentence for each thing that does not hold; nothing if all holds.
+        """Yield a sentence for each error.
 
-        Cursors are open between findings: whoever stops before the end closes it. Raises ArchiveError for a file that
-        is not the archive whose name it has.
+        Cursors stay open between findings, so a caller that stops early must close this generator. Raises ArchiveError
+        for a file that is not the archive with its name.
         """
         using = self._using
         with ExitStack() as stack:
@@ -86,15 +86,15 @@ class Verification:
                 yield from verify_ledger(moved, archive=True, checked=self.checked)
                 yield from verify_archives(using, moved, {path.name for path in self._archives}, self.checked)
                 sources.append(moved)
-            for what, found in self._parts(using, sources):
-                yield from _told(what, found)
+            for name, part in self._parts(using, sources):
+                yield from _guarded(name, part)
 
     def _parts(self, using: str, sources: list[str]) -> Iterator[tuple[str, Iterable[str]]]:
-        """Yield what is verified, each part with its findings, which are looked for as they are read."""
+        """Yield the name of each part of the verification, and an iterator that verifies it while it is read."""
         checked = self.checked
         if self._account is None:
             yield "the ledger", verify_ledger(using, checked=checked)
-            yield "the watermarks", verify_watermarks(using, checked=checked, unasked=self._unasked)
+            yield "the watermarks", verify_watermarks(using, checked=checked, unasked=self._redis_errors)
             yield "early closings", verify_early(using, *sources)
             yield "the totals", verify_totals(using, *sources, checked=checked)
             yield "adjustments and gaps", verify_printed(using, checked=checked)
@@ -104,8 +104,8 @@ class Verification:
         rows = cache(lambda: without_history(using))
         for manifest in self._manifests:
             checked["manifests"] += 1
-            found = compare(using, manifest, *sources, checked=checked, without_history=rows)
-            yield f"the manifest of {manifest['month']}", found
+            findings = compare(using, manifest, *sources, checked=checked, without_history=rows)
+            yield f"the manifest of {manifest['month']}", findings
         yield "the reports", self._verify_reports(ReportVerifier(using, *sources, checked=checked))
 
     def _verify_reports(self, verifier: ReportVerifier) -> Iterator[str]:
@@ -123,45 +123,45 @@ class Verification:
                 yield report
 
     def summary(self) -> str:
-        """Return what was checked, and how much of it, as a sentence."""
-        found = [f"{self.checked[kind]:,} {kind}" for kind in _KINDS if self.checked[kind]]
-        return f"Checked {', '.join(found) or 'nothing: there is no usage and no report yet'}."
+        """Return a sentence with the numbers of things that were checked."""
+        counts = [f"{self.checked[kind]:,} {kind}" for kind in _KINDS if self.checked[kind]]
+        return f"Checked {', '.join(counts) or 'nothing: there is no usage and no report yet'}."
 
     def unseen(self) -> Iterator[str]:
-        """Yield a sentence for each reason why something could not be seen."""
+        """Yield a sentence for each thing that could not be checked."""
         if self._account is not None:
             yield (
                 "With --account only the reports of that account are checked: not the ledger's chains, the running"
                 " totals, adjustments and gaps, the history of terms and prices, and what was pushed."
             )
-        for why in self._unasked[:1]:
+        for error in self._redis_errors[:1]:
             yield (
-                f"Redis could not be asked what waits there ({why}), so nobody can see a watermark that was moved past"
-                " it."
+                f"Redis does not answer ({error}), so it is not checked whether batches from before a watermark still"
+                " wait there."
             )
         if self._month is not None:
-            yield f"Only reports of {self._month} are made again."
+            yield f"Only reports of {self._month} are computed again."
         if not signatures.checked():
             yield (
-                "Without SIGNING_KEY nobody can see a chain, a report or a manifest that was changed and then digested"
-                " anew."
+                "Without SIGNING_KEY nobody can see whether a chain, a report or a manifest was changed together with"
+                " its digest."
             )
         elif "" in conf.SIGNING_KEYS_OLD:
-            yield 'With "" in SIGNING_KEYS_OLD nobody can see signatures that were taken away.'
-        if self._away:
+            yield 'With "" in SIGNING_KEYS_OLD nobody can see whether signatures were removed.'
+        if names := self._missing_archives:
             yield (
-                f"Usage was moved to {len(self._away)} archives that are not at hand (--archive DIRECTORY):"
-                f" {', '.join(self._away[:3])}{', …' if self._away[3:] else ''}. Their lines and what was archived"
-                " are not compared, running totals of their shards only for being too small."
+                f"Usage was moved to {len(names)} archives that were not given (--archive DIRECTORY):"
+                f" {', '.join(names[:3])}{', …' if names[3:] else ''}. Their lines are not compared, and running totals"
+                " of their shards are only checked for being too small."
             )
-        for path in self._strangers:
-            yield f"{path} was not read: the ledger knows of no archive {path.name}, or has it back."
+        for path in self._unknown_archives:
+            yield f"{path} was not read: the ledger has no record of the archive {path.name}, or it was restored."
         if not self._manifests:
             yield (
-                "Without a manifest (--manifest FILE) nobody can see: reports that were deleted with all that points at"
-                " them, changes to totals of processes, gaps, reasons of adjustments and quarantined batches, to the"
-                " history of terms and prices, to what was pushed and accepted, and usage that is in no report yet and"
-                " was digested anew."
+                "Without a manifest (--manifest FILE) nobody can see these changes: reports that were deleted with"
+                " everything that refers to them; changes to totals of processes, gaps, reasons of adjustments,"
+                " quarantined batches, the history of terms and prices, and what was pushed and accepted; and usage"
+                " that is not in a report yet and was changed together with its digests."
             )
         if self._account is None and (count := count_without_history(self._using)):
             yield (
@@ -173,17 +173,18 @@ class Verification:
                 first = ", ".join(map(str, manifest["open"][:3]))
                 yield (
                     f"The manifest of {manifest['month']} was written while {len(manifest['open'])} periods were open"
-                    f" ({first}{', …' if manifest['open'][3:] else ''}): write a further one once they are closed."
+                    f" ({first}{', …' if manifest['open'][3:] else ''}): write another one once they are closed."
                 )
 
 
-def _told(what: str, findings: Iterable[str]) -> Generator[str]:
-    """Yield the findings of a part. What it cannot go on with is a finding too, and the other parts are still verified:
-    whoever writes to the tables can write values that bring any error about.
+def _guarded(name: str, findings: Iterable[str]) -> Generator[str]:
+    """Yield the findings of a part; an exception is a finding too, so that the other parts are still verified.
+
+    A tampered table can contain values that cause any exception.
     """
     try:
         yield from findings
     except ArchiveError:
         raise
     except Exception as error:  # noqa: BLE001
-        yield f"{what} cannot be verified to the end: {error!r}"
+        yield f"{name} cannot be verified completely: {error!r}"

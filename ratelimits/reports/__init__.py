@@ -1,3 +1,3 @@
-"""Usage reports: ledger lines to statements of billing periods, and their exports."""
+"""Usage reports: statements of billing periods, made from ledger lines, and their exports."""
 
 from __future__ import annotations

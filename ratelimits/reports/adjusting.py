@@ -1,4 +1,4 @@
-"""Adjustments that no report has yet: those that count, and those that wait for another person's approval."""
+"""Adjustments that are not on a report yet: those that count, and those that wait for another person's approval."""
 
 from __future__ import annotations
 
@@ -16,60 +16,63 @@ from ratelimits.reports.periods import SECOND
 
 
 def start_of(adjustment: Adjustment) -> int:
-    """Return the µs since 1970 UTC at which the period of an adjustment starts."""
+    """Return when the period of an adjustment starts, in µs since 1970 UTC."""
     return int(adjustment.period_start.timestamp()) * SECOND
 
 
-def unreported(using: str, **about: Any) -> QuerySet[Adjustment]:
-    """Return the adjustments that count and that a closing puts on reports, in the order in which it does."""
-    rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **about)
+def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
+    """Return the adjustments that count but are not on a report, in the order in which closing adds them."""
+    rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **filters)
     return rows.order_by("created_at", "reference")
 
 
 def check(adjustments: Iterable[Adjustment]) -> None:
-    """Raise ValueError for an adjustment that the form would have refused for its size: sums of such are no numbers."""
-    for each in adjustments:
-        if abs(each.quantity) > MAX_PERMITS:
+    """Raise ValueError for an adjustment that is too large: the form refuses it, and its sums may not fit a column."""
+    for adjustment in adjustments:
+        if abs(adjustment.quantity) > MAX_PERMITS:
             raise ValueError(
-                f"adjustment {each.reference} is of {each.quantity:,} units, and at most {MAX_PERMITS:,} can be"
-                " adjusted"
+                f"adjustment {adjustment.reference} is of {adjustment.quantity:,} units, but at most {MAX_PERMITS:,}"
+                " can be adjusted"
             )
 
 
-def of_open_periods(using: str, start: int, end: int, **about: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return those of periods without a report that start between two moments (µs since 1970 UTC).
+def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
+    """Return the adjustments of periods without a report that start between two moments (µs since 1970 UTC).
 
-    By account and start of the period (s since 1970 UTC), in that order.
+    They are grouped and sorted by account and start of the period (s since 1970 UTC).
     """
-    found: dict[tuple[str, int], list[Adjustment]] = defaultdict(list)
-    for adjustment in unreported(using, **about, period_start__gte=moment(start), period_start__lt=moment(end)):
-        found[adjustment.account, start_of(adjustment) // SECOND].append(adjustment)
-    reports = Report.objects.using(using).filter(account__in={account for account, _start in found})
+    by_period: dict[tuple[str, int], list[Adjustment]] = defaultdict(list)
+    for adjustment in unreported(using, **filters, period_start__gte=moment(start), period_start__lt=moment(end)):
+        by_period[adjustment.account, start_of(adjustment) // SECOND].append(adjustment)
+    reports = Report.objects.using(using).filter(account__in={account for account, _start in by_period})
     closed = reports.filter(period_start__gte=start, period_start__lt=end).values_list("account", "period_start")
-    for account, period_start in closed if found else ():
-        found.pop((account, period_start // SECOND), None)
-    return dict(sorted(found.items()))
+    for account, period_start in closed if by_period else ():
+        by_period.pop((account, period_start // SECOND), None)
+    return dict(sorted(by_period.items()))
 
 
 class NotDecidedError(ValueError):
-    """An adjustment is not for this person to approve or refuse; the message says why."""
+    """Raised if this person may not approve or refuse an adjustment; the message says why."""
 
 
 def approve(adjustment: Adjustment, by: Any) -> None:
-    """Let an adjustment that waits count; `by` is the user who says so. Raises NotDecidedError."""
+    """Approve an adjustment that waits, so that it counts; `by` is the user who decides. Raises NotDecidedError."""
     _decide(adjustment, by, Adjustment.Approval.APPROVED)
 
 
 def refuse(adjustment: Adjustment, by: Any) -> None:
-    """Let an adjustment that waits never count; `by` is the user who says so. Raises NotDecidedError."""
+    """Refuse an adjustment that waits, so that it never counts; `by` is the user who decides.
+
+    Raises NotDecidedError.
+    """
     _decide(adjustment, by, Adjustment.Approval.REFUSED)
 
 
 def _decide(adjustment: Adjustment, by: Any, verdict: str) -> None:
     if adjustment.author_id == by.pk:
-        raise NotDecidedError(f"{adjustment} is of your own: another person approves or refuses it")
-    waits = Adjustment.objects.using(adjustment._state.db).filter(pk=adjustment.pk, approval="waiting")
-    # By one statement: of two people who decide at once one comes first.
-    if not waits.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=timezone.now()):
+        raise NotDecidedError(f"{adjustment} is your own: another person must approve or refuse it")
+    waiting = Adjustment.objects.using(adjustment._state.db).filter(pk=adjustment.pk, approval="waiting")
+    # One statement, so that only one of two people who decide at the same time succeeds.
+    if not waiting.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=timezone.now()):
         raise NotDecidedError(f"{adjustment} does not wait for approval")
     adjustment.refresh_from_db()

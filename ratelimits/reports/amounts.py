@@ -1,9 +1,10 @@
-"""What a version of a report comes to: its lines' totals, priced as its plan's prices were when it was finalised.
+"""Amounts of a report version: the totals of its lines, with the prices of the plan when the version was finalised.
 
-A period's price is a function of its total quantities alone. A version is worth the difference of that price before
-and after it, so the sum over all versions is the price of the final quantities. Names that one account had in a period
-have one price together: the report that is closed first has the fees, the others what they add. Amounts are exact; each
-period's price is rounded once, half to even, to the minor unit of its currency.
+The price of a period depends only on its total quantities. The amount of a version is the difference between the prices
+after and before it, so all versions together cost the price of the final quantities. If an account had several names in
+a period, they have one price together: the report that is closed first has the fees, and each later report has the
+amount that it adds. Amounts are exact; each period's price is rounded once, half to even, to the minor unit of its
+currency.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import Record
 
-#: A meter's total before (None: nothing was billed) and after a version.
+#: A meter's total before a version (None if it was not billed before) and after it.
 Span = Sequence[Any]
 
 
 class UnreadableError(ValueError):
-    """A report's prices or amounts are not in the shape that reports record them in; the message names the report."""
+    """Raised if a report's prices or amounts do not have the form in which reports store them; the message names it."""
 
 
 @contextmanager
 def readable(report: Report) -> Iterator[None]:
-    """Raise UnreadableError where the prices or amounts of a report turn out to have another shape."""
+    """Raise UnreadableError instead of the errors that reading malformed prices or amounts of a report causes."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        about = "its prices or amounts are not in the shape that reports record them in"
-        raise UnreadableError(f"report {report}: {about}; ratelimits_verify says more") from error
+        problem = "its prices or amounts do not have the form in which reports store them"
+        raise UnreadableError(f"report {report}: {problem}; ratelimits_verify says more") from error
 
 
 def prices_of(record: Record) -> dict[str, Price]:
-    """Return the prices by meter that a report recorded for a period."""
+    """Return, by meter, the prices that a report recorded for a period."""
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
-def home(report: Report, period: str) -> str:
-    """Return the billing period that usage counted under a period (s, as text) is priced in.
+def billing_period_of(report: Report, period: str) -> str:
+    """Return the billing period (s, as text) in which usage counted under `period` is priced.
 
-    Usage under periods that overlap is of one billing period.
+    Usage that was counted under overlapping periods belongs to one billing period.
     """
-    found: str = report.prices.get("members", {}).get(period, period)
-    return found
+    billing_period: str = report.prices.get("members", {}).get(period, period)
+    return billing_period
 
 
 def priced_together(using: str, own: Sequence[Report], account: str, names: Sequence[str]) -> list[Report]:
-    """Return the reports that a version's price comes after, in the order of their making.
+    """Return, oldest first, the earlier reports on which the price of a version depends.
 
-    Those are `own`, the account's, and those that were priced together with it under `names`, its other names.
+    They are `own`, the reports of the account, and those of `names`, its other names, that are priced together with it.
     """
     if not names:
         return list(own)
@@ -65,25 +66,25 @@ def priced_together(using: str, own: Sequence[Report], account: str, names: Sequ
 
 
 def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], own: Record) -> dict[str, Record]:
-    """Return, by billing period (s, as text), the prices that hold for what a report has of it.
+    """Return, by billing period (s, as text), the prices that a report version uses.
 
-    `own` are those of the report's period at its end, for its first version. What was billed once, under whichever name
-    of the account, keeps its prices.
+    `own` are the prices at the end of the report's own period, for its first version. A period that was billed once,
+    under any name of the account, keeps its prices.
     """
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for period in sorted({*periods, _own(report)}, key=int):
         record = _newest(earlier, "prices", period)
         if record is None and report.version < 2 and period == _own(report):
             record = own
         if record:
-            found[period] = record
-    return found
+            records[period] = record
+    return records
 
 
 class Totals:
-    """The totals of a version's lines by the period of their usage and by meter, and what they come to.
+    """The totals of a version's lines, by the period of their usage and by meter, and the amounts that follow.
 
-    `earlier` are the reports that its price comes after (see `priced_together`), in the order of their making.
+    `earlier` are the earlier reports on which its price depends (see `priced_together`), oldest first.
     """
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
@@ -91,16 +92,16 @@ class Totals:
         self._added: dict[tuple[str, str], int] = {}
 
     def add(self, line: ReportLine) -> None:
-        """Count a line of the version."""
+        """Add a line of the version."""
         self.count(str(line.usage_period), line.meter, line.overage_quantity)
 
     def count(self, period: str, meter: str, quantity: int) -> None:
-        """Count units beyond what is included, of usage in a period (s, as text)."""
-        about = home(self._report, period), meter
-        self._added[about] = self._added.get(about, 0) + quantity
+        """Add units of overage of a period (s, as text)."""
+        key = billing_period_of(self._report, period), meter
+        self._added[key] = self._added.get(key, 0) + quantity
 
     def amounts(self) -> dict[str, Any]:
-        """Return the spans and the amount of each priced period, and the report's total; {} where nothing is priced."""
+        """Return the quantities and the amount of each priced period, and the report's total; {} without prices."""
         priced: dict[str, Record] = self._report.prices.get("periods", {})
         if not priced:
             return {}
@@ -123,17 +124,17 @@ class Totals:
         return spans
 
     def _before(self) -> Mapping[str, str]:
-        """The total of the version before."""
-        about = self._report.account, self._report.period_start
-        same = [each for each in self._earlier if (each.account, each.period_start) == about and each.amounts]
-        found: Mapping[str, str] = same[-1].amounts["total"] if same else {}
-        return found
+        """Return the total, by currency, of the version before; {} if there is none."""
+        key = self._report.account, self._report.period_start
+        versions = [other for other in self._earlier if (other.account, other.period_start) == key and other.amounts]
+        total: Mapping[str, str] = versions[-1].amounts["total"] if versions else {}
+        return total
 
 
 def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
-    """Return the prices that a billing period was billed with, and its units by meter; {} and none if it was not.
+    """Return the prices with which a billing period was billed, and its units by meter; both are empty if it was not.
 
-    `start` is the period's, in µs since 1970 UTC; `reports` are those that are priced together, in their order.
+    `start` is the start of the period in µs since 1970 UTC; `reports` are those that are priced together, oldest first.
     """
     period = str(start // SECOND)
     record: Record = _newest(reports, "prices", period) or {}
@@ -147,7 +148,7 @@ def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
 
 
 def worth(record: Record, quantities: Mapping[str, Span]) -> Decimal:
-    """Return what a version adds to the rounded price of a period."""
+    """Return the amount that a version adds to the rounded price of a period."""
     digits, prices = record["digits"], prices_of(record)
     after = price_of(record, {meter: quantities[meter][1] for meter in prices})
     before = rounded(
@@ -162,9 +163,9 @@ def _own(report: Report) -> str:
 
 
 def _newest(earlier: Sequence[Report], field: str, period: str) -> Any:
-    """What the newest of these reports says of a period; None if none does."""
+    """Return the entry for a period in a field of the newest report that has one; None if no report has it."""
     for report in reversed(earlier):
-        found = getattr(report, field).get("periods", {}).get(period)
-        if found is not None:
-            return found
+        entry = getattr(report, field).get("periods", {}).get(period)
+        if entry is not None:
+            return entry
     return None

@@ -1,4 +1,4 @@
-"""Ledger lines to report lines: in an order, and with quantities, that depend on nothing but what the ledger says."""
+"""Report lines, computed from ledger lines. Their order and quantities depend only on the content of the ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, repo
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import KeyAndMeter
 
-#: What the ledger lines of one report line have in common, and the order of report lines.
+#: Columns by which ledger lines are grouped to report lines, and sorted.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 CHUNK = 2000
@@ -32,20 +32,20 @@ Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Order by these columns, texts by their code points whatever the database's collation is."""
+    """Return arguments for order_by() that sort by these columns, texts by their code points in any database."""
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
 
 
-#: Ledger lines that say nothing but that a shadow rule would have refused are no usage.
+#: Selects lines with usage. Lines that only record what a shadow rule would have refused have none.
 _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests__gt=0) | Q(refunded_units__gt=0)
 
 
 def grouped(condition: Q, *sources: str) -> Iterator[Group]:
-    """The sums of ledger lines by GROUP, streamed in that order, with their first and last bins and batches.
+    """Yield the sums of ledger lines by GROUP, in this order, with their first and last bins and batches.
 
-    `sources` are the databases that the lines are in.
+    `sources` are the aliases of the databases that contain the lines.
     """
     if len(sources) == 1:
         return _grouped(sources[0], condition)
@@ -57,13 +57,13 @@ def _subject(group: Group) -> tuple[Any, ...]:
     return tuple(group[name] for name in GROUP)
 
 
-def _joined(one: Group, other: Group) -> Group:
-    """Two parts of a group, from two databases, as one."""
+def _joined(group: Group, other: Group) -> Group:
+    """Return the sum of two parts of a group, which come from two databases."""
     return {
-        **one,
-        **{name: one[name] + other[name] for name in SUMS},
-        **{name: min(one[name], other[name]) for name in ("first_bin", "first_shard", "first_position")},
-        **{name: max(one[name], other[name]) for name in ("last_bin", "last_shard", "last_position")},
+        **group,
+        **{name: group[name] + other[name] for name in SUMS},
+        **{name: min(group[name], other[name]) for name in ("first_bin", "first_shard", "first_position")},
+        **{name: max(group[name], other[name]) for name in ("last_bin", "last_shard", "last_position")},
     }
 
 
@@ -82,7 +82,7 @@ def _grouped(using: str, condition: Q) -> Iterator[Group]:
 
 
 def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
-    """Lines of the batches behind the positions `since`, up to the positions `chain`, in these shards."""
+    """Return the condition for lines of batches after the positions `since`, up to the positions `chain`, by shard."""
     shards = [
         Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
         for shard, position in sorted(chain.items())
@@ -92,7 +92,10 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """What of the included quantities is used up, by meter. `plan` includes them; None: the report's."""
+    """The included quantities, and the units that used them or went beyond, by meter.
+
+    `plan` is the plan that includes them; None stands for the report's plan.
+    """
 
     included: Mapping[str, int]
     used: dict[str, int] = field(default_factory=dict)
@@ -100,7 +103,10 @@ class Allowance:
     plan: str | None = None
 
     def split(self, meter: str, billable: int) -> tuple[int, int]:
-        """How much of further units is included and how much overage; units that come off, come off overage first."""
+        """Use more units, and return how many of them are included and how many are overage.
+
+        Units below 0 are subtracted from overage first.
+        """
         used, over = self.used.get(meter, 0), self.over.get(meter, 0)
         if billable >= 0:
             included = min(billable, max(self.included.get(meter, 0) - used, 0))
@@ -112,17 +118,17 @@ class Allowance:
 
 
 def unit_of(meter: str) -> str:
-    """The unit that a meter counts in."""
+    """Return the unit of a meter."""
     return conf.UNITS.get(meter) or meter
 
 
 def remaining(
     using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
-    """Return what is left of a billing period's allowance after the lines of all reports, or of those before a report.
+    """Return a billing period's allowance after the lines of all its reports, or of those before a report.
 
-    `periods` are the starts (µs since 1970 UTC) of the periods that its usage was counted under, `before` the primary
-    key of that report.
+    `periods` are the starts (µs since 1970 UTC) of the periods under which its usage was counted. `before` is the
+    primary key of that report.
     """
     lines = ReportLine.objects.using(using).filter(report__account=account)
     lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
@@ -144,7 +150,7 @@ def usage_lines(
     allowances: Mapping[int, Allowance],
     unknown: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
-    """A line for each group with its limit, and for each key and meter of which nothing but lost replies is known."""
+    """Yield a line for each group, and for each key and meter that has only lost replies."""
     unknown = Counter() if unknown is None else unknown
     number = 0
     for number, group in enumerate(groups, 1):
@@ -158,23 +164,23 @@ def usage_lines(
 
 
 def gap_line(report: Report) -> ReportLine:
-    """The line of a version that brings in nothing but a gap that was declared after the one before: all zeros."""
+    """Return the line, of zeros, of a version that adds only a gap that was declared after the version before."""
     return _named(_plain_line(report, 0, "", "", ""), USAGE, "gap")
 
 
-def _named(line: ReportLine, *about: str) -> ReportLine:
-    """The line with its name; in a further version of the report it is a correction."""
+def _named(line: ReportLine, *subject: str) -> ReportLine:
+    """Set the line's id and return the line. In a later version of the report it is a correction."""
     report = line.report
     name = report_id(report.account, report.period_start)
-    line.line_id = line_id(name, *about)
+    line.line_id = line_id(name, *subject)
     if report.version > 1:
         line.corrects_line_id, line.charge_class = line.line_id, CORRECTION
-        line.line_id = line_id(name, report.version, CORRECTION, *about)
+        line.line_id = line_id(name, report.version, CORRECTION, *subject)
     return line
 
 
 def _plain_line(report: Report, number: int, name: str, key: str, meter: str) -> ReportLine:
-    """A line of the whole period, in which nothing was consumed."""
+    """Return a line of zeros for the whole period."""
     return ReportLine(
         report=report,
         number=number,
@@ -197,12 +203,12 @@ def _plain_line(report: Report, number: int, name: str, key: str, meter: str) ->
 
 
 def unused_line(report: Report) -> ReportLine:
-    """The line that says that an account used nothing: all zeros, without key, meter and rule."""
+    """Return the line of an account without usage: zeros, without key, meter and rule."""
     return _plain_line(report, 1, line_id(report_id(report.account, report.period_start), USAGE, "unused"), "", "")
 
 
 def adjustment_line(report: Report, adjustment: Adjustment, allowance: Allowance) -> ReportLine:
-    """The line of what a person added or took off."""
+    """Return the line of an adjustment."""
     name = line_id(report_id(report.account, report.period_start), ADJUSTMENT, str(adjustment.reference))
     line = _plain_line(report, 0, name, adjustment.key, adjustment.meter)
     line.charge_category = ADJUSTMENT
@@ -221,23 +227,23 @@ def usage_line(
     allowances: Mapping[int, Allowance],
     named: Callable[..., str] = line_id,
 ) -> ReportLine:
-    """The line of a group with its limit and home; a correction, if the group is late for the period it belongs to.
+    """Return the line of a group. It is a correction if the billing period that the group belongs to is closed.
 
-    `allowances` are those of the billing periods that groups belong to, by their starts in µs; `named` makes its name.
+    `allowances` are those of the billing periods, by their starts in µs; `named` makes the line's id.
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
     start, home = group["period"] * SECOND, group["home"]
     included, overage = allowances[home].split(group["meter"], billable)
-    about = (group["meter"], group["key"], group["rule"], group["version"])
+    subject = (group["meter"], group["key"], group["rule"], group["version"])
     late = report.version > 1 or home != report.period_start
     name = report_id(report.account, report.period_start)
-    own = about if start == home else (*about, start)
+    own = subject if start == home else (*subject, start)
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
     return ReportLine(
         report=report,
         number=number,
-        line_id=named(name, report.version, CORRECTION, start, *about) if late else named(name, USAGE, *own),
+        line_id=named(name, report.version, CORRECTION, start, *subject) if late else named(name, USAGE, *own),
         key=group["key"],
         meter=group["meter"],
         unit=unit_of(group["meter"]),
@@ -263,7 +269,7 @@ def usage_line(
 
 
 def batch_range(group: Group) -> str:
-    """Shard and positions of the batches: "07:12-45"; the shards alone where there are several."""
+    """Return the shard and positions of the batches, such as "07:12-45"; only the shards if there are several."""
     shard = f"{group['first_shard']:02d}"
     if group["last_shard"] != group["first_shard"]:
         return f"{shard}…{group['last_shard']:02d}"

@@ -15,10 +15,11 @@ from ratelimits.reports.periods import SECOND
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Requests of one meter in one billing period: in the ledger, and as the processes say.
+    """The requests of one meter in one billing period, in the ledger and in the totals of processes.
 
-    `granted` misses what a process that was killed had not written yet, so it may be less than `ledger`. `edge` is
-    its part in the first and the last 15 minutes, which the process's clock may have put into the wrong period.
+    `granted` is the number that processes counted. It may be less than `ledger`, since a process that was killed had
+    not written its last requests. `edge` is the part of it in the first and the last 15 minutes, which the clock of the
+    process may have put into the wrong period.
     """
 
     meter: str
@@ -30,12 +31,12 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the ledger has all that was granted."""
+        """Return whether the ledger has all requests that were granted."""
         return self.granted - self.edge <= self.ledger
 
 
 def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
-    """Compare by meter, in the billing period of an account that starts and ends at these µs since 1970 UTC."""
+    """Return a comparison for each meter, in an account's billing period from `start` to `end` (µs since 1970 UTC)."""
     usage = PeriodUsage.objects.using(using).filter(account=account)
     return compare_all(using, {account: usage}, start, end)[account]
 
@@ -43,13 +44,13 @@ def compare(using: str, account: str, start: int, end: int) -> list[Comparison]:
 def compare_all(
     using: str, usage: Mapping[str, Iterable[PeriodUsage]], start: int, end: int
 ) -> dict[str, list[Comparison]]:
-    """Compare for the accounts of these running totals, whose billing periods start and end alike."""
+    """Return the comparisons for several accounts whose billing periods have the same start and end."""
     start, end = start // SECOND, end // SECOND
     accounts = list(usage)
     ledger = {account: _requests(rows, start, end) for account, rows in usage.items()}
-    said = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
+    rows = ProcessTotal.objects.using(using).filter(account__in=accounts, bin__gte=start, bin__lt=end)
     at_edge = Q(bin__lt=start + BIN_SECONDS) | Q(bin__gt=end - 2 * BIN_SECONDS)
-    sums = said.values_list("account", "meter", "kind").order_by()
+    sums = rows.values_list("account", "meter", "kind").order_by()
     totals: dict[str, dict[tuple[str, str], tuple[int, int]]] = {account: {} for account in accounts}
     for account, meter, kind, requests, edge in sums.annotate(
         total=Sum("requests"), edge=Sum("requests", filter=at_edge)
@@ -60,12 +61,12 @@ def compare_all(
 
 def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str]:
     """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
-    found: Counter[str] = Counter()
+    requests: Counter[str] = Counter()
     for row in usage:
-        # Not of the period that starts then alone: usage of before and after an edit may be billed as one period.
+        # Also counted periods that only overlap it: usage from before and after an edit may be billed as one period.
         if row.period < end and (row.period >= start or (row.period_end or 0) > start):
-            found[row.meter] += row.admitted_requests
-    return found
+            requests[row.meter] += row.admitted_requests
+    return requests
 
 
 def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Comparison]:
@@ -82,7 +83,7 @@ def _compared(ledger: Mapping[str, int], totals: Mapping[tuple[str, str], tuple[
 
 
 def text(compared: Iterable[Comparison]) -> str:
-    """Return what a report prints where the ledger has less than processes were granted; "" where it has all."""
+    """Return the text that a report prints if the ledger has fewer requests than processes counted, else ""."""
     return "; ".join(
         f"witness {each.meter} processes={each.granted} ledger={each.ledger}" for each in compared if not each.holds
     )

@@ -1,9 +1,9 @@
-"""What a plan includes in one billing period of an account, whatever became of the account in that period.
+"""The quantities that a plan includes in a billing period of an account, also if plan or account changed in the period.
 
-Without proration that is all that the account's plan includes at the period's end, or the last plan that the account
-had in it; names that one account had one after the other share it. With RATELIMITS["PRORATION"] "time" each plan
-includes as much as the time that the account was on it is of a month. Either way the names share the prices of the plan
-at the period's end, or of the last one.
+Without proration they are those of the account's plan at the end of the period, or else of the last plan that it had in
+the period; the names that the account had one after another share them. If RATELIMITS["PRORATION"] is "time", each plan
+includes the share of its quantities for the part of the month that the account was on it. In both cases all names have
+the prices of the plan at the end of the period, or else of the last plan.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ratelimits.reports.terms.account_book import Records
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """What a billing period includes by meter, and of which plan.
+    """The quantities that a billing period includes, by meter, and the slug of their plan.
 
     names   the other names that the account had in the period
-    shared  those of them that share what is included
-    priced  the slug of the plan whose prices hold, and the moment (µs) at which they are read
+    shared  those of the names that share the included quantities
+    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) for which they are read
     """
 
     plan: str
@@ -38,7 +38,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A time, from `since` to `until` (µs), that an account row had a name and a plan (None: no plan)."""
+    """A time from `since` to `until` (µs since 1970 UTC) in which an account row had this name and plan (or None)."""
 
     row: int
     name: str
@@ -50,15 +50,15 @@ class _Stay:
 
 
 class IncludedBook:
-    """What billing periods include, for accounts whose terms are read once."""
+    """The included quantities of billing periods, for accounts whose terms are read only once."""
 
     def __init__(self, terms: AccountTerms) -> None:
         self._terms = terms
 
     def of(self, name: str, start: int, end: int, proration: str | None = None) -> Included:
-        """Return what an account's billing period between these moments (µs since 1970 UTC) includes.
+        """Return the included quantities of an account's billing period from `start` to `end` (µs since 1970 UTC).
 
-        `proration` is that of the settings, unless it is given.
+        `proration` is by default that of the settings.
         """
         terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
         whole = self._whole(name, terms, stays, start, end)
@@ -81,9 +81,9 @@ class IncludedBook:
         return _granted(name, self._terms.at(name, end - 1), self._stays(name, start, end))
 
     def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
-        """Return the times within a period of all rows that ever had a name; none where its row was the same all along.
+        """Return the stays within a period of all account rows that ever had a name, under any name.
 
-        They are under whatever name the rows had then.
+        Return none if the account's row did not change in the period.
         """
         accounts = self._terms.accounts
         if accounts.is_unchanged(name, start):
@@ -93,15 +93,15 @@ class IncludedBook:
     def _by_time(
         self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
     ) -> Included:
-        """Add up what each plan includes in the share of a month that the account was on it, rounded half up."""
-        mine = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
-        month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in mine)], start, end)
+        """Return the sum of each plan's quantities for its share of the month, rounded half up."""
+        own = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
+        month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in own)], start, end)
         sums: dict[str, Fraction] = defaultdict(Fraction)
         plan = terms.plan
-        if not mine:
+        if not own:
             for meter, quantity in terms.included.items():
                 sums[meter] += Fraction(quantity * (end - start), month)
-        for stay in mine:
+        for stay in own:
             if stay.plan is None:
                 continue
             slug, included = self._terms.plans.of(stay.plan, stay.until - 1)
@@ -116,8 +116,8 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
     records = [state for state in recorded if state.since < end]
     if not records:
         return
-    # What was before the first record is not known: a row that it does not make was there.
-    moments = [records[0].since if records[0].kind == "+" else 0, *(each.since for each in records[1:]), end]
+    # If the first record is not of an addition, the row existed before it, in an unknown state.
+    moments = [records[0].since if records[0].kind == "+" else 0, *(record.since for record in records[1:]), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
         if record.kind != "-" and since < until:
@@ -125,7 +125,7 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
 
 
 def _granted(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
-    """Return the account row whose plan at the end is the name's, or the last stay with a plan; 0: there is none."""
+    """Return the account row whose plan counts: the present one, or else the last stay with a plan, or else 0."""
     if terms.plan:
         return terms.row
     rows = {stay.row for stay in stays if stay.name == name}
@@ -138,9 +138,9 @@ def _row(granted: _Stay | int) -> int:
 
 
 def _month(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:
-    """Return the length (µs) of the month that a period is, or is a part of: its own if it is one under some terms."""
-    last = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
-    if any((month.start, month.end) == (start, end) for month in last):
+    """Return the length (µs) of the month of which a period is a part, or of the period if it is a month itself."""
+    months = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
+    if any((month.start, month.end) == (start, end) for month in months):
         return end - start
-    month = next((month for month in last if month.end == end), last[0])
+    month = next((month for month in months if month.end == end), months[0])
     return month.end - month.start

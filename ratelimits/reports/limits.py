@@ -1,7 +1,8 @@
-"""What a report line's rule limited its key to: the rule's number, or that of the override that was in force.
+"""The limit of a report line: the number of its rule, or of the override that was in force.
 
-An override is known by its key, and a line names only the narrowest key of its requests, and the account. So where the
-number may have been that of a user or address that is not named, or changed within the line, the line says none.
+An override has one key, but a line names only the narrowest key of its requests and the account. So the limit is empty
+if an override of a user or address that the line does not name may have applied, or if the limit changed within the
+time of the line.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from ratelimits.reports.terms import RuleBook
 
 _CHUNK = 2000
 _NEVER = 2**62
-#: Kinds of key that one request may have several of, narrowest first: the ledger names the first of them.
+#: The kinds of key of which one request may have several, narrowest first. The ledger stores only the first of them.
 _NARROWEST = ("api_key", "user", "ip")
 
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """What an override said between two edits: made in `version` at `made`, to hold from `since` to `until` (µs)."""
+    """An override between two edits: written with `version` at `made`, in force from `since` to `until` (all µs)."""
 
     version: int
     next_version: int
@@ -40,7 +41,7 @@ class _Override:
     numbers: Mapping[str, Any]
 
     def holds(self, at: int, version: int) -> bool:
-        """Whether it is in force at a moment; what was counted under a version met all edits up to that one."""
+        """Return whether it was in force at a moment for usage counted under `version` of the configuration."""
         since = self.since if self.version <= version else max(self.since, self.made)
         return version < self.next_version and since <= at < self.until
 
@@ -49,16 +50,16 @@ _Overrides = Mapping[tuple[str, str], Sequence[_Override]]
 
 
 class Limits:
-    """Limits of groups of ledger lines; what the configuration said is read for many groups at once."""
+    """The limits of groups of ledger lines; the history of overrides is read for many groups at once."""
 
     def __init__(self, using: str, rules: RuleBook) -> None:
         self._using = using
         self._rules = rules
         self._others_since = lru_cache(maxsize=1000)(self._others_since_uncached)
-        self._shaped_by = lru_cache(maxsize=1000)(self._shaped_by_uncached)
+        self._hidden_edits = lru_cache(maxsize=1000)(self._hidden_edits_uncached)
 
     def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The groups, in their order, each with its `limit`: a decimal, or "" where no one number is known."""
+        """Yield the groups in their order, each with its `limit`: a decimal, or "" if no single number is known."""
         rest = iter(groups)
         while chunk := list(islice(rest, _CHUNK)):
             keys = {group["key"] for group in chunk} | {f"account:{group['account']}" for group in chunk}
@@ -68,7 +69,7 @@ class Limits:
 
     @cached_property
     def _has_overrides(self) -> bool:
-        """Whether there ever was an override: most projects have none, and need not be asked for each account."""
+        """Whether there ever was an override. Most projects have none, which saves queries for each account."""
         history: Any = KeyOverride.history
         return bool(history.using(self._using).exists())
 
@@ -85,25 +86,25 @@ class Limits:
         )
         others = _hidden(kind, counted)
         if others and self._others_since(rule.name, others) <= version:
-            # That it was in force is known only of one that the line has its version from.
-            hidden = self._shaped_by(rule.name, others, version)
-            if len(hidden) != 1 or version in (rule.version, *(each.version for each in (*own, *account))):
+            # Such an override is known to be in force only if the line has its version from this override.
+            hidden = self._hidden_edits(rule.name, others, version)
+            if len(hidden) != 1 or version in (rule.version, *(override.version for override in (*own, *account))):
                 return ""
             own.extend(hidden)
-        return _one(rule, group, [*own, *account])
+        return _single_limit(rule, group, [*own, *account])
 
     def _others_since_uncached(self, rule: str, kinds: tuple[str, ...]) -> int:
-        """The version in which the first override for such a key was made."""
+        """Return the version of the first override of a rule for a key of these kinds."""
         history: Any = KeyOverride.history
-        found = history.using(self._using).filter(_of_kinds(kinds), rule=rule).aggregate(first=Min("version"))
-        return _NEVER if found["first"] is None else int(found["first"])
+        row = history.using(self._using).filter(_of_kinds(kinds), rule=rule).aggregate(first=Min("version"))
+        return _NEVER if row["first"] is None else int(row["first"])
 
-    def _shaped_by_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
-        """Overrides of keys that the line does not name, edited in its very version: that is where it has it from."""
+    def _hidden_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
+        """Return the overrides, for keys of these kinds, that were edited in exactly this version."""
         history: Any = KeyOverride.history
         ids = history.using(self._using).filter(_of_kinds(kinds), rule=rule, version=version).values_list("id")
-        found = _of_history(self._using, {pk for (pk,) in ids})
-        return [each for every in found.values() for each in every if each.version == version]
+        overrides = _of_history(self._using, {pk for (pk,) in ids})
+        return [override for group in overrides.values() for override in group if override.version == version]
 
 
 def _of_kinds(kinds: Iterable[str]) -> Q:
@@ -114,33 +115,40 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
 
 
 def _hidden(kind: str, counted: str) -> tuple[str, ...]:
-    """The kinds of key whose overrides reach the count, and which requests that are counted under `kind` may have."""
-    if kind not in _NARROWEST:  # anonymous usage, of many keys
+    """Return the kinds of key that the line does not name, but whose overrides may have applied to its requests."""
+    if kind not in _NARROWEST:  # Anonymous usage, which is of many keys.
         return _NARROWEST if counted in (*_NARROWEST, kind) else ()
-    return tuple(each for each in _NARROWEST[_NARROWEST.index(kind) + 1 :] if counted in COVERS[each])
+    wider = _NARROWEST[_NARROWEST.index(kind) + 1 :]
+    return tuple(wider_kind for wider_kind in wider if counted in COVERS[wider_kind])
 
 
-def _one(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:
-    """The number that held all the time, under the overrides, the first that has a number giving it; else ""."""
+def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:
+    """Return the limit that was in force during the whole time of the line; "" if it changed.
+
+    Of several overrides in force, the first one that has a number decides it.
+    """
     start, end, version = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND, group["version"]
-    edges = {edge for each in overrides for edge in (each.since, each.made, each.until) if start < edge < end}
+    edges = {
+        edge for override in overrides for edge in (override.since, override.made, override.until) if start < edge < end
+    }
     limits: dict[int, set[str]] = {}
     for at in {start, *edges}:
-        held = [each for each in overrides if each.holds(at, version)]
+        in_force = [override for override in overrides if override.holds(at, version)]
         numbers: dict[str, Any] = {}
-        for each in reversed(held):
-            numbers |= each.numbers
-        limits.setdefault(max((each.version for each in held), default=0), set()).add(_number(rule, numbers))
-    # The line's bins begin and end around it: when an override's version was not the line's, nothing was counted.
+        for override in reversed(in_force):
+            numbers |= override.numbers
+        newest = max((override.version for override in in_force), default=0)
+        limits.setdefault(newest, set()).add(_number(rule, numbers))
+    # The line's bins may be longer than its usage. At times with another override version nothing was counted for it.
     if version in limits and version != rule.version:
-        found = limits[version]
+        candidates = limits[version]
     else:
-        found = {limit for newest, those in limits.items() if newest <= version for limit in those}
-    return found.pop() if len(found) == 1 else ""
+        candidates = {limit for newest, values in limits.items() if newest <= version for limit in values}
+    return candidates.pop() if len(candidates) == 1 else ""
 
 
 def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
-    """The capacity, else the rate; overriding numbers that make no sense for the rule are not in force."""
+    """Return the capacity, or else the rate, as text. Overriding numbers that are invalid for the rule are ignored."""
     try:
         if not numbers.keys() <= set(fields_of(rule.algorithm)):
             numbers = {}
@@ -155,7 +163,7 @@ def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
 
 
 def _read(using: str, keys: set[str]) -> _Overrides:
-    """All that overrides ever said of these keys, by key and rule."""
+    """Return all states that overrides of these keys ever had, by key and rule."""
     rows = KeyOverride.objects.using(using).filter(key__in=keys)
     tombstones = Tombstone.objects.using(using).filter(
         kind="keyoverride", shard__in={key_shard(key) for key in keys}, key__in=keys
@@ -165,9 +173,9 @@ def _read(using: str, keys: set[str]) -> _Overrides:
 
 
 def _of_history(using: str, ids: set[int]) -> _Overrides:
-    found: dict[tuple[str, str], list[_Override]] = {}
+    overrides: dict[tuple[str, str], list[_Override]] = {}
     if not ids:
-        return found
+        return overrides
     history: Any = KeyOverride.history
     records = history.using(using).filter(id__in=ids).order_by("id", "version", "history_id")
     for _pk, edits in groupby(records, key=lambda record: record.id):
@@ -186,5 +194,5 @@ def _of_history(using: str, ids: set[int]) -> _Overrides:
                     name: getattr(state, name) for name in KeyOverride.NUMBERS if getattr(state, name) is not None
                 },
             )
-            found.setdefault((state.key, state.rule), []).append(override)
-    return found
+            overrides.setdefault((state.key, state.rule), []).append(override)
+    return overrides

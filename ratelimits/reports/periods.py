@@ -1,4 +1,7 @@
-"""Billing periods: months in an account's time zone, calendar or from its anchor; half-open, in µs since 1970 UTC."""
+"""Billing periods: months in an account's time zone, either calendar months or months from the account's anchor.
+
+Moments are µs since 1970 UTC; a period includes its start and excludes its end.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from ratelimits.algorithms import calendar
 from ratelimits.algorithms.billing_periods import Span, periods_around
 
 SECOND = 1_000_000
-#: No billing period is longer (µs): a month, and one that overlaps it, which two days may come before.
-LONGEST = 64 * 86_400 * SECOND
+#: Maximum length of a billing period (µs): two overlapping months of 31 days and two days before them.
+MAX_LENGTH = 64 * 86_400 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
@@ -27,19 +30,19 @@ class Period:
 
 
 def _first_days(month: str) -> tuple[datetime, datetime]:
-    """The UTC midnights on the first days of a month and of the next."""
-    found = _MONTH.fullmatch(month)
-    if found is None:
-        raise ValueError(f"{month!r} is no month: write it like 2026-11")
-    year, number = int(found[1]), int(found[2])
+    """Return UTC midnight on the first day of a month and of the next. Raises ValueError unless the text is a month."""
+    match = _MONTH.fullmatch(month)
+    if match is None:
+        raise ValueError(f"{month!r} is not a month: write it like 2026-11")
+    year, number = int(match[1]), int(match[2])
     first = datetime(year, number, 1, tzinfo=UTC)
     return first, datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
 
 
 def month_window(month: str) -> tuple[int, int]:
-    """The µs between which a period that starts in a month like "2026-11" starts, in whatever time zone.
+    """Return the range (µs) of the starts of all periods that start in a month like "2026-11" in any time zone.
 
-    Raises ValueError for what is no month.
+    Raises ValueError unless the text is a month.
     """
     first, following = _first_days(month)
     # The earliest local midnight is 14 hours before UTC's, the latest 12 hours after it.
@@ -47,16 +50,16 @@ def month_window(month: str) -> tuple[int, int]:
 
 
 def month_in(month: str, timezone: str) -> tuple[int, int]:
-    """The µs between which a month like "2026-11" lies by a time zone's clocks, by UTC's if there is no such zone.
+    """Return the start and end (µs) of a month like "2026-11" in a time zone, or in UTC if the zone does not exist.
 
-    Raises ValueError for what is no month.
+    Raises ValueError unless the text is a month.
     """
-    first, following = (day.replace(tzinfo=_clocks(timezone)) for day in _first_days(month))
+    first, following = (day.replace(tzinfo=_zone(timezone)) for day in _first_days(month))
     return calendar.instant(first), calendar.instant(following)
 
 
-def _clocks(timezone: str) -> tzinfo:
-    """Return the clocks of a time zone, those of UTC if it is no more."""
+def _zone(timezone: str) -> tzinfo:
+    """Return a time zone by its name, or UTC if it does not exist any more."""
     try:
         return calendar.zone(timezone)
     except ValueError:
@@ -64,36 +67,36 @@ def _clocks(timezone: str) -> tzinfo:
 
 
 def month_of(start: int, timezone: str) -> str:
-    """Return the month, like "2026-11", of a moment by the clocks of a time zone; of one that is no more, by UTC."""
-    return f"{moment(start).astimezone(_clocks(timezone)):%Y-%m}"
+    """Return the month, like "2026-11", of a moment in a time zone, or in UTC if the zone does not exist any more."""
+    return f"{moment(start).astimezone(_zone(timezone)):%Y-%m}"
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Return whether a moment lies in a month like "2026-11" by the clocks of a time zone, as `month_of` says."""
+    """Return whether a moment is in a month like "2026-11" in a time zone, as `month_of` determines it."""
     return month_of(start, timezone) == month
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
-    """The billing period around a moment; `kept` is the one that the account's last change of terms left as it was."""
+    """Return the billing period that contains a moment; `kept` is the account's kept period, if it has one."""
     _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
 
 
 def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
-    """The period that usage was counted under as starting then.
+    """Return the period that starts at `start`, under which usage was counted.
 
-    It ends where the account's next one starts, also when the account's terms were others when the usage was counted.
+    It ends where the account's next period starts by the present terms, even if the usage was counted by other terms.
     """
     return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 
 
 def moment(microseconds: int) -> datetime:
-    """The aware UTC datetime of µs since 1970. Raises OverflowError for a moment of no calendar."""
+    """Return the aware UTC datetime of a moment in µs since 1970 UTC. Raises OverflowError outside the calendar."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-# Few moments come again and again in a report: bins, starts and ends of periods.
+# A report repeats the same small set of moments (bins, starts and ends of periods), so a cache helps.
 @lru_cache(maxsize=16_384)
 def iso(microseconds: int) -> str:
-    """ISO 8601 in UTC, to the second, or the microsecond where there is one."""
+    """Return a moment in ISO 8601 in UTC, with microseconds only if they are not 0."""
     return moment(microseconds).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Digests of reports, over the head of the ledger's chain and every line."""
+"""Digests of reports: of the head of the ledger's chain and of every line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ratelimits.reports.rows import COLUMNS, Row, report_id
 
 
 class BrokenChainError(ValueError):
-    """The ledger has no batch where a report's chain ends; the message names it."""
+    """Raised if the ledger has no batch at the position where a report ends; the message names it."""
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
-    """One digest of the digests that the shards' chains have at these positions; `sources` are databases."""
+    """Return one digest of the digests of the shards' chains at these positions; `sources` are database aliases."""
     parts = [
         f"{shard}:{position}:{_digest_at(int(shard), position, sources)}"
         for shard, position in sorted(chain.items(), key=lambda item: int(item[0]))
@@ -41,8 +41,8 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
 
 
 def moved(archive: str) -> str:
-    """Return the sentence on usage that is not in the ledger any more, but in an archive of that name."""
-    return f"its usage was moved to the archive {archive}: verify with the archive at hand (--archive)"
+    """Return the message for usage that was moved from the ledger to an archive of this name."""
+    return f"its usage was moved to the archive {archive}: verify with this archive (--archive DIRECTORY)"
 
 
 #: How a line is digested.

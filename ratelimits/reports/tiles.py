@@ -1,7 +1,7 @@
-"""Which billing periods an account's usage belongs to: they never overlap, and all usage is in one of them.
+"""The billing periods that an account's usage belongs to: they never overlap, and all usage is in one of them.
 
-Usage was counted under periods that do not overlap either, but for some of before an edit that it did not know of: it
-was not in the ledger yet when the account's terms changed, or raw SQL changed them. Such periods are billed as one.
+The periods under which usage was counted do not overlap either, with one exception: usage that was not in the ledger
+yet when the account's terms changed, or when raw SQL changed them. Such overlapping periods are billed as one.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
-from ratelimits.reports.periods import LONGEST, SECOND
+from ratelimits.reports.periods import MAX_LENGTH, SECOND
 
-#: When (s since 1970 UTC) usage of periods, given by their starts in µs, last came.
+#: Returns when the last usage of periods was counted (s since 1970 UTC), by the periods' starts (µs).
 LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A billing period, from `start` to `end`, and the starts of the periods that its usage was counted under.
+    """A billing period from `start` to `end`; `members` are the starts of the counted periods that belong to it.
 
-    All in µs since 1970 UTC. `closed`: it has a report.
+    All moments are µs since 1970 UTC. `closed` says whether it has a report.
     """
 
     start: int
@@ -31,28 +31,28 @@ class Tile:
 
 
 def homes(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
-    """Return the start of the reported period that the usage of each counted period belongs to, by that one's start.
+    """Return, for the start of each counted period, the start of the reported period that its usage belongs to.
 
-    All in µs since 1970 UTC; `reports` are an account's, oldest first, `ends` the ends of counted periods. Usage
-    belongs to the period that reported it first, or, carried by a later one's report, to the one that had closed
-    around it.
+    All moments are µs since 1970 UTC. `reports` are the account's, oldest first; `ends` are the ends of the counted
+    periods. Usage belongs to the period that reported it first. If the report of a later period contains it, it belongs
+    to the closed period that overlaps it.
     """
-    found: dict[int, int] = {}
+    starts: dict[int, int] = {}
     closed: dict[int, Tile] = {}
     for report in reports:
         for start in (int(period) * SECOND for period in report.since):
-            if start in found:
+            if start in starts:
                 continue
             home = None
             if report.version == 1 and start != report.period_start:
                 home = _around(closed.values(), start, ends.get(start, start))
-            found[start] = home.start if home is not None else report.period_start
+            starts[start] = home.start if home is not None else report.period_start
         closed[report.period_start] = Tile(report.period_start, report.period_end, frozenset(), closed=True)
-    return found
+    return starts
 
 
 def reported_tiles(reports: Collection[Report], ends: Mapping[int, int]) -> list[Tile]:
-    """Return the billing periods that an account has reports of, these being oldest first."""
+    """Return the billing periods of an account that have reports; the reports must be sorted oldest first."""
     home = homes(reports, ends)
     spans = {report.period_start: report.period_end for report in reports}
     return [
@@ -62,12 +62,13 @@ def reported_tiles(reports: Collection[Report], ends: Mapping[int, int]) -> list
 
 
 def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed) -> list[Tile]:
-    """Return an account's billing periods in their order.
+    """Return an account's billing periods, sorted by their starts.
 
-    `used` are the periods that usage was counted under, end by start; `reported` the periods that have a report. One
-    that overlaps reported ones is what lies between them, or, where that is short, belongs to one of them. Several that
-    overlap are one: from the start of the first to the end of the one that was used last. If that were longer than a
-    billing period can be, the last of them starts where the others end.
+    `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
+    billing periods that have a report. A counted period that overlaps reported ones is shortened to the time between
+    them, or, if that is too short, belongs to one of them. Counted periods that overlap each other are one billing
+    period: from the start of the first to the end of the one that was used last. If that were longer than a billing period can be, the
+    last of them starts where the others end.
     """
     closed = {tile.start: tile for tile in reported}
     open_: list[Tile] = []
@@ -87,7 +88,7 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
         newest = max(members, key=lambda member: (used_at.get(member, 0), member))
         ended = until if newest == start else last.end
         joined = Tile(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
-        if joined.end - joined.start <= LONGEST:
+        if joined.end - joined.start <= MAX_LENGTH:
             open_[-1] = joined
         elif until - last.end >= SHORTEST:
             open_.append(Tile(last.end, until, frozenset({start})))
@@ -97,21 +98,22 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
 
 
 def _between(closed: Iterable[Tile], start: int, end: int) -> tuple[int, int]:
-    """Return the part of a counted period that lies between reported ones; it begins after its end if there is none."""
-    found = list(closed)
-    begin = max([start, *(tile.end for tile in found if tile.start <= start)])
-    return begin, min([end, *(tile.start for tile in found if tile.start >= begin)])
+    """Return the part of a counted period that is between reported ones; if there is none, it starts after its end."""
+    reported = list(closed)
+    begin = max([start, *(tile.end for tile in reported if tile.start <= start)])
+    return begin, min([end, *(tile.start for tile in reported if tile.start >= begin)])
 
 
 def _around(closed: Iterable[Tile], start: int, end: int) -> Tile | None:
-    """Return the reported period that a counted one belongs to: one overlaps it and leaves nothing, or little, of it.
+    """Return the reported period that a counted period belongs to, because reported periods overlap almost all of it.
 
-    Little is less than the shortest billing period. The one that it begins in goes before the one that it ends in.
+    That is the case if the rest is shorter than the shortest billing period. The reported period in which it begins
+    comes before the one in which it ends. Return None if the rest is longer.
     """
-    found = list(closed)
-    begin, until = _between(found, start, end)
+    reported = list(closed)
+    begin, until = _between(reported, start, end)
     if until - begin >= SHORTEST:
         return None
-    before = (tile for tile in found if tile.start <= start < tile.end)
-    after = (tile for tile in found if begin <= tile.start < end)
+    before = (tile for tile in reported if tile.start <= start < tile.end)
+    after = (tile for tile in reported if begin <= tile.start < end)
     return next(before, None) or min(after, key=lambda tile: tile.start, default=None)

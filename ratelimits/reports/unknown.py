@@ -1,4 +1,4 @@
-"""Requests whose replies were lost, as the processes that sent them say: nobody knows whether they were counted."""
+"""Requests whose replies were lost, as counted by the processes that sent them; they may be in the ledger or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KeyAndMeter = tuple[str, str]
 
 
 class Unknown:
-    """Counts of lost replies between two moments (µs), of these accounts or of all; read once, since there are few."""
+    """The numbers of lost replies between two moments (µs), for these accounts or all; they are few, and read once."""
 
     def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
         rows = ProcessTotal.objects.using(using).filter(
@@ -28,7 +28,7 @@ class Unknown:
             self._rows.setdefault(name, []).append(tuple(rest))
 
     def of(self, account: str, start: int, end: int) -> Counter[KeyAndMeter]:
-        """Those of an account in a billing period, by key and meter."""
+        """Return the numbers of an account's lost replies in a billing period, by key and meter."""
         counts: Counter[KeyAndMeter] = Counter()
         for bin_, key, meter, requests in self._rows.get(account, ()):
             if start <= bin_ * SECOND < end:

@@ -256,7 +256,7 @@ def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client
     def take(name: str) -> str:
         return text(client.post(url(Adjustment), {"action": name, "_selected_action": [made.pk]}, follow=True))
 
-    assert "of your own: another person approves or refuses it" in take("approve")
+    assert "your own: another person must approve or refuse it" in take("approve")
     assert "waits for approval" in take("finalise")
     client.force_login(cyd)
     take("approve")

@@ -11,7 +11,7 @@ from django.db.models import Max
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapChange, Report
 from ratelimits.reports.build import CHUNK
-from ratelimits.reports.periods import LONGEST
+from ratelimits.reports.periods import MAX_LENGTH
 
 #: By account, when closed periods start (µs since 1970 UTC).
 Starts = Mapping[str, Collection[int]]
@@ -67,7 +67,7 @@ class LateGaps:
 def _closed(using: str, gaps: list[DurabilityGap], **about: Any) -> Iterator[Report]:
     first, last = min(gap.since for gap in gaps), max(gap.until for gap in gaps)
     reports = Report.objects.using(using).filter(
-        **about, period_start__gt=first - LONGEST, period_start__lte=last, period_end__gt=first
+        **about, period_start__gt=first - MAX_LENGTH, period_start__lte=last, period_end__gt=first
     )
     found: Iterator[Report] = reports.order_by().only("account", "period_start", "period_end", "chain").iterator(CHUNK)
     return found

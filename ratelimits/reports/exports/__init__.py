@@ -1,8 +1,8 @@
-"""Report rows to files: streamed, so that a report of any size is written in bounded memory.
+"""Exports of report rows to files. They are streamed, so that a report of any size needs only bounded memory.
 
-A format's `stream` takes rows, or in the second schema charges (an iterable that is read once, only a little ahead of
-what was written), and gives the file in chunks of bytes, for a file on disk, standard output or an HTTP response alike.
-The same rows give the same bytes.
+A format's `stream` takes rows, or charges in the second schema, as an iterable that it reads once, only a little ahead
+of what it has written. It yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same
+rows always give the same bytes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ __all__ = ["DOWNLOADS", "FORMATS", "Format", "installed", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to write a report."""
+    """A file format for reports."""
 
     name: str
     label: str
-    #: What its files end in: no two formats write files of one name.
+    #: Ending of its files; each format has another one.
     suffix: str
     content_type: str
-    #: Takes rows, or charges where it is priced; and the version of the columns that the file is to have.
+    #: Takes rows (charges if it is priced) and the version of the file's columns.
     written_by: Callable[[Iterable[Any], int], Iterator[bytes]]
-    #: The module that it needs beside the app's own requirements, and the extra that brings it.
+    #: A module that it needs besides the app's own requirements, and the extra that installs it.
     module: str = ""
     extra: str = ""
-    #: Pass rows through, or raise ValueError at the first that its receiver refuses at a moment (µs since 1970 UTC).
+    #: Passes rows through, and raises ValueError at the first that its receiver refuses at a moment (µs since 1970
+    #: UTC).
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
-    #: Whether people may download it; events for a billing system are written by the command alone.
+    #: Whether people may download it; events for a billing system are written only by the command.
     downloaded: bool = True
-    #: Whether it is of the second schema: written of charges, rows with what they cost.
+    #: Whether it has the second schema, which is made of charges: rows with their amounts.
     priced: bool = False
 
     def stream(self, found: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
-        """Return the file in chunks; `version` is that of the columns that it is to have."""
+        """Return the file in chunks; `version` is that of the file's columns."""
         return self.written_by(found, version)
 
     @property
     def missing(self) -> str:
-        """What must be installed first, as a sentence; "" if it can be written."""
+        """Return a sentence that says what must be installed first; "" if it can be written."""
         if not self.module or find_spec(self.module):
             return ""
         return f"{self.label} needs {self.module}: pip install 'ratelimits[{self.extra}]'"
@@ -53,8 +54,8 @@ class Format:
 
 #: Formats by name.
 FORMATS = {
-    each.name: each
-    for each in (
+    file_format.name: file_format
+    for file_format in (
         Format("csv", "CSV", ".csv", "text/csv; charset=utf-8", csv.stream),
         Format(
             "csv-spreadsheet",
@@ -119,17 +120,17 @@ FORMATS = {
         ),
     )
 }
-#: Those that people may download.
-DOWNLOADS = {name: each for name, each in FORMATS.items() if each.downloaded}
+#: The formats that people may download, by name.
+DOWNLOADS = {name: file_format for name, file_format in FORMATS.items() if file_format.downloaded}
 
 
 def installed() -> list[Format]:
-    """The formats that can be downloaded here."""
-    return [each for each in DOWNLOADS.values() if not each.missing]
+    """Return the formats that can be downloaded with the installed libraries."""
+    return [file_format for file_format in DOWNLOADS.values() if not file_format.missing]
 
 
 def named(file: str) -> Format | None:
-    """Return the format that a file's name ends in, by the longest suffix that fits; None if none does."""
+    """Return the format with the longest suffix that a file's name ends with; None if there is none."""
     name = file.lower()
-    fitting = [each for each in FORMATS.values() if name.endswith(each.suffix)]
-    return max(fitting, key=lambda each: len(each.suffix), default=None)
+    fitting = [file_format for file_format in FORMATS.values() if name.endswith(file_format.suffix)]
+    return max(fitting, key=lambda file_format: len(file_format.suffix), default=None)

@@ -1,4 +1,4 @@
-"""The second schema of a report, as CSV and JSON: the columns of the first, then the account's name and the amounts."""
+"""The second schema of a report, as CSV and JSON: the columns of the first, the account's name, and the amounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: What the second schema has beside the columns of the first, behind them.
+#: The columns of the second schema after those of the first.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 _NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
@@ -24,7 +24,7 @@ schema = priced_schema
 
 
 def money(charge: Charge) -> tuple[str, ...]:
-    """Return the values of MONEY; the unit price is empty where units of the line have different ones."""
+    """Return the values of MONEY; the unit price is empty if the units of the line have different prices."""
     prices = {part.unit_price for part in charge.parts}
     return (
         charge.account_name,
@@ -36,18 +36,18 @@ def money(charge: Charge) -> tuple[str, ...]:
 
 
 def decimal(amount: Decimal | None) -> str:
-    """Return an amount as text with no digit more than it needs; "" for none."""
+    """Return an amount as text without trailing zeros; "" for None."""
     return "" if amount is None else written(amount)
 
 
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    """Yield the charges as a CSV file in chunks, reading only a little ahead of what was yielded."""
     rows = ([*csv.cells(charge.row, version), *money(charge)] for charge in charges)
     return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
 
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """The charges as a JSON document, in chunks; reads only a little ahead of what it has given away."""
+    """Yield the charges as a JSON document in chunks, reading only a little ahead of what was yielded."""
     items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
     name = schema_id(version, priced=True)
     return encoded(chain([f'{{"schema":{text(name)},"lines":'], array(items), ["}\n"]))

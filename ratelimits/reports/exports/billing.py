@@ -1,7 +1,7 @@
-"""Finalised report lines as the usage events of billing systems: Stripe's meter events, Lago's events.
+"""Finalised report lines as usage events for billing systems: Stripe's meter events and Lago's events.
 
-Such an event cannot be taken back, so provisional lines are left out. Whom an event is about is the billing system's
-own name of the account, from `BILLING_CUSTOMER`; accounts without one are billed elsewhere and left out.
+Such an event cannot be undone, so provisional lines are left out. The customer of an event is the billing system's name
+for the account, which `BILLING_CUSTOMER` returns. Accounts without one are billed elsewhere and left out.
 
 The fields are those of https://docs.stripe.com/api/billing/meter-event/create and
 https://getlago.com/docs/api-reference/events/batch.
@@ -19,9 +19,9 @@ from ratelimits.reports.exports.json import text
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import FINAL, VERSION, Row
 
-#: How old an event may be that Stripe takes, and how far ahead, in µs.
+#: How far in the past and in the future (µs) Stripe accepts an event.
 STRIPE_OLDEST, STRIPE_NEWEST = 35 * 86_400 * SECOND, 5 * 60 * SECOND
-#: Events in one request to Lago.
+#: Maximum number of events in one request to Lago.
 LAGO_BATCH = 100
 
 _STRIPE = '{"event_name":%s,"payload":{"stripe_customer_id":%s,"value":"%d"},"identifier":%s,"timestamp":%d}'
@@ -33,39 +33,39 @@ _LAGO = (
 
 
 class NotAccepted(ValueError):
-    """An event that the billing system would refuse."""
+    """Raised for an event that the billing system would refuse."""
 
 
 def stripe(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Meter events of what goes beyond the plan, one a line, in chunks."""
+    """Yield meter events for the overage of lines, one per line, in chunks."""
     events = (stripe_event(row, customer) for row, customer in _billed(rows))
     return encoded(f"{event}\n" for event in events if event)
 
 
 def stripe_event(row: Row, customer: str) -> str:
-    """Return the meter event of a line as JSON; "" if nothing of it goes beyond the plan."""
+    """Return the meter event of a line as JSON; "" if it has no overage."""
     if not row.overage_quantity:
         return ""
     return _STRIPE % (text(row.meter), text(customer), row.overage_quantity, text(row.line_id), second(row))
 
 
 def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
-    """Pass the rows through; raise NotAccepted at the first event that Stripe refuses at `now` (µs since 1970 UTC)."""
+    """Yield the rows. Raise NotAccepted at the first event that Stripe would refuse at `now` (µs since 1970 UTC)."""
     name = _names()
     for row in rows:
         if row.overage_quantity and _customer(row, name):
             at = row.charge_period_end - 1
             if not now - STRIPE_OLDEST <= at <= now + STRIPE_NEWEST:
                 raise NotAccepted(
-                    f"Stripe takes no event of {iso(at // SECOND * SECOND)} at {iso(now // SECOND * SECOND)} (line_id "
-                    f"{row.line_id}): it must be at most 35 days old and 5 minutes ahead. Send a report soon after its "
-                    "period's end, and bill in another way what is older."
+                    f"Stripe accepts no event of {iso(at // SECOND * SECOND)} at {iso(now // SECOND * SECOND)} (line_id"
+                    f" {row.line_id}): it must be at most 35 days old and at most 5 minutes ahead. Send a report soon"
+                    " after its period's end, and bill older usage in another way."
                 )
         yield row
 
 
 def lago(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Events in batches of as many as Lago takes, one batch a line, in chunks."""
+    """Yield events in batches of the size that Lago accepts, one batch per line, in chunks."""
     return encoded(_batches(rows))
 
 
@@ -80,12 +80,12 @@ def lago_event(row: Row, customer: str) -> str:
     quantities = row.consumed_quantity, row.included_quantity, row.overage_quantity, row.refunded_quantity
     if not any(quantities):
         return ""
-    about, labels = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
-    return _LAGO % (*about, second(row), *quantities, *labels)
+    names, labels = map(text, (row.line_id, customer, row.meter)), map(text, (row.key, row.rule, row.plan))
+    return _LAGO % (*names, second(row), *quantities, *labels)
 
 
 def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
-    """The final rows of accounts that the billing system knows, each with its name of the account."""
+    """Yield the final rows of accounts that the billing system bills, each with the customer."""
     name = _names()
     for row in rows:
         if customer := _customer(row, name):
@@ -93,15 +93,15 @@ def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
 
 
 def _customer(row: Row, name: Callable[[str], str | None]) -> str | None:
-    """Whom the event of a row is about; None or "" if there is to be none."""
+    """Return the customer of a row's event; None or "" if there is no event for it."""
     return name(row.account) if row.status == FINAL and row.account else None
 
 
 def _names() -> Callable[[str], str | None]:
-    """What an account is called by the billing system; each account is asked about once in a while."""
+    """Return a cached function that gives the billing system's customer for an account."""
     return lru_cache(maxsize=4096)(conf.BILLING_CUSTOMER or str)
 
 
 def second(row: Row) -> int:
-    """Return the last second within the line's span, since 1970 UTC: its end is already the next period's."""
+    """Return the last second of the line's charge period, since 1970 UTC: its end belongs to the next period."""
     return (row.charge_period_end - 1) // SECOND

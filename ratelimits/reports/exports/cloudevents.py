@@ -1,8 +1,8 @@
 """Report lines as CloudEvents 1.0 in JSON, for OpenMeter or a billing system.
 
-A billing system knows an event by its source and id, and takes each once. The id of a finalised line's event is the
-line_id, so sending a report again changes nothing. A provisional line may still change: its event has a type of its
-own, to which no bill should listen, and an id that changes with it, so that it never stands in the final one's way.
+A billing system identifies an event by its source and id, and accepts each event once. The id of a finalised line's
+event is the line_id, so sending a report again changes nothing. A provisional line may still change, so its event has
+another type, which must not be billed, and an id that changes with the line and never equals that of the final event.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _EVENT = (
 
 
 def source() -> str:
-    """Who says it: the project, by its NAMESPACE."""
+    """Return the source of the events, which names the project by its NAMESPACE."""
     return f"/ratelimits/{quote(conf.NAMESPACE, safe='')}"
 
 
 def stream(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """A JSON batch (an array of events), in chunks; reads only a little ahead of what it has given away."""
+    """Yield a JSON array of events in chunks, reading only a little ahead of what was yielded."""
     yield from encoded(array(_events(rows)))
     yield b"\n"
 
 
 def stream_lines(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """The same events as JSON lines, one each: easily split into requests of a size that a receiver takes."""
-    return encoded(f"{each}\n" for each in _events(rows))
+    """Yield the events as JSON lines, which are easy to split into requests of the size that a receiver accepts."""
+    return encoded(f"{text_of_event}\n" for text_of_event in _events(rows))
 
 
 def _events(rows: Iterable[Row]) -> Iterator[str]:
     sender = text(source())
     for row in rows:
-        # CloudEvents has no empty subjects.
+        # CloudEvents allows no empty subject.
         yield event(row, sender, row.account or ANONYMOUS)
 
 
 def event(row: Row, sender: str, subject: str) -> str:
-    """Return the event of a line as JSON, from a sender (as JSON has it) about a subject."""
+    """Return the event of a line as JSON; `sender` is the source as a JSON text."""
     data, name, kind = line(row), row.line_id, FINAL_LINE
     if row.status != FINAL:
         name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
-    # The last moment within: the end itself is already the next period's.
+    # The last moment of the charge period, since its end belongs to the next period.
     time = iso(row.charge_period_end - 1)
     return _EVENT % (text(name), sender, kind, text(subject), time, schema_id(row.columns_version), data)

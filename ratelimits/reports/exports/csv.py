@@ -1,7 +1,7 @@
-"""Report rows as CSV: RFC 4180 with a header line, in UTF-8, lines ended by a line feed, formulae neutralised.
+"""Report rows as CSV: RFC 4180 in UTF-8, with a header line, line feeds at the ends of lines, and no formulae.
 
-Two formats: `stream` leaves every harmless text as it is, for programs; `stream_for_spreadsheets` also marks texts that
-a spreadsheet would show as something else, such as a batch range that reads as a time of day.
+There are two formats. `stream` is for programs and leaves every harmless text unchanged. `stream_for_spreadsheets` also
+marks texts that a spreadsheet would misread, such as a batch range that looks like a time of day.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
-#: Signs that start a formula, also in the full width that East Asian spreadsheets take for the same.
+#: Signs that start a formula, also in their full-width forms, which East Asian spreadsheets accept.
 _SIGN = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 _FIRST = frozenset(_SIGN + "\t\r\n")
 _SIGNS = re.escape(_SIGN)
-#: What ends a cell within a text, if the spreadsheet reads with another separator than the comma.
+#: Characters that end a cell in a spreadsheet that uses another separator than the comma.
 _ENDS = ";|\\t\\r\\n"
-#: Where a text needs an apostrophe: in front, and after each such end, if a formula would begin there.
+#: The positions at which a text needs an apostrophe: at its start and after each such character, if a formula follows.
 _FORMULA = re.compile(f'^(?=[{_SIGNS}\\t\\r\\n])|(?<=[{_ENDS}])(?=[ "]*[{_SIGNS}])')
-#: Found in the line of every row with such a text, except one that begins the line, and seldom in others.
+#: Found in every line that contains such a text (except at its start), and rarely in other lines.
 _SUSPECT = re.compile(f'[,{_ENDS}][{_SIGNS}\\t\\r\\n "]')
-#: The same for ASCII, in less time.
+#: The same for lines in ASCII; it is faster.
 _SUSPECT_ASCII = re.compile(f'[,{_ENDS}][=+\\-@\\t\\r\\n "]')
-#: Texts that a spreadsheet takes for a number, a moment or a truth value. They have a digit and at most one word.
+#: Texts that a spreadsheet reads as a number, a moment or a boolean. They have a digit and at most one word.
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
 #: Spreadsheets keep 15 digits of a number.
 _DIGITS = 15
-#: Excel reads a file without this mark in the encoding of the machine.
+#: The byte order mark: without it Excel reads a file in the encoding of the machine.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _NO_TEXTS = QUANTITIES | MOMENTS
 _SHOWN = [index for index, column in enumerate(TABLE) if column.kind is ColumnKind.TEXT]
@@ -40,30 +40,30 @@ _NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBER
 
 
 class _Line:
-    """A file that hands a written line back: the writer answers what write() answered."""
+    """A file for csv.writer whose write() returns the line, so that writerow() returns it too."""
 
     def write(self, text: str) -> str:
         return text
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """The rows as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    """Yield the rows as a CSV file in chunks, reading only a little ahead of what was yielded."""
     return encoded(lines(names(version), _NO_TEXTS, (cells(row, version) for row in rows)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """The same for people: it begins with a byte order mark, and what a spreadsheet would misread stays text."""
+    """Yield the rows as a CSV file for spreadsheets: with a byte order mark, and misreadable values marked as text."""
     return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, (_shown_as_text(row, version) for row in rows))))
 
 
 def cells(row: Row, version: int) -> list[str]:
-    """Return the texts of a row for a file of a version's columns: empty for those that the row does not have."""
+    """Return the texts of a row for a file with the columns of `version`; columns missing in the row are empty."""
     texts, count = row.texts(), len(names(version))
     return texts if len(texts) == count else (texts + [""] * count)[:count]
 
 
 def neutral(text: str) -> str:
-    """Text in which no spreadsheet finds a formula: an apostrophe stands where one would begin."""
+    """Return a text with an apostrophe wherever a spreadsheet would see the start of a formula."""
     return _FORMULA.sub("'", text)
 
 
@@ -84,9 +84,10 @@ def _shown_as_text(row: Row, version: int) -> list[str]:
 
 
 def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header, and a line for each row of values, in which nothing is a formula; `no_texts` cannot be one."""
+    """Yield the header and a line for each row of values, without formulae; columns of `no_texts` never have any."""
     texts, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
-    # The writer quotes what is in its line end: told of CR LF, it quotes a lone CR too, which readers end lines at.
+    # The writer quotes values with characters of its line terminator. With CR LF it also quotes a lone CR, which some
+    # readers take for the end of a line.
     write = csv.writer(_Line(), lineterminator="\r\n").writerow
     yield _ended(write(columns))
     for values in rows:
@@ -97,7 +98,7 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
                 values[index] = neutral(values[index])
             line = ",".join(values)
         if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
-            yield f"{line}\n"  # what the writer would write, in a third of the time
+            yield f"{line}\n"  # The writer would write the same, but in three times as long.
         else:
             yield _ended(write(values))
 

@@ -13,9 +13,9 @@ from ratelimits.reports.exports import Format
 
 
 class Download(StreamingHttpResponse):
-    """Rows as a file, made while it is sent: under ASGI too, where a plain iterator would be read to its end first.
+    """A file of rows, written while it is sent; also under ASGI, where Django would read a plain iterator completely.
 
-    `found` and `version` are what the format's `stream` takes.
+    `found` and `version` are the arguments of the format's `stream`.
     """
 
     def __init__(self, form: Format, found: Iterable[Any], version: int, stem: str) -> None:

@@ -1,7 +1,7 @@
 """Charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
 
-A row has one unit price, so that quantity times price is its cost: a line becomes a row for what its plan includes,
-and one for each price that its other units have. Rows without a price have no currency and are left out.
+A row has one unit price, so that quantity times price is its cost. So a line becomes one row for its included units,
+and one row for each price of its other units. Rows without a price have no currency and are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _DESCRIPTIONS = {
     ADJUSTMENT: "{meter}: adjusted by a person",
 }
 
-#: Each column's value: of the charge, and of those of its units that cost the same (None: it is no price of units).
+#: Functions for the values of columns, of a charge and a part of its units with one price (None for a charge that is
+#: not a price of units).
 _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
     "BillingAccountId": lambda charge, _part: charge.row.account,
@@ -76,7 +77,7 @@ _NO_TEXTS = frozenset(
 
 
 def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
-    """The charges as a CSV file, in chunks; reads only a little ahead of what it has given away."""
+    """Yield the charges as a CSV file in chunks, reading only a little ahead of what was yielded."""
     return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
 
 
@@ -88,7 +89,7 @@ def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
 
 
 def _parts(charge: Charge) -> Iterator[PricedPart | None]:
-    """The units of a line by what each costs; None for an amount that is not the price of units."""
+    """Yield the parts of a line's units by their price; None for an amount that is not a price of units."""
     row = charge.row
     if row.charge_category in (FEE, REPRICING, MINIMUM, ROUNDING):
         yield None

@@ -1,7 +1,7 @@
-"""Report rows as an Excel workbook, by XlsxWriter in its constant memory mode: the same rows give the same bytes.
+"""Report rows as an Excel workbook, written by XlsxWriter in its constant memory mode; equal rows give equal bytes.
 
-Numbers are numbers, moments are dates (in UTC, shown as the other formats write them), and all else is text, in which
-nothing is a formula or a link. What a sheet has no room for goes on in a further one. The second sheet has the totals.
+Numbers are numbers, moments are dates (in UTC, shown as the other formats write them), and everything else is text,
+never a formula or a link. Rows that do not fit on a sheet continue on another one. The second sheet has the totals.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from ratelimits.reports.exports.chunks import SIZE
 from ratelimits.reports.periods import SECOND, iso
 from ratelimits.reports.rows import COLUMNS, TABLE, VERSION, Charge, Row, columns, names
 
-#: Rows of a sheet, the header among them.
+#: Maximum number of rows of a sheet, with the header.
 SHEET_ROWS = 1_048_576
-#: The most that a cell takes, in UTF-16 code units.
+#: Maximum length of a cell, in UTF-16 code units.
 CELL = 32_767
 _CUT = " … (cut: the CSV has all of it)"
 #: Spreadsheets keep 15 digits of a number; a longer one stays exact as text.
 _DIGITS = 15
 _DAY = 86_400 * SECOND
-#: 1970-01-01 as spreadsheets count days, and between which days (µs since 1970) all of them count alike.
+#: 1970-01-01 as a spreadsheet's day number, and the range (µs since 1970 UTC) in which all spreadsheets count alike.
 _EPOCH = 25_569
 _FIRST, _LAST = -25_000 * _DAY, 2_932_897 * _DAY
-#: Nothing in the file says when it was made: ZIP's own first day stands there.
+#: The creation date in every file, so that equal rows give equal bytes: the first day that ZIP supports.
 _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: The columns of the second sheets and of the second schema beside those of lines, and all by name.
+#: The columns of the second schema that lines do not have; below, all columns by name.
 _MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "amount", "report_total")]
 _KNOWN = {
     column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
 }
 #: Characters of a durability gap in one line, and the height of a line in points.
 _GAP_WIDTH, _LINE_HEIGHT = (_KNOWN["durability_gap"].width or 0) - 6, 15
-#: A line is printed across so many A4 pages, at which it is legible; each of them has its key.
+#: Number of A4 pages across which a row is printed legibly; each of them repeats its key.
 _PAGES_ACROSS = 4
 _ON_EVERY_PAGE = COLUMNS.index("key")
-#: What the lines of a total have in common, and what is added up.
+#: Columns by which totals are grouped, and columns that are summed.
 _SUBJECT = ("account", "status", "meter", "unit")
 _ADDED = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: Of the second schema, what the charges of a total have in common.
+#: Columns by which the totals of the second schema are grouped.
 _OWED = ("account", "account_name", "status", "meter", "currency")
-#: What XML has no way to say.
+#: Characters that XML cannot contain.
 _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """The rows as a workbook, in chunks. It is written to a temporary file first: a workbook's end is not its last row.
+    """Yield the rows as a workbook in chunks. It is first written to a temporary file, since its rows are not its end.
 
-    Raises ModuleNotFoundError where XlsxWriter is not installed.
+    Raises ModuleNotFoundError if XlsxWriter is not installed.
     """
     return _streamed(rows, partial(_fill, version=version))
 
 
 def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """The charges as a workbook likewise; its second sheet has what each account owes."""
+    """Yield the charges as a workbook in chunks; its second sheet has the amounts that each account owes."""
     return _streamed(charges, partial(_fill_with_amounts, version=version))
 
 
@@ -115,9 +115,9 @@ def _fill_with_amounts(book: Any, charges: Iterable[Charge], version: int) -> No
 
 
 def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
-    """Add the charges to the report, and give what each account owes once its last one has passed.
+    """Add the charges to the sheet `report`, and yield the amounts that each account owes after its last charge.
 
-    A line for each meter, one for rounding (without a meter), and no more held than those of one account.
+    There is a row for each meter, and one for rounding (without meter). Only one account is in memory at a time.
     """
     account, sums = "", dict[tuple[str, ...], Decimal]()
     for charge in charges:
@@ -136,9 +136,9 @@ def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
 
 
 def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
-    """Add the rows to the report, and give the totals of each account once its last row has passed.
+    """Add the rows to the sheet `report`, and yield the totals of each account after its last row.
 
-    Rows come account by account, so no more is held than one account's meters.
+    The rows are sorted by account, so only one account is in memory at a time.
     """
     account, sums = "", dict[tuple[str, ...], list[int]]()
     for row in rows:
@@ -162,7 +162,7 @@ def _values(row: Row, count: int) -> Sequence[object]:
 
 
 class _Table:
-    """A header and rows, on a sheet of this title and, when it is full, on further ones."""
+    """A header and rows on a sheet with this title and, when it is full, on more sheets."""
 
     def __init__(self, book: Any, title: str, names: Sequence[str], pages_across: int = 1) -> None:
         self._book, self._title, self.names, self._pages_across = book, title, names, pages_across
@@ -188,7 +188,7 @@ class _Table:
                 column.write(self._sheet, self._rows, index, value)
 
     def finish(self) -> None:
-        """Make what was written on this sheet what is filtered and printed."""
+        """Set the filter and the print area of this sheet to the rows that were written."""
         self._sheet.autofilter(0, 0, self._rows, len(self.names) - 1)
         self._sheet.print_area(0, 0, self._rows, len(self.names) - 1)
 
@@ -212,7 +212,7 @@ class _Table:
 
 @lru_cache(maxsize=256)
 def _height(text: str) -> int:
-    """How high a row must be for a text that is wrapped: not all who open it work that out. Excel's most is 409."""
+    """Return the height (points, at most Excel's 409) of a row with a wrapped text; not every program computes it."""
     lines = wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False)
     return min(_LINE_HEIGHT * len(lines), 409)
 
@@ -224,14 +224,14 @@ def _text(sheet: Any, row: int, column: int, text: str) -> None:
     if len(text) * 2 > CELL:
         text = _fitting(text)
     if text.startswith("<r>") and text.endswith("</r>"):
-        # XlsxWriter would write such a text as the XML that it looks like; in several runs it is what it is.
+        # XlsxWriter would write such a text as XML. Written as a rich string, it stays text.
         sheet.write_rich_string(row, column, text[0], text[1], text[2:])
     else:
         sheet.write_string(row, column, text)
 
 
 def _fitting(text: str) -> str:
-    """The text, or as much of it as a cell takes and a word that it was cut."""
+    """Return the text, or as much of it as fits in a cell, with a note that it was cut."""
     units = text.encode("utf-16-le")
     if len(units) <= 2 * CELL:
         return text
@@ -246,7 +246,7 @@ def _number(sheet: Any, row: int, column: int, number: int) -> None:
 
 
 def _decimal(sheet: Any, row: int, column: int, text: str) -> None:
-    """A number that the other formats write as text; "" where it is not known."""
+    """Write a decimal that is given as text; "" for an unknown one leaves the cell empty."""
     digits = text.removeprefix("-").replace(".", "", 1)
     if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS:
         sheet.write_number(row, column, float(text))
@@ -284,5 +284,5 @@ def _column(name: str) -> _Column:
         return _Column(_number, width, "right", "0")
     if known.kind in NUMBERS:
         return _Column(_number, width, "right", "#,##0")
-    # A long text would run on into pages of its own.
+    # Without wrapping, a long text would be printed on additional pages.
     return _Column(_text, width, wraps=name == "durability_gap")

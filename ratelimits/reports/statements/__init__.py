@@ -1,4 +1,4 @@
-"""What there is to export: finalised reports as they were, and provisional ones from what the ledger holds now."""
+"""Statements to export: finalised reports as they are stored, and provisional ones computed from the ledger now."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ratelimits.reports.closing.close import home_shard
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
-from ratelimits.reports.periods import LONGEST, SECOND, Period, month_window, starts_in
+from ratelimits.reports.periods import MAX_LENGTH, SECOND, Period, month_window, starts_in
 from ratelimits.reports.rows import FINAL, PROVISIONAL, VERSION, Row, RowMaker
 from ratelimits.reports.statements.unused import candidates
 from ratelimits.reports.terms import RuleBook
@@ -38,7 +38,7 @@ from ratelimits.reports.unknown import Unknown
 
 @dataclass(frozen=True)
 class Statement:
-    """One report and its rows, to be read once, in order; `included` is what a provisional one's period includes."""
+    """A report and its rows, which can be read once; `included` is set for a provisional report."""
 
     report: Report
     status: str
@@ -54,12 +54,12 @@ def statements(
     all_accounts: bool = False,
     columns_version: int | None = None,
 ) -> Iterator[Statement]:
-    """The reports of all billing periods that start in a month like "2026-11", by account and start.
+    """Return the statements of all billing periods that start in a month like "2026-11", sorted by account and start.
 
-    Of one account, or of all; finalised ones in their newest version. With `all_accounts` also a line of zeros for each
-    account that has no other. What is provisional has the columns of `columns_version`, by default those of the file.
-    Memory stays bounded: a statement's rows must be read before the next statement is asked for. Raises ValueError for
-    what is no month.
+    They are of one account or of all; finalised ones are in their newest version. With `all_accounts` there is also a
+    line of zeros for each account without any statement. Provisional ones have the columns of `columns_version`, by
+    default those of the month's file. To bound memory, the rows of a statement must be read before the next statement.
+    Raises ValueError unless the text is a month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
@@ -67,7 +67,7 @@ def statements(
     used = heapq.merge(
         _final(using, month, account, start, end),
         _provisional(using, month, account, start, end, version),
-        key=lambda found: (found.report.account, found.report.period_start),
+        key=lambda statement: (statement.report.account, statement.report.period_start),
     )
     return _with_unused(used, _unused(using, month, account, start, end, version)) if all_accounts else used
 
@@ -78,9 +78,10 @@ def newest_columns(reports: Iterable[Report]) -> int:
 
 
 def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
-    """Return the version of the columns of a month's file: the newest that its finalised reports have.
+    """Return the version of the columns of a month's file: the newest version that its finalised reports have.
 
-    So what was closed before a column was added stays the same file. Raises ValueError for what is no month.
+    So the file of a month that was closed before a column was added stays the same. Raises ValueError unless the text
+    is a month.
     """
     start, end = month_window(month)
     reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
@@ -91,14 +92,14 @@ def columns_of(month: str, *, account: str | None = None, using: str | None = No
 
 
 def statement(report: Report) -> Statement:
-    """A finalised report as it was in that version."""
+    """Return the statement of a finalised report in this version."""
     return Statement(report, FINAL, _final_rows(report))
 
 
-def rows(found: Iterable[Statement]) -> Iterator[Row]:
-    """All rows, one report after the other."""
-    for each in found:
-        yield from each.rows
+def rows(reports: Iterable[Statement]) -> Iterator[Row]:
+    """Yield all rows, one report after another."""
+    for report in reports:
+        yield from report.rows
 
 
 def _final(using: str, month: str, account: str | None, start: int, end: int) -> Iterator[Statement]:
@@ -115,7 +116,7 @@ def _final(using: str, month: str, account: str | None, start: int, end: int) ->
 
 
 def versions(report: Report) -> Iterator[Report]:
-    """The versions of a report up to this one, oldest first."""
+    """Yield the versions of a report up to this one, oldest first."""
     using = report._state.db or conf.DATABASE
     reports = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
     yield from reports.filter(version__lte=report.version).order_by("version")
@@ -127,12 +128,12 @@ def _final_rows(report: Report) -> Iterator[Row]:
 
 
 def version_rows(report: Report) -> Iterator[Row]:
-    """The rows that a version brought in, streamed."""
+    """Return an iterator over the rows that a version added."""
     return (row for row, _period in version_lines(report))
 
 
 def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
-    """The rows that a version brought in, streamed, each with the billing period (s, as text) of its usage."""
+    """Yield the rows that a version added, each with the billing period (s, as text) of its usage."""
     make = RowMaker(report, FINAL)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
     # Without a model instance for each line, which would take most of an export's time.
@@ -147,11 +148,11 @@ def _provisional(
     if account is not None:
         condition &= Q(account=account)
     rules = RuleBook(using)
-    last = end + LONGEST
+    last = end + MAX_LENGTH
     accounts = None if account is None else [account]
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
-    # A period may have adjustments and no usage: each has a group that stands for it, without usage.
+    # A period may have adjustments but no usage, so each adjusted period gets a group without usage.
     marks = (_mark(name, period) for name, period in adjusted)
     together: dict[tuple[frozenset[str], int], Allowance] = {}
     groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
@@ -172,7 +173,7 @@ def _provisional(
 
 
 class _Open(NamedTuple):
-    """A billing period without a report, what it includes as things stand, and its adjustments."""
+    """A billing period without a report, what it includes by the present terms, and its adjustments."""
 
     period: Period
     included: Included
@@ -180,15 +181,15 @@ class _Open(NamedTuple):
 
 
 def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
-    """Yield the groups that are on no report, each with its billing period."""
+    """Yield the groups that are not on a report, each with its billing period."""
     while chunk := list(islice(groups, CHUNK)):
         counted: dict[str, set[int]] = {}
         for group in chunk:
             starts = counted.setdefault(group["account"], set())
-            if "meter" in group:  # maybe of lines that no drain has added up yet
+            if "meter" in group:  # The group may be of lines that are not tallied yet.
                 starts.add(group["period"] * SECOND)
         books = Books(using, list(counted), {})
-        # One account whose time zone is no more does not end the export of all.
+        # Lenient, so that an account whose time zone no longer exists does not stop the export of all others.
         periods = {name: AccountPeriods(books, name, starts, lenient=True) for name, starts in counted.items()}
         found = {name: each.open_by_member() for name, each in periods.items()}
         for group in chunk:
@@ -208,26 +209,26 @@ def _place(group: Group) -> tuple[str, int]:
 
 
 def _unused(using: str, month: str, account: str | None, start: int, end: int, version: int) -> Iterator[Statement]:
-    """A statement of nothing for every account."""
-    gaps = Gaps.between(using, start, end + LONGEST)
+    """Yield a statement without usage for every account."""
+    gaps = Gaps.between(using, start, end + MAX_LENGTH)
     for group, period, terms in candidates(using, month, account):
         report = draft(group, period, Included(terms.plan, terms.included), gaps, version)
         yield Statement(report, PROVISIONAL, (RowMaker(report, PROVISIONAL).of_line(unused_line(report)),))
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
-    """All statements, those of nothing only of accounts that have no other."""
-    # Of one account what was used comes first: a merge takes equal ones in this order.
-    marked = ((each, True) for each in used), ((each, False) for each in unused)
+    """Yield all statements with usage, and those without usage only of accounts that have no other."""
+    # For one account the statements with usage come first, since a merge keeps this order for equal keys.
+    marked = ((statement, True) for statement in used), ((statement, False) for statement in unused)
     seen = None
-    for found, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
-        if is_used or found.report.account != seen:
-            yield found
-        seen = found.report.account
+    for statement, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
+        if is_used or statement.report.account != seen:
+            yield statement
+        seen = statement.report.account
 
 
 def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_version: int = VERSION) -> Report:
-    """The report, not to be saved, that a group of ledger lines belongs to."""
+    """Return the provisional report, not to be saved, that a group of ledger lines belongs to."""
     return Report(
         account=group["account"],
         period_start=period.start,

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
-from ratelimits.reports.amounts import Span, Totals, home, priced_together, prices_of, readable, recorded, worth
+from ratelimits.reports.amounts import (
+    Span,
+    Totals,
+    billing_period_of,
+    priced_together,
+    prices_of,
+    readable,
+    recorded,
+    worth,
+)
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import (
     CORRECTION,
@@ -40,17 +49,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a provisional report's rows that are held in memory; the rest waits in a temporary file.
-_HELD = 1 << 20
+#: Maximum number of bytes of a provisional report's rows that are kept in memory; more go to a temporary file.
+_MAX_IN_MEMORY = 1 << 20
 
 
 def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
-    """Return what a format's `stream` takes: the charges of these reports if it is priced, else their rows."""
+    """Return what a format's `stream` needs: the charges of these reports if it has prices, else their rows."""
     return charges(found) if form.priced else rows(found)
 
 
 def charges(found: Iterable[Statement]) -> Iterator[Charge]:
-    """Yield all rows with what they cost, one report after the other. Raises UnreadableError."""
+    """Yield all rows with their amounts, one report after another. Raises UnreadableError."""
     books: dict[str, PriceBook] = {}
     together: list[Report] = []
     for statement in found:
@@ -63,17 +72,17 @@ def charges(found: Iterable[Statement]) -> Iterator[Charge]:
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
-    """Yield the rows that a version brought in, with what they cost, streamed. Raises UnreadableError."""
+    """Yield the rows that a version added, with their amounts. Raises UnreadableError."""
     with readable(report):
         yield from _priced(report, version_lines(report), FINAL)
 
 
 def _provisional(statement: Statement, book: PriceBook, using: str, together: list[Report]) -> Iterator[Charge]:
-    """The rows of an open period; `together` are the reports of other names of accounts that had several."""
+    """Yield the charges of an open period; `together` collects the reports of accounts that had several names."""
     report = statement.report
     try:
         included = statement.included
-        # At the end of a period that is yet to come: as things are now.
+        # If the end of the period is in the future, these are the present prices.
         record = book.of(*included.priced) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
@@ -85,15 +94,15 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
     names = sorted(included.names) if included is not None else []
     earlier = priced_together(using, (), report.account, names)
-    earlier += [each for each in together if each.account in names]
+    earlier += [other for other in together if other.account in names]
     periods = recorded(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
     make = row_type(report.columns_version)._make
-    # Read twice: what a unit costs may depend on the total.
-    with SpooledTemporaryFile(max_size=_HELD) as held:
+    # The rows are read twice, since the price of a unit may depend on the total.
+    with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
-            held.write(json.dumps(row).encode() + b"\n")
+            spooled.write(json.dumps(row).encode() + b"\n")
             totals.count(period, row.meter, row.overage_quantity)
             used = used or bool(row.meter)
         if used:
@@ -101,46 +110,49 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
             if names:
                 together.append(report)
         else:
-            report.prices = {}  # an account that used nothing has no report when its period ends
-        held.seek(0)
-        yield from _priced(report, ((make(json.loads(line)), period) for line in held), statement.status)
+            report.prices = {}  # An account without usage gets no report when its period ends.
+        spooled.seek(0)
+        yield from _priced(report, ((make(json.loads(line)), period) for line in spooled), statement.status)
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
-    """The rows, each with the period (s, as text) of its usage, with what they cost; then what no line alone says."""
+    """Yield the charges of rows, each given with the period (s, as text) of its usage, then charges without a line."""
     records: dict[str, Record] = report.prices.get("periods", {})
     if not records:
         for row, _period in lines:
             yield Charge(row)
         return
-    spans: dict[str, dict[str, Span]] = {each: report.amounts["periods"][each]["quantities"] for each in records}
-    prices = {(each, meter): price for each, record in records.items() for meter, price in prices_of(record).items()}
-    done = {(each, meter): spans[each][meter][0] or 0 for each, meter in prices}
+    amounts = report.amounts["periods"]
+    spans: dict[str, dict[str, Span]] = {period: amounts[period]["quantities"] for period in records}
+    prices = {
+        (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
+    }
+    priced = {(period, meter): spans[period][meter][0] or 0 for period, meter in prices}
     name = report.prices["account_name"]
     owed: dict[str, str] = report.amounts["total"]
     for row, counted in lines:
-        period = home(report, counted)
+        period = billing_period_of(report, counted)
         record = records.get(period)
         if record is None:
             yield Charge(row, name)
             continue
-        price, about = prices.get((period, row.meter)), (name, record["currency"])
+        price, currency = prices.get((period, row.meter)), record["currency"]
         if price is None:
-            yield Charge(row, *about, (), None, owed[record["currency"]])
+            yield Charge(row, name, currency, (), None, owed[currency])
             continue
-        parts = price.parts(done[period, row.meter], row.overage_quantity, spans[period][row.meter][1])
-        done[period, row.meter] += row.overage_quantity
-        yield Charge(row, *about, tuple(parts), added(part.amount for part in parts), owed[record["currency"]])
+        parts = price.parts(priced[period, row.meter], row.overage_quantity, spans[period][row.meter][1])
+        priced[period, row.meter] += row.overage_quantity
+        yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), owed[currency])
     for period, record in records.items():
-        about = (name, record["currency"])
-        for category, meter, amount in _beside(record, spans[period]):
+        currency = record["currency"]
+        for category, meter, amount in _other_charges(record, spans[period]):
             if amount:
                 row = _row(report, status, category, period, meter, record["plan"])
-                yield Charge(row, *about, (), amount, owed[record["currency"]])
+                yield Charge(row, name, currency, (), amount, owed[currency])
 
 
-def _beside(record: Record, spans: dict[str, Span]) -> Iterator[tuple[str, str, Decimal]]:
-    """What a version charges beside its lines' units: category, meter and amount of each."""
+def _other_charges(record: Record, spans: dict[str, Span]) -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the category, meter and amount of each charge of a version besides those of its lines."""
     exact = []
     for meter, price in prices_of(record).items():
         before, after = spans[meter]
@@ -156,7 +168,7 @@ def _difference(charged: Callable[[int], Decimal], before: int | None, after: in
 
 
 def _row(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
-    """A row of nothing but an amount."""
+    """Return a row without units, for a charge that has only an amount."""
     name, start = report_id(report.account, report.period_start), int(period) * SECOND
     late = report.version > 1 or start != report.period_start
     return RowMaker(report, status).of_nothing(

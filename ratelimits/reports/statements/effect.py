@@ -1,4 +1,4 @@
-"""What an adjustment makes of its period's report, before it is on one."""
+"""The effect of an adjustment on the report of its period, before a report contains it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ratelimits.reports.tiles import Tile
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """Units of one meter that a report bills: all of them, and how many are included and overage."""
+    """The units of one meter that a report bills, divided into included ones and overage."""
 
     included: int
     overage: int
@@ -38,7 +38,7 @@ class Quantities:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What the account owes for the billing period, by all its meters, before and after an adjustment."""
+    """The amount that the account owes for all meters of the billing period, before and after an adjustment."""
 
     currency: str
     before: Decimal
@@ -47,12 +47,12 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What the period's report says of the adjustment's meter before and after it.
+    """The quantities of the adjustment's meter on the period's report, before and after the adjustment.
 
-    used      units that were used and not refunded, whatever was adjusted
-    version   of the report that is corrected; 0 while the period is open, when all of this is provisional
-    quantity  that is added, or below zero taken off
-    owed      None where the plan has no prices
+    used      units that were used and not refunded, without any adjustments
+    version   version of the report that is corrected; 0 while the period is open, when everything is provisional
+    quantity  units that are added, or subtracted if it is below 0
+    owed      None if the plan has no prices
     """
 
     used: int
@@ -64,69 +64,69 @@ class Effect:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is more than all that was used."""
+        """Return whether it is more than all units that were used."""
         return abs(self.quantity) > self.used
 
     @property
     def percent(self) -> int | None:
-        """How much it is of what was used, rounded up; None where nothing was."""
+        """Return its percentage of the used units, rounded up; None without usage."""
         return -(-abs(self.quantity) * 100 // self.used) if self.used > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
-    """A billing period without what waits for its next report.
+class _Before:
+    """A billing period without the adjustments that wait for its next report.
 
-    record  its prices
-    beside  units that are priced together with the account's own, by meter: its other names have them
-    exists  whether it has a report, or usage for one
+    record       its prices
+    other_names  units, by meter, of the account's other names, which are priced together with its own
+    exists       whether it has a report, or usage for one
     """
 
     used: int
     version: int
     allowance: Allowance
     record: Record
-    beside: Counter[str]
+    other_names: Counter[str]
     exists: bool
 
     def price(self) -> Decimal:
-        """Return what the period costs as its allowance is used now."""
+        """Return the price of the period with the present state of its allowance."""
         over, meters = self.allowance.over, self.record["meters"]
-        return price_of(self.record, {meter: over.get(meter, 0) + self.beside[meter] for meter in meters})
+        return price_of(self.record, {meter: over.get(meter, 0) + self.other_names[meter] for meter in meters})
 
 
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
-    """Return what an adjustment that no report has makes of its period, after those that count already."""
+    """Return the effect of an adjustment that is not on a report, after the adjustments that count already."""
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
     books = Books(using, [account], {})
     closing = Closing(books, account, [], 0)
     tile = closing.periods.around(start_of(adjustment))
     if tile is not None and tile.closed:
-        standing = _final(using, books, tile, closing.left(tile), adjustment)
+        period = _final(using, books, tile, closing.left(tile), adjustment)
     else:
-        standing = _provisional(using, books, closing.periods, tile, adjustment)
-    allowance, record = standing.allowance, standing.record
+        period = _provisional(using, books, closing.periods, tile, adjustment)
+    allowance, record = period.allowance, period.record
     others = [] if tile is None else closing.periods.adjustments(tile)
     waiting = [other for other in others if other.pk != adjustment.pk]
     for other in waiting:
         allowance.split(other.meter, other.quantity)
-    before, owed = _held(allowance, meter), ZERO
-    if record and (standing.exists or waiting):
-        owed = standing.price()
+    before, owed = _quantities(allowance, meter), ZERO
+    if record and (period.exists or waiting):
+        owed = period.price()
     allowance.split(meter, adjustment.quantity)
-    after = _held(allowance, meter)
-    money = Owed(record["currency"], owed, standing.price()) if record else None
-    return Effect(standing.used, standing.version, adjustment.quantity, before, after, money)
+    after = _quantities(allowance, meter)
+    money = Owed(record["currency"], owed, period.price()) if record else None
+    return Effect(period.used, period.version, adjustment.quantity, before, after, money)
 
 
-def _held(allowance: Allowance, meter: str) -> Quantities:
+def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
 
-def _final(using: str, books: Books, tile: Tile, left: Allowance, adjustment: Adjustment) -> _Standing:
+def _final(using: str, books: Books, tile: Tile, left: Allowance, adjustment: Adjustment) -> _Before:
     reports = books.reports(adjustment.account)
-    newest = max((each for each in reports if each.period_start == tile.start), key=lambda each: each.version)
+    newest = max((other for other in reports if other.period_start == tile.start), key=lambda other: other.version)
     lines = ReportLine.objects.using(using).filter(report__account=adjustment.account, charge_category=USAGE)
     periods = sorted(start // SECOND for start in tile.members)
     sums = lines.filter(usage_period__in=periods, meter=adjustment.meter).aggregate(
@@ -134,28 +134,28 @@ def _final(using: str, books: Books, tile: Tile, left: Allowance, adjustment: Ad
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
-    record, beside = billed(priced_together(using, reports, adjustment.account, names), tile.start)
-    beside.subtract(left.over)
-    return _Standing(used, newest.version, left, record, beside, exists=True)
+    record, other_names = billed(priced_together(using, reports, adjustment.account, names), tile.start)
+    other_names.subtract(left.over)
+    return _Before(used, newest.version, left, record, other_names, exists=True)
 
 
 def _provisional(
     using: str, books: Books, periods: AccountPeriods, tile: Tile | None, adjustment: Adjustment
-) -> _Standing:
+) -> _Before:
     account, meter = adjustment.account, adjustment.meter
     period = books.terms(account, None).period(start_of(adjustment)) if tile is None else periods.period(tile)
     included = books.included(account, period.start, period.end)
-    allowance, used, found = Allowance(included.included), 0, False
+    allowance, used, has_usage = Allowance(included.included), 0, False
     for statement in statements(month_of(period.start, period.timezone), account=account, using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
         for row in (row for row in rows if row.charge_category == USAGE):
-            found = True
+            has_usage = True
             allowance.used[row.meter] = allowance.used.get(row.meter, 0) + row.included_quantity
             allowance.over[row.meter] = allowance.over.get(row.meter, 0) + row.overage_quantity
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
-    record, beside = billed(priced_together(using, (), account, sorted(included.names)), period.start)
+    record, other_names = billed(priced_together(using, (), account, sorted(included.names)), period.start)
     try:
         record = record or books.prices.of(*included.priced)
     except ValueError:
-        record = {}  # the list of open periods says what is wrong with the price
-    return _Standing(used, 0, allowance, record, beside, exists=found or bool(beside))
+        record = {}  # The list of open periods shows the error in the price.
+    return _Before(used, 0, allowance, record, other_names, exists=has_usage or bool(other_names))

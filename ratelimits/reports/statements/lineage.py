@@ -1,4 +1,4 @@
-"""Where a report line comes from: the edits behind its rule and its terms, its ledger lines, the batches of those."""
+"""The lineage of a report line: the edits of its rule and terms, its ledger lines, and their batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from ratelimits.models import Account, Batch, KeyOverride, Line, Plan, PlanInclusion, PlanPrice, ReportLine, Rule
-from ratelimits.reports.amounts import home
+from ratelimits.reports.amounts import billing_period_of
 from ratelimits.reports.build import between
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.terms import then
@@ -20,7 +20,7 @@ _DID = {"+": "added", "~": "changed", "-": "deleted"}
 
 @dataclass(frozen=True, slots=True)
 class RecordedEdit:
-    """What was done to a row of the configuration, when, and by whom ("" if nobody was logged in)."""
+    """A change of a row of the configuration, with its time and its user ("" if nobody was logged in)."""
 
     version: int
     kind: str
@@ -32,22 +32,22 @@ class RecordedEdit:
 
 
 def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """The edits with the line's rule version that shaped its rule: of the rule, of an override of it, or both."""
+    """Yield the edits that have the line's rule version: of its rule, of an override of the rule, or both."""
     if not line.rule_version:
         return
     key, account = line.key, f"account:{line.report.account}"
-    for model, about in (
+    for model, condition in (
         (Rule, Q(id=line.rule_id) | Q(name=line.rule)),
         (KeyOverride, Q(rule=line.rule, key__in=(key, account))),
     ):
         history: Any = model.history
-        records = history.using(using).filter(about, version=line.rule_version).order_by("history_id")
+        records = history.using(using).filter(condition, version=line.rule_version).order_by("history_id")
         for record in records.prefetch_related("history_user"):
             yield _edit(model, record)
 
 
 def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """The edits that made the terms what they were when the billing period ended: account, plan, included, price."""
+    """Yield the edits that set the terms at the end of the billing period: of account, plan, inclusion and price."""
     at = line.report.period_end - 1
     account = then(Account, using, at, identifier=line.report.account) if line.report.account else None
     if account is None:
@@ -64,8 +64,8 @@ def terms_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
 
 
 def _price_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """The edit that made the price what the report recorded."""
-    period = home(line.report, str(line.usage_period))
+    """Yield the edit that set the price which the report recorded."""
+    period = billing_period_of(line.report, str(line.usage_period))
     prices = line.report.prices.get("periods", {}).get(period, {}).get("meters", {})
     if line.meter in prices:
         price, history = prices[line.meter], PlanPrice.history
@@ -77,7 +77,7 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
     return RecordedEdit(
         version=record.version,
         kind=str(model._meta.verbose_name),
-        # A rule's own text names its plan, which may be gone.
+        # str() of a rule names its plan, which may have been deleted.
         row=record.name if model is Rule else str(record.instance),
         did=_DID[record.history_type],
         at=record.history_date,
@@ -87,17 +87,17 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
 
 
 def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
-    """The ledger lines that a report line is the sum of; none for what a person adjusted."""
+    """Return the ledger lines whose sum a report line is; none for an adjustment."""
     report = line.report
     since = report.since.get(str(line.usage_period))
     if since is None or line.charge_category != USAGE:
         return Line.objects.using(using).none()
-    about = {"account": report.account, "key": line.key, "meter": line.meter}
-    found = Line.objects.using(using).filter(**about, period=line.usage_period, rule=line.rule_id)
-    return found.filter(between(since, report.chain), version=line.rule_version)
+    subject = {"account": report.account, "key": line.key, "meter": line.meter}
+    rows = Line.objects.using(using).filter(**subject, period=line.usage_period, rule=line.rule_id)
+    return rows.filter(between(since, report.chain), version=line.rule_version)
 
 
 def batches(line: ReportLine, using: str) -> QuerySet[Batch]:
-    """The batches of those ledger lines, in the order of their shard's chain."""
+    """Return the batches of a report line's ledger lines, in the order of their shards' chains."""
     numbers = ledger_lines(line, using).order_by().values("batch")
     return Batch.objects.using(using).filter(pk__in=numbers).order_by("shard", "position")

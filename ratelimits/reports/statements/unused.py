@@ -1,4 +1,4 @@
-"""Accounts that a month's report would say nothing of: for whoever wants a line of each, used or not."""
+"""Accounts without usage in a month, for reports that have a line for every account."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Give each account that there is with its period that starts in the month, in order, as a group without usage.
+    """Yield each account, sorted, with its period that starts in the month, as a group without usage, and its terms.
 
-    Left out are accounts that were made after that period's end. Terms are those of today.
+    Accounts that were added after the end of that period are left out. The terms are the present ones.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
     if account is not None:
@@ -26,20 +26,20 @@ def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Gr
     rest = names.iterator(chunk_size=CHUNK)
     book = TermsBook(using)
     while chunk := list(islice(rest, CHUNK)):
-        terms, made = book.of(chunk), _made(using, chunk)
+        by_name, added = book.of(chunk), _added(using, chunk)
         for name in chunk:
-            held = terms[name]
-            _start, following = month_in(month, held.timezone)
+            terms = by_name[name]
+            _start, following = month_in(month, terms.timezone)
             try:
-                period = held.period(following - 1)
-            except ValueError:  # its time zone is no more
-                period = period_at("UTC", None, following - 1, held.kept)
-            if starts_in(month, period.start, held.timezone) and made.get(name, 0) < period.end:
+                period = terms.period(following - 1)
+            except ValueError:  # The account's time zone no longer exists.
+                period = period_at("UTC", None, following - 1, terms.kept)
+            if starts_in(month, period.start, terms.timezone) and added.get(name, 0) < period.end:
                 group = {"account": name, "period": period.start // SECOND, "first_shard": home_shard(name)}
-                yield group, period, held
+                yield group, period, terms
 
 
-def _made(using: str, names: list[str]) -> dict[str, int]:
-    """Since when (µs since 1970 UTC) each account is known, of those that have a history."""
+def _added(using: str, names: list[str]) -> dict[str, int]:
+    """Return when each account was added (µs since 1970 UTC), for accounts that have a history."""
     records = Account.history.using(using).filter(identifier__in=names).order_by()
     return dict(records.values_list("identifier").annotate(made=Min("since")))

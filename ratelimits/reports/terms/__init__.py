@@ -1,4 +1,4 @@
-"""What the configuration said at a moment or at a version: the terms of an account, a rule as it was then."""
+"""The configuration at a moment or at a version: the terms of accounts, and rules as they were."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _NOTHING: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How an account is billed: its time zone and anchor, its plan's slug and what that includes, by meter.
+    """The billing terms of an account: time zone, anchor, the slug of its plan, and the included quantities by meter.
 
-    `kept` is the billing period that its last change of zone, anchor or name left as it was, `row` the account's
-    primary key, 0 where there is none.
+    `kept` is the account's kept billing period, if it has one. `row` is the account's primary key, 0 without a row.
     """
 
     timezone: str = "UTC"
@@ -32,37 +31,37 @@ class Terms:
     row: int = 0
 
     def period(self, at: int) -> Period:
-        """Return the billing period around a moment."""
+        """Return the billing period that contains a moment (µs since 1970 UTC)."""
         return period_at(self.timezone, self.anchor, at, self.kept)
 
     def period_from(self, start: int) -> Period:
-        """Return the period that usage was counted under as starting then."""
+        """Return the period that starts at `start` (µs since 1970 UTC), under which usage was counted."""
         return period_from(self.timezone, self.anchor, start, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as reports name it; `row` is what it was then (None if nothing is known of it)."""
+    """The name of a rule for reports; `row` is the rule as it was then, None if it is unknown."""
 
     name: str
     row: Any = None
 
 
-def then(model: Any, using: str, at: int, **about: Any) -> Any:
-    """Return the newest state of a row at a moment, None if there was none. `about` names it by its own fields."""
-    record = model.history.using(using).filter(since__lte=at, **about).order_by("-version", "-history_id").first()
+def then(model: Any, using: str, at: int, **filters: Any) -> Any:
+    """Return the history record of a row as it was at a moment (µs since 1970 UTC); None if it did not exist."""
+    record = model.history.using(using).filter(since__lte=at, **filters).order_by("-version", "-history_id").first()
     return None if record is None or record.history_type == "-" else record
 
 
 class AccountTerms:
-    """The terms of some accounts, as they are now and at any moment; what they share is read once."""
+    """The terms of some accounts, now and at any moment; each account and plan is read only once."""
 
     def __init__(self, using: str, names: Iterable[str], plans: PlanBook | None = None) -> None:
         self.accounts = AccountBook(using, names)
         self.plans = PlanBook(using) if plans is None else plans
 
     def at(self, name: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment in µs since 1970 UTC, or now; those by default if it is not known."""
+        """Return an account's terms at a moment (µs since 1970 UTC; None for now), default terms if it is unknown."""
         state, kept = self.accounts.state(name, at), self.accounts.kept(name)
         if state is None:
             return Terms(kept=kept)
@@ -71,20 +70,20 @@ class AccountTerms:
 
 
 class TermsBook:
-    """Terms by account, as they are now; plans are remembered."""
+    """The present terms of accounts; plans are cached."""
 
     def __init__(self, using: str) -> None:
         self._using, self._plans = using, PlanBook(using)
 
     def of(self, identifiers: Iterable[str]) -> dict[str, Terms]:
-        """Return the terms of these accounts; of one that is not known, those that hold by default."""
+        """Return the terms of these accounts; an unknown account has the default terms."""
         names = set(identifiers)
         terms = AccountTerms(self._using, names, self._plans)
         return {name: terms.at(name, None) for name in names}
 
 
 class RuleBook:
-    """Rules by primary key and version, as reports name them; what was looked up is remembered."""
+    """Rules by primary key and version, for reports; results are cached."""
 
     def __init__(self, using: str) -> None:
         self.of = lru_cache(maxsize=10_000)(self._of)

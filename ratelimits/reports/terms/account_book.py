@@ -1,4 +1,4 @@
-"""Account rows as they are and as they were: read for many accounts at once, however many moments are asked for."""
+"""Account rows, present and former, read once for many accounts and any number of moments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor"
 
 
 class State(NamedTuple):
-    """What an account row says, or said from `since` (µs since 1970 UTC) on; `kind` is its record's, "" without one."""
+    """The state of an account row from `since` (µs since 1970 UTC) on; `kind` is that of its record, "" without one."""
 
     row: int
     name: str
@@ -31,7 +31,7 @@ Records = Sequence[State]
 
 
 class AccountBook:
-    """The rows of some accounts, those that they had before, and the billing periods that were kept for them."""
+    """The present and former rows of some accounts, and their kept billing periods."""
 
     def __init__(self, using: str, names: Iterable[str]) -> None:
         self._using, self._names = using, set(names)
@@ -45,53 +45,53 @@ class AccountBook:
         self._kept |= kept_periods(self._using, names)
 
     def kept(self, name: str) -> Span | None:
-        """Return the billing period that was kept for an account when its terms changed."""
+        """Return the kept billing period of an account, None if it has none."""
         return self._kept.get(name)
 
     def is_unchanged(self, name: str, since: int) -> bool:
-        """Return whether the account's row is since a moment (µs since 1970 UTC) what it is now."""
+        """Return whether the account's row has not changed since a moment (µs since 1970 UTC)."""
         row = self._rows.get(name)
         return row is not None and row.since <= since
 
     def state(self, name: str, at: int | None) -> State | None:
-        """Return what an account's row says, or said at a moment in µs since 1970 UTC; None where there was none."""
+        """Return the state of an account's row at a moment (µs since 1970 UTC; None for now), None without a row."""
         row = self._rows.get(name)
         if row is not None and (at is None or row.since <= at):
             return row
         rows = self.rows(name)
         if not rows:
-            return row  # written past the models: nothing better is known of it than what it says
-        held = None
+            return row  # It was written without the models, so only its present state is known.
+        state = None
         for records in rows:
-            newest = next((each for each in reversed(records) if at is None or each.since <= at), None)
+            newest = next((record for record in reversed(records) if at is None or record.since <= at), None)
             if newest is not None and newest.kind != "-" and newest.name == name:
-                held = newest
-        return held
+                state = newest
+        return state
 
     def rows(self, name: str) -> Sequence[Records]:
-        """Return the records of all rows that ever had a name, under whatever name; the oldest row first."""
+        """Return, oldest row first, all records of the rows that ever had this name."""
         return self._by_name.get(name, ()) if name else ()
 
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # Other names of these rows may share an allowance with them, and may have had rows of their own.
+        # Other names of these rows may share an allowance with them, and may have had other rows.
         others = {state.name for records in rows.values() for state in records} - self._names
         if others:
             self._read(others)
             rows |= self._records(others)
-        found: dict[str, list[Records]] = defaultdict(list)
+        by_name: dict[str, list[Records]] = defaultdict(list)
         for records in sorted(rows.values(), key=lambda records: records[0].since):
             for name in {state.name for state in records}:
-                found[name].append(records)
-        return found
+                by_name[name].append(records)
+        return by_name
 
     def _records(self, names: Collection[str]) -> dict[int, list[State]]:
         history: Any = Account.history
         named = history.using(self._using).filter(identifier__in=names)
         records = history.using(self._using).filter(id__in=named.values("id")).order_by("version", "history_id")
-        found: dict[int, list[State]] = defaultdict(list)
+        by_row: dict[int, list[State]] = defaultdict(list)
         for row in records.values_list(*_COLUMNS, "history_type"):
             state = State(*row)
-            found[state.row].append(state)
-        return found
+            by_row[state.row].append(state)
+        return by_row

@@ -1,4 +1,4 @@
-"""What plans include, now or at a moment: each plan is read once with its history, whatever moments are asked for."""
+"""The quantities that plans include, now or at any moment; each plan is read only once, with its history."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from ratelimits.models import Plan, PlanInclusion
 
-#: A plan's slug ("" where there is no such plan), and the quantities that it includes by meter.
+#: A plan's slug ("" if the plan does not exist), and the quantities that it includes, by meter.
 PlanTerms = tuple[str, Mapping[str, int]]
 
 
 class _Recorded(NamedTuple):
-    """A recorded state of a plan, or of one of its included quantities; `text` is the slug, or the meter."""
+    """A recorded state of a plan or of one of its included quantities; `text` is the slug or the meter."""
 
     row: int
     since: int
@@ -23,7 +23,7 @@ class _Recorded(NamedTuple):
 
 
 class PlanBook:
-    """Plans by primary key."""
+    """Plans by primary key; results are cached."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -32,14 +32,14 @@ class PlanBook:
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, pk: int, at: int | None) -> PlanTerms:
-        """Return a plan's terms at a moment in µs since 1970 UTC, or as they are now."""
+        """Return a plan's terms at a moment (µs since 1970 UTC) or, with None, now."""
         plans, inclusions = ([], []) if at is None else self._history(pk)
         if at is None or not plans:
             return self._now(pk)
-        # In the order of their edits: what comes later replaces what was before.
-        plan = next((each for each in reversed(plans) if each.since <= at), None)
-        newest = {each.row: each for each in inclusions if each.since <= at}
-        included = {each.text: each.quantity for each in newest.values() if each.kind != "-"}
+        # The records are in the order of their edits, so later ones replace earlier ones.
+        plan = next((record for record in reversed(plans) if record.since <= at), None)
+        newest = {record.row: record for record in inclusions if record.since <= at}
+        included = {record.text: record.quantity for record in newest.values() if record.kind != "-"}
         return ("" if plan is None or plan.kind == "-" else plan.text), included
 
     def _read_now(self, pk: int) -> PlanTerms:

@@ -1,4 +1,4 @@
-"""What plans charged at a moment, as reports record it."""
+"""The prices of plans at a moment, as reports record them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
 from ratelimits.reports.terms import then
 
-#: A plan's prices as a report records them: plan, currency, its digits, and by meter the price and where it is from.
+#: A plan's prices as a report records them: plan, currency, its decimals, and by meter the price with its id and
+#: version.
 Record = Mapping[str, Any]
 
 
@@ -19,7 +20,7 @@ _NO_CURRENCY = ("", 0)
 
 
 class PriceBook:
-    """The prices of plans at moments; what was looked up is remembered."""
+    """The prices of plans at any moment; results are cached."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -28,36 +29,36 @@ class PriceBook:
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, slug: str, at: int) -> Record:
-        """Return what the plan of this slug charged at a moment in µs since 1970 UTC; {} for nothing.
+        """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if it has none.
 
-        Raises ValueError for a price that makes no sense and was not corrected since: it was written past the models.
+        Raises ValueError for an invalid price, written without the models, that was not corrected since.
         """
         plan = self._plan(slug, at) if slug else None
         if plan is None:
             return {}
         try:
-            currency, digits = self._sound(Plan, plan, _currency)[1] or _NO_CURRENCY
+            currency, digits = self._valid(Plan, plan, _currency)[1] or _NO_CURRENCY
         except ValueError as error:
-            raise ValueError(f"the currency of plan {slug} makes no sense: {error}") from error
+            raise ValueError(f"the currency of plan {slug} is not valid: {error}") from error
         if not currency:
             return {}
         meters = {}
-        for held in sorted(self._rows(plan.id, at), key=lambda row: row.meter):
+        for stored in sorted(self._rows(plan.id, at), key=lambda row: row.meter):
             try:
-                row, price = self._sound(PlanPrice, held, PlanPrice.price)
+                row, price = self._valid(PlanPrice, stored, PlanPrice.price)
             except ValueError as error:
-                raise ValueError(f"the price of {held.meter} in plan {slug} makes no sense: {error}") from error
+                raise ValueError(f"the price of {stored.meter} in plan {slug} is not valid: {error}") from error
             if row is not None:
                 meters[row.meter] = {"id": row.id, "version": row.version, **price.record()}
         if not meters:
             return {}
         return {"plan": slug, "currency": currency, "digits": digits, "meters": meters}
 
-    def _sound(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Return a row and what `read` makes of it.
+    def _valid(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Return a row and the result of `read` for it.
 
-        What makes no sense was written past the models. Its first correction holds in its place, (None, None) if that
-        was to delete it; ValueError where there is none yet.
+        An invalid row was written without the models. Return its first valid correction instead, or (None, None) if it
+        was deleted. Raises ValueError if it was not corrected yet.
         """
         try:
             return row, read(row)
@@ -77,7 +78,7 @@ class PriceBook:
         past = then(Plan, self._using, at, slug=slug)
         history: Any = Plan.history
         if past is None and now is not None:
-            # Written past the models, if no addition is recorded: nothing better is known of what it was.
+            # If no addition is recorded, it was written without the models, and its first record is the best source.
             first = history.using(self._using).filter(id=now.pk).order_by("version", "history_id").first()
             if first is None or first.history_type != "+":
                 return first or now
@@ -89,18 +90,19 @@ class PriceBook:
     def _rows(self, plan: int, at: int) -> list[Any]:
         rows, records = self._recorded(plan)
         first = {record.id: record for record in reversed(records)}
-        held = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
+        # Rows without a recorded addition existed before their first record.
+        current = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
         for record in records:
             if record.since <= at:
-                held.pop(record.id, None)
+                current.pop(record.id, None)
                 if record.history_type != "-":
-                    held[record.id] = record
-        # Likewise of rows of which no addition is recorded.
-        found = [*(row for row in rows if row.pk not in first), *held.values()]
-        return [row for row in found if row.plan_id == plan]
+                    current[record.id] = record
+        # Rows without any record were written without the models.
+        states = [*(row for row in rows if row.pk not in first), *current.values()]
+        return [row for row in states if row.plan_id == plan]
 
     def _read_recorded(self, plan: int) -> tuple[list[Any], list[Any]]:
-        """Read a plan's prices as they are, and all that is recorded of them, in the order of their edits."""
+        """Return a plan's present prices, and all their history records in the order of the edits."""
         history: Any = PlanPrice.history
         of_plan = history.using(self._using).filter(plan_id=plan)
         records = history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id")
@@ -108,5 +110,5 @@ class PriceBook:
 
 
 def _currency(plan: Any) -> tuple[str, int]:
-    """Return a plan's currency and its digits. Raises ValueError for what is no currency."""
+    """Return a plan's currency and its number of decimals. Raises ValueError for an unknown currency."""
     return (plan.currency, minor_digits(plan.currency)) if plan.currency else _NO_CURRENCY

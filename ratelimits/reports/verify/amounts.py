@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Sum
 
 from ratelimits.models import PlanPrice, Report, ReportLine
-from ratelimits.reports.amounts import Totals, home, priced_together, recorded
+from ratelimits.reports.amounts import Totals, billing_period_of, priced_together, recorded
 from ratelimits.reports.periods import SECOND
 
 
@@ -36,7 +36,9 @@ def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterato
     periods: dict[str, Any] = report.prices.get("periods", {})
     if report.version == 1 and own in periods:
         yield from _beside_history(using, periods[own])
-    before = recorded(report, earlier, {home(report, counted) for counted in report.since}, periods.get(own, {}))
+    before = recorded(
+        report, earlier, {billing_period_of(report, counted) for counted in report.since}, periods.get(own, {})
+    )
     for period in sorted(periods.keys() | before.keys()):
         if periods.get(period) != before.get(period):
             yield "its prices are not those that the period was billed with first"

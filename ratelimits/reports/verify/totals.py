@@ -15,7 +15,7 @@ from django.db.models import Count, Max, Sum
 from ratelimits.models import ArchivedRange, ChainMark, Line, PeriodUsage, Report, ShardState
 from ratelimits.models.kept import period_ends
 from ratelimits.reports.build import CHUNK, SUMS, between, in_order
-from ratelimits.reports.periods import LONGEST, SECOND, iso
+from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
@@ -164,7 +164,7 @@ class _Account:
         """Name the totals whose period ends when none can: it would be closed too late, or never."""
         for row in self.usage.values():
             end = row.period_end
-            if end is not None and not row.period < end <= row.period + LONGEST // SECOND:
+            if end is not None and not row.period < end <= row.period + MAX_LENGTH // SECOND:
                 yield (
                     f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
                     f" period ends at {_when(end)}: no billing period is like that"

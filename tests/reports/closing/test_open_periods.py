@@ -68,7 +68,7 @@ def test_an_adjustment_that_was_written_past_the_form_keeps_its_account_open_and
     adjust(9 * 10**18, "2026-09-01")
     assert {report.account for report in close("2026-11-02")} == {"initech"}
     assert all(
-        "units, and at most 1,000,000,000,000 can be adjusted: correct it" in each.why for each in open_periods()
+        "units, but at most 1,000,000,000,000 can be adjusted: correct it" in each.why for each in open_periods()
     )
     assert {each.account for each in open_periods()} == {"acme"}
     with pytest.raises(NotForcedError, match="at most 1,000,000,000,000 can be adjusted"):

@@ -123,7 +123,7 @@ def test_what_changes_beside_it_is_no_finding(kind: str, tmp_path: Path, fsync_a
             savepoint = transaction.savepoint()
             found = verify_beside(partial(CHANGES[kind], tmp_path / str(number)), number)
             # The missing batches are said to be in an archive that is not at hand.
-            wrong = [line for line in found.splitlines() if "verify with the archive at hand" not in line]
+            wrong = [line for line in found.splitlines() if "verify with this archive" not in line]
             assert wrong == [], f"{kind} before query {number} of {count}"
             transaction.savepoint_rollback(savepoint)
         assert Report.objects.count() == 1
