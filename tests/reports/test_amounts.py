@@ -230,9 +230,9 @@ def test_a_price_that_makes_no_sense_keeps_its_period_open_until_it_is_corrected
     assert found == [("acme", None), ("globex", Decimal("0.20"))]
     assert [report.account for report in close("2026-11-02")] == ["globex"]
     (waits,) = open_periods(at("2026-11-02"))
-    assert waits.why.startswith("the price of tokens in plan plan-acme makes no sense: ")
+    assert waits.why.startswith("the price of tokens in plan plan-acme is not valid: ")
     assert why in waits.why
-    with pytest.raises(NotForcedError, match=r"makes no sense.*correct it first"):
+    with pytest.raises(NotForcedError, match=r"is not valid.*correct it first"):
         force("acme", at("2026-10-01"), "ada", "due", at("2026-11-02"))
     row = PlanPrice.objects.get(plan=acme.plan, meter="tokens")
     row.pricing, row.unit_price, row.tiers, row.flat_fee = "per_unit", Decimal(3), "", Decimal(1)
