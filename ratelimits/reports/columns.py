@@ -1,6 +1,6 @@
-"""What a column of a report is: where its values come from, and how they are written and shown.
+"""The definition of a report's column: the source of its values, and how they are written and shown.
 
-The columns themselves are the fields of `rows.Row`. Exports, schemas, digests, docs and the admin know no more of them.
+The columns themselves are the fields of `rows.Row`. Exports, schemas, digests, docs and the admin all use that table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ColumnKind(Enum):
-    """What the values of a column are; its value is what docs call it."""
+    """The kind of a column's values, by the name that the docs use."""
 
     TEXT = "text"
     #: µs since 1970 UTC, written in ISO 8601.
@@ -22,7 +22,7 @@ class ColumnKind(Enum):
     QUANTITY = "quantity"
     COUNT = "count"
     VERSION = "version"
-    #: A decimal, or "" where it is not known.
+    #: A decimal, or "" if it is unknown.
     DECIMAL = "decimal"
 
 
@@ -32,11 +32,11 @@ NUMBERS = frozenset({ColumnKind.QUANTITY, ColumnKind.COUNT, ColumnKind.VERSION})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. Add a further one after all others, with the next version in `since`: that is all.
+    """A column. To add one, put it after all others, with the next version in `since`; nothing else is needed.
 
-    A report has the columns of the version that it was finalised with, in its digest and in each export, for good.
-    Values are those of the line's field of this name, or else what `of_report` says of a report and a status, or what
-    `of_line` says of a line's stored fields.
+    A report always keeps the columns of the version that it was finalised with, in its digest and in each export. The
+    values come from the line's field with this name, or from `of_report` (called with a report and a status), or from
+    `of_line` (called with a line's stored fields).
     """
 
     kind: ColumnKind
@@ -44,23 +44,23 @@ class Column:
     since: int = 1
     of_report: Callable[[Any, str], Any] | None = None
     of_line: Callable[[Any], Any] | None = None
-    #: Characters of its width in a workbook; None: as its name needs.
+    #: Width in characters in a workbook; None for the width that its name needs.
     width: int | None = None
     #: Whether the admin shows it in the list of a report's lines.
     listed: bool = False
-    #: What JSON Schema says of its values beside their kind, and instead of that in the second schema.
+    #: JSON Schema of its values instead of that of its kind, and changes to it in the second schema.
     schema: Mapping[str, Any] = field(default_factory=dict)
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
     @property
     def stored(self) -> bool:
-        """Whether a line has a field for it."""
+        """Return whether a line has a field for this column."""
         return self.of_report is None and self.of_line is None
 
     @property
     def empty(self) -> int | str:
-        """The value where a line has none."""
+        """Return the value for lines that have none."""
         return 0 if self.kind in NUMBERS or self.kind is ColumnKind.MOMENT else ""
 
 

@@ -448,8 +448,8 @@ def test_a_price_that_was_changed_on_a_report_is_named() -> None:
         prices["periods"][period]["meters"]["requests"]["tiers"] = "more: 0.01"
 
     found = tampered(report, "prices", cheaper)
-    assert "its head or its lines are not those that its digest was made of" in found
-    assert "its price of requests has tiers 'more: 0.01', and the configuration's version" in found
+    assert "its head or its lines do not match its digest" in found
+    assert "its price of requests has tiers 'more: 0.01', but the configuration's version" in found
     assert "says 'more: 0.1' of requests" in found
 
 
@@ -459,12 +459,12 @@ def test_a_price_that_was_changed_on_a_report_is_named() -> None:
         (
             "amounts",
             lambda value: value["total"].update(EUR="0.01"),
-            "its amounts are 0.01 EUR, and its lines",
+            "its amounts are 0.01 EUR, but its lines",
         ),
-        ("amounts", dict.clear, "its amounts are none, and its lines and prices make 0.20 EUR"),
-        ("amounts", lambda value: value.update(total=3), "its prices or amounts are not in the shape"),
-        ("prices", dict.clear, "its amounts are 0.20 EUR, and its lines and prices make none"),
-        ("prices", lambda value: value.update(account_name="x"), "its head or its lines are not those"),
+        ("amounts", dict.clear, "its amounts are none, but its lines and prices give 0.20 EUR"),
+        ("amounts", lambda value: value.update(total=3), "its prices or amounts do not have the form"),
+        ("prices", dict.clear, "its amounts are 0.20 EUR, but its lines and prices give none"),
+        ("prices", lambda value: value.update(account_name="x"), "its head or its lines do not match"),
     ],
 )
 def test_changed_amounts_and_prices_are_named(field: str, change: Any, sentence: str) -> None:
@@ -483,7 +483,7 @@ def test_amounts_that_cannot_be_read_are_named_where_they_are_asked_for(
     spend(priced(unit_price="0.10"), "2025-10-10", 7)
     (report,) = close("2025-11-02")
     QuerySet(Report).filter(pk=report.pk).update(**fields)
-    said = "report acme 2025-10-01 v1: its prices or amounts are not in the shape"
+    said = "report acme 2025-10-01 v1: its prices or amounts do not have the form"
     with pytest.raises(CommandError, match=said):
         call_command("ratelimits_report", period="2025-10", format="csv-amounts", stdout=io.StringIO())
     page = admin_client.get(f"/admin/ratelimits/report/{report.pk}/change/")
@@ -501,4 +501,4 @@ def test_a_later_version_must_have_the_prices_of_the_first() -> None:
         for record in prices["periods"].values():
             record["meters"]["requests"]["tiers"] = "more: 0.01"
 
-    assert "its prices are not those that the period was billed with first" in tampered(second, "prices", cheaper)
+    assert "its prices are not those with which the period was billed first" in tampered(second, "prices", cheaper)

@@ -1,3 +1,3 @@
-"""Billing periods whose usage is complete become reports; what comes later, new versions."""
+"""Closing: billing periods with complete usage get reports, and later changes get new versions of them."""
 
 from __future__ import annotations

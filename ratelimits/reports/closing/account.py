@@ -1,4 +1,4 @@
-"""Closing one account: which of its periods are complete, and the reports that they become."""
+"""Closing one account: find its complete periods, and write their reports."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Positions = Mapping[str, int]
 
 
 class Closing:
-    """One account's closing at `now` (µs since 1970 UTC); its shards are locked, its books read.
+    """The closing of one account at `now` (µs since 1970 UTC); its shards must be locked.
 
-    `gapped` are the starts of closed periods that a gap touches which was declared, or has changed, since. What is
-    handed to `writing` is in the database once that is flushed.
+    `gapped` are the starts of the closed periods that are touched by a gap which was declared or changed after they
+    were closed. Reports are in the database once `writing` is flushed.
     """
 
     def __init__(
@@ -67,36 +67,36 @@ class Closing:
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
-        """Write the reports that can be written. Raises ValueError for an adjustment or a price that makes no sense."""
+        """Write the reports that can be written. Raises ValueError for an invalid adjustment or price."""
         check(self._books.adjustments(self.account))
         late = {tile.start: tile for tile in self.periods.tiles if tile.closed and self._is_late(tile)}
         written = []
         for tile in self.periods.tiles:
-            mine = self.periods.adjustments(tile)
+            adjustments = self.periods.adjustments(tile)
             if tile.closed:
                 versioned = tile.start in late and self._is_versioned(tile)
-                if versioned or mine or (tile.start in self._gapped and self._lacks(tile.start)):
-                    written.append(self._next_version(tile, mine, versioned=versioned))
+                if versioned or adjustments or (tile.start in self._gapped and self._is_outdated(tile.start)):
+                    written.append(self._next_version(tile, adjustments, versioned=versioned))
                 if versioned:
                     del late[tile.start]
             elif tile.end <= self._now:
                 period = self.periods.period(tile)
                 if not self.open_because(period):
-                    carried = [each for start, each in late.items() if start < tile.start]
-                    carried = [each for each in carried if not self._is_versioned(each)]
-                    written.append(self._first_version(period, tile, mine, carried))
-                    late = {start: each for start, each in late.items() if each not in carried}
+                    carried = [other for start, other in late.items() if start < tile.start]
+                    carried = [other for other in carried if not self._is_versioned(other)]
+                    written.append(self._first_version(period, tile, adjustments, carried))
+                    late = {start: other for start, other in late.items() if other not in carried}
         return written
 
     def _is_versioned(self, tile: Tile) -> bool:
-        """Return whether late usage of a closed period becomes a further version of its report.
+        """Return whether late usage of a closed period goes into a new version of its report.
 
-        With LATE_USAGE "period" it does where the account had another name in the period, and where no later period
-        will have a report: the account's next one is over, and without usage.
+        With LATE_USAGE "period" it goes into a new version only if the account had another name in the period, or if no
+        later period will have a report, because the account's next period is over and has no usage.
         """
         if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).names:
             return True
-        if any(each.start > tile.start for each in self.periods.open()):
+        if any(other.start > tile.start for other in self.periods.open()):
             return False
         return not self.open_because(self.periods.next())
 
@@ -106,19 +106,19 @@ class Closing:
         if self._now < end:
             return f"it can be closed from {iso(end)} on, by this machine's clock"
         if not self._states:
-            return "nothing of its shard has reached the ledger yet: is a worker draining?"
+            return "no usage of its shard is in the ledger yet: is a worker draining?"
         return next(filter(None, (_not_yet(state, end, self._now) for state in self._states)), "")
 
     @property
     def quarantined(self) -> list[int]:
-        """Return the account's shards that have a quarantined batch, which nobody has resolved."""
+        """Return the account's shards that have an unresolved quarantined batch."""
         return [state.shard for state in self._states if state.frozen]
 
     def why(self, period: Period) -> str:
-        """Return what a period without a report waits for, as a sentence."""
-        waits = self.open_because(period)
-        if waits:
-            return waits
+        """Return the reason why a period has no report yet, as a sentence."""
+        reason = self.open_because(period)
+        if reason:
+            return reason
         try:
             self._head()
         except signing.BrokenChainError as error:
@@ -130,7 +130,7 @@ class Closing:
         return "nothing: the next ratelimits_finalise closes it"
 
     def check(self, period: Period) -> None:
-        """Raise ValueError for a price of a period, or an adjustment of the account, that makes no sense."""
+        """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""
         self.charged(period.start, period.end)
         check(self._books.adjustments(self.account))
 
@@ -139,11 +139,11 @@ class Closing:
             return self._books.chain_head(self.chain)
         except signing.BrokenChainError:
             if self._headless:
-                return ""  # verifying the report names the batch for as long as it is missing
+                return ""  # Verification of the report names the missing batch.
             raise
 
     def close_one(self, tile: Tile) -> Report:
-        """Write the first report of a period, complete or not; without a chain's head where a batch is missing."""
+        """Write the first report of a period, even if usage is missing; without a chain head if a batch is missing."""
         self._headless = True
         report = self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
         self._writing.flush()
@@ -152,33 +152,36 @@ class Closing:
     def _included(self, start: int, end: int) -> Included:
         return self._books.included(self.account, start, end)
 
-    def _taken(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
-        """Return what other names of the account have of an allowance that they share, on reports after a row."""
+    def _used_by(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
+        """Return the included units, by meter, on reports of the account's other names, which share its allowance.
+
+        Only reports with a primary key above `since` count.
+        """
         self._writing.flush()
         lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
 
-    def _less(self, included: Mapping[str, int], tile: Tile, since: int = 0) -> dict[str, int]:
-        """Return what is left of these quantities for this name of the account."""
+    def _left_of(self, included: Mapping[str, int], tile: Tile, since: int = 0) -> dict[str, int]:
+        """Return the part of these quantities that the account's other names have not used."""
         shared = self._included(tile.start, tile.end).shared
-        taken = self._taken(shared, tile.start, tile.end, since) if shared else Counter()
-        return {meter: quantity - taken[meter] for meter, quantity in included.items()}
+        used = self._used_by(shared, tile.start, tile.end, since) if shared else Counter()
+        return {meter: quantity - used[meter] for meter, quantity in included.items()}
 
     def _versions(self, start: int) -> list[Report]:
-        """The versions of a period's report, oldest first."""
+        """Return the versions of a period's report, oldest first."""
         versions = (report for report in self._reports if report.period_start == start)
         return sorted(versions, key=lambda report: report.version)
 
-    def _lacks(self, start: int) -> bool:
-        """Whether a closed period's report lacks a gap, or lost replies, that are known now."""
+    def _is_outdated(self, start: int) -> bool:
+        """Return whether a closed period has gaps or lost replies that its report does not contain."""
         versions = self._versions(start)
         shards = [state.shard for state in self._states]
         now = self._books.gaps(self.account, shards, start, versions[-1].period_end)
         return says_more(versions[-1].gaps, now) or bool(self._late_unknown(versions))
 
     def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
-        """The lost replies of a closed period that no version of its report has, by key and meter."""
+        """Return, by key and meter, the lost replies of a closed period that no version of its report has."""
         self._writing.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
@@ -187,9 +190,9 @@ class Closing:
         return lost - known
 
     def _covered(self, start: int) -> Positions:
-        """The positions up to which some report has the usage of a period."""
-        having = [report for report in self._reports if str(start // SECOND) in report.since]
-        covered: Positions = having[-1].chain if having else {}
+        """Return the positions up to which reports contain the usage of a period."""
+        reports = [report for report in self._reports if str(start // SECOND) in report.since]
+        covered: Positions = reports[-1].chain if reports else {}
         return covered
 
     def _is_late(self, tile: Tile) -> bool:
@@ -204,15 +207,15 @@ class Closing:
         return left
 
     def left(self, tile: Tile) -> Allowance:
-        """Return what the reports of a closed period leave of its allowance."""
+        """Return the allowance of a closed period after its reports."""
         newest = self._versions(tile.start)[-1]
         assert newest.pk is not None
-        return self._allowance(tile, self._less(newest.included, tile, newest.pk))
+        return self._allowance(tile, self._left_of(newest.included, tile, newest.pk))
 
     def _first_version(self, period: Period, tile: Tile, adjustments: list[Adjustment], carried: list[Tile]) -> Report:
         report = self._report(period, 1, [tile, *carried])
         includes = self._included(tile.start, tile.end)
-        report.plan, report.included = includes.plan, self._less(includes.included, tile)
+        report.plan, report.included = includes.plan, self._left_of(includes.included, tile)
         report.prices = self._prices(report, [tile, *carried], sorted(includes.names))
         allowances = {tile.start: Allowance(report.included)}
         for late in carried:
@@ -231,7 +234,7 @@ class Closing:
         report = self._report(Period(tile.start, before.period_end, before.timezone), before.version + 1, taken)
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
-        report.included = self._less(before.included, tile, before.pk)
+        report.included = self._left_of(before.included, tile, before.pk)
         report.prices = self._prices(report, [tile], before.prices.get("names", ()))
         allowances = {tile.start: self._allowance(tile, report.included)}
         lost = self._late_unknown(versions)
@@ -243,13 +246,13 @@ class Closing:
         return self._write(report, chained(lines, adjusted), adjustments)
 
     def _groups(self, taken: list[Tile], since: Mapping[str, Positions]) -> Iterator[Group]:
-        """Return the sums of what was counted under the periods of these tiles and is on no report, by their starts."""
-        home = {start: tile.start for tile in taken for start in tile.members}
-        every = (
+        """Return the groups of ledger lines of these billing periods that are not on a report yet."""
+        billing_starts = {start: tile.start for tile in taken for start in tile.members}
+        groups = (
             self._books.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
-            for start in sorted(home)
+            for start in sorted(billing_starts)
         )
-        return at_home(chained.from_iterable(every), home)
+        return at_home(chained.from_iterable(groups), billing_starts)
 
     def _report(self, period: Period, version: int, taken: list[Tile]) -> Report:
         shards = [state.shard for state in self._states]
@@ -272,16 +275,16 @@ class Closing:
     def _adjusted(self, report: Report, adjustments: list[Adjustment], allowance: Allowance) -> Iterator[ReportLine]:
         return (adjustment_line(report, adjustment, allowance) for adjustment in adjustments)
 
-    def _known(self, names: set[str]) -> set[str]:
-        """Which of these lines were reported: usage that came late may have no line that it corrects."""
-        if not names:
+    def _reported(self, line_ids: set[str]) -> set[str]:
+        """Return those of these line_ids that are on reports: late usage may correct a line that does not exist."""
+        if not line_ids:
             return set()
         self._writing.flush()
-        found = ReportLine.objects.using(self._using).filter(line_id__in=names)
-        return set(found.values_list("line_id", flat=True))
+        lines = ReportLine.objects.using(self._using).filter(line_id__in=line_ids)
+        return set(lines.values_list("line_id", flat=True))
 
     def _prices(self, report: Report, taken: list[Tile], names: Sequence[str]) -> dict[str, Any]:
-        """What the report's lines cost, which are of these periods; {} where no plan has prices.
+        """Return the prices for the report's lines, whose usage is of these billing periods; {} without prices.
 
         `names` are the account's other names in the report's period.
         """
@@ -292,20 +295,20 @@ class Closing:
         if not periods:
             return {}
         homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
-        members = {member: home for member, home in homes.items() if member != home}
-        found = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
-        return found | ({"names": list(names)} if names else {})
+        members = {member: billing_start for member, billing_start in homes.items() if member != billing_start}
+        prices = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
+        return prices | ({"names": list(names)} if names else {})
 
     def _priced_before(self, names: Sequence[str]) -> list[Report]:
-        """Return the reports that a version's price comes after; `names` are the account's other names."""
+        """Return the earlier reports on which a version's price depends; `names` are the account's other names."""
         if names:
             self._writing.flush()
         return amounts.priced_together(self._using, self._reports, self.account, names)
 
     def charged(self, start: int, end: int) -> Record:
-        """Return what the account's plan charges in a billing period; {} for nothing.
+        """Return the prices of the account's plan in a billing period; {} if there are none.
 
-        Raises ValueError for a price that makes no sense.
+        Raises ValueError for an invalid price.
         """
         return self._books.prices.of(*self._included(start, end).priced)
 
@@ -313,12 +316,12 @@ class Closing:
         totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
         chunk = list(islice(lines, CHUNK))
-        # Most reports fit in one chunk: they are written once, with their digest, and with those of other accounts.
+        # Most reports fit in one chunk. They are written with their digest, together with reports of other accounts.
         small = len(chunk) < CHUNK
         if not small:
             self._writing.begin(report)
         while chunk:
-            corrected = self._known({line.corrects_line_id for line in chunk} - {""})
+            corrected = self._reported({line.corrects_line_id for line in chunk} - {""})
             for number, line in enumerate(chunk, number + 1):  # noqa: B020
                 line.report, line.number = report, number
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
@@ -340,21 +343,21 @@ class Closing:
 
 
 def _not_yet(state: ShardState, end: int, now: int) -> str:
-    """Why a shard's usage is not complete until `end`, as a sentence; "" if it is."""
+    """Return why a shard's usage is not complete until `end` (µs since 1970 UTC), as a sentence; "" if it is."""
     name = f"shard {state.shard:02d}"
     if state.frozen:
         return f"{name} has a quarantined batch: accept or discard it"
     if is_ahead(state.watermark, now):
-        return f"{name} is complete until {iso(state.watermark)}, which is yet to come: the next drain puts that right"
+        return f"{name} is complete until {iso(state.watermark)}, which is in the future: the next drain corrects that"
     if state.watermark < end:
-        until = iso(state.watermark) if state.watermark else "nothing yet"
-        known = f"{name} is complete until {until}, and {iso(end)} is needed"
+        known = f"{name} is complete until {iso(state.watermark)}" if state.watermark else f"{name} is not complete yet"
+        known = f"{known}, but must be until {iso(end)}"
         if state.ahead:
             lead = f"{state.ahead // SECOND:,} seconds"
-            return f"{known}: its server's clock is {lead} ahead of the worker's, put the wrong one right"
+            return f"{known}: its server's clock is {lead} ahead of the worker's, correct the wrong one"
         if state.shard >= conf.SHARDS:
             return f"{known}: it is not drained any more, since SHARDS is {conf.SHARDS}"
         return f"{known}: is a worker sealing and draining?"
     if state.tallied != state.position:
-        return f"{name} has batches that are not added up yet: the next drain does that"
+        return f"{name} has batches that are not tallied yet: the next drain does that"
     return ""

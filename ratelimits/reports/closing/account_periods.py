@@ -1,4 +1,4 @@
-"""The billing periods of one account, as its usage, its adjustments and its reports have them."""
+"""The billing periods of one account, which follow from its usage, adjustments and reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.terms import Terms
 from ratelimits.reports.tiles import Tile, reported_tiles, tiles
 
-#: No whole billing month is shorter (µs).
+#: Minimum length of a complete billing month (µs).
 SHORTEST = 27 * 86_400 * SECOND
 
 
 class AccountPeriods:
-    """An account's billing periods; `counted` are starts (µs) of periods of usage, beside those the books know of.
+    """An account's billing periods; `counted` are the starts (µs) of more periods of usage than those in the books.
 
-    What asks for the account's terms raises ValueError where its time zone is no more; with `lenient` it goes by UTC.
+    Methods that need the account's terms raise ValueError if its time zone no longer exists; with `lenient` they use
+    UTC.
     """
 
     def __init__(self, books: Books, account: str, counted: Collection[int] = (), *, lenient: bool = False) -> None:
@@ -29,7 +30,7 @@ class AccountPeriods:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The billing periods that have usage, adjustments or a report, in their order."""
+        """The billing periods that have usage, adjustments or a report, sorted by their starts."""
         used: dict[int, int] = {}
         for usage in self._books.usage(self._account):
             start = usage.period * SECOND
@@ -39,52 +40,52 @@ class AccountPeriods:
         reported = reported_tiles(self._books.reports(self._account), used)
         spans = [*used.items(), *((tile.start, tile.end) for tile in reported)]
         for start in map(start_of, self._books.adjustments(self._account)):
-            if not any(begun <= start < end for begun, end in spans):
+            if not any(first <= start < end for first, end in spans):
                 used[start] = self._end(start)
         return tiles(used, reported, self._last_used)
 
     def open(self) -> list[Tile]:
-        """Return those that have no report yet."""
+        """Return the billing periods without a report."""
         return [tile for tile in self.tiles if not tile.closed]
 
     def open_by_member(self) -> dict[int, tuple[Tile, Period]]:
-        """Return those that have no report, by the starts (µs) of the periods that usage was counted under."""
-        return {start: found for tile in self.open() for found in [(tile, self.period(tile))] for start in tile.members}
+        """Return the billing periods without a report, by the starts (µs) of the counted periods in them."""
+        return {start: entry for tile in self.open() for entry in [(tile, self.period(tile))] for start in tile.members}
 
     def period(self, tile: Tile) -> Period:
-        """Return a billing period with the time zone that it goes by."""
-        return Period(tile.start, tile.end, self._months(max(tile.members), tile.end - 1).timezone)
+        """Return a billing period with its time zone."""
+        return Period(tile.start, tile.end, self._terms(max(tile.members), tile.end - 1).timezone)
 
     def next(self) -> Period:
-        """Return the period that follows on the last one, by the terms of today."""
+        """Return the period after the last one, by the present terms."""
         last = max(tile.end for tile in self.tiles)
         return self._books.terms(self._account, None).period(last)
 
     def adjustments(self, tile: Tile) -> list[Adjustment]:
-        """Return the adjustments of a billing period that no report has yet."""
-
-        return [each for each in self._books.adjustments(self._account) if _is_of(start_of(each), tile)]
+        """Return the adjustments of a billing period that are not on a report yet."""
+        adjustments = self._books.adjustments(self._account)
+        return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), tile)]
 
     def around(self, start: int) -> Tile | None:
-        """Return the billing period that an adjustment of this start (µs) is of; None if that has nothing so far."""
+        """Return the billing period to which an adjustment with this start (µs) belongs; None if there is none yet."""
         return next((tile for tile in self.tiles if _is_of(start, tile)), None)
 
     def oldest(self) -> int:
-        """Return when the oldest period (µs since 1970 UTC) starts that has usage and no report."""
+        """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
         usage = self._books.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
     def _end(self, start: int) -> int:
-        """Return when a period ends whose usage does not say so: where the next one starts by the terms that held."""
-        terms = self._months(start, None)
+        """Return the end (µs) of a period without a stored end: where the next one starts by the terms of that time."""
+        terms = self._terms(start, None)
         return period_from(terms.timezone, terms.anchor, start, self._books.terms(self._account, None).kept).end
 
-    def _months(self, start: int, otherwise: int | None) -> Terms:
-        """Return the terms by which a month starts then; where none of the account's do, those of another moment."""
-        held = [self._books.terms(self._account, at) for at in (start, start + SHORTEST, None)]
-        known = (terms for terms in held if period_at(terms.timezone, terms.anchor, start).start == start)
+    def _terms(self, start: int, otherwise: int | None) -> Terms:
+        """Return the account's terms by which a month starts at `start`; if none do, the terms at `otherwise`."""
+        candidates = [self._books.terms(self._account, at) for at in (start, start + SHORTEST, None)]
+        matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:
-            return next(known, None) or self._books.terms(self._account, otherwise)
+            return next(matching, None) or self._books.terms(self._account, otherwise)
         except ValueError:
             if self._lenient:
                 return Terms()

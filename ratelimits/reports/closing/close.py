@@ -1,8 +1,8 @@
-"""Closing: billing periods whose usage is complete become reports, and what comes later a further version of them.
+"""Closing: write reports for billing periods with complete usage, and new versions for later changes.
 
-A report covers its account's ledger lines up to a position in the digest chain of each shard, so that it can be made
-again from them. Accounts of one shard are closed together, in one transaction under that shard's row lock; where one of
-them fails the others are closed without it.
+A report covers its account's ledger lines up to a position in the digest chain of each shard, so that it can be
+computed again from them. Accounts of one shard are closed together, in one transaction under that shard's row lock. If
+one of them fails, the others are closed without it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ratelimits.usage import crash
 logger = logging.getLogger(__name__)
 
 _NONE: Starts = {}
-#: Accounts that are closed in one transaction at most: a drain of their shard waits meanwhile.
-TOGETHER = 100
-#: Accounts with different periods whose usage one statement marks as covered.
-_MARKED = 50
+#: Maximum number of accounts that are closed in one transaction, during which a drain of their shard has to wait.
+MAX_TOGETHER = 100
+#: Maximum number of conditions in the statement that marks usage as covered.
+_MAX_CONDITIONS = 50
 
 
 def finalise(now: int | None = None, *, account: str | None = None) -> list[Report]:
-    """Close what can be closed, as `finalise_each` does, and return the reports that were written."""
+    """Close all periods that can be closed, as `finalise_each` does, and return the new reports."""
     return [report for closed in finalise_each(now, account=account) for report in closed.reports]
 
 
 class Closed(NamedTuple):
-    """Some accounts' closing: the reports that were written, and how many accounts are done, of how many."""
+    """The result of closing some accounts: the new reports, and the numbers of accounts closed so far and in total."""
 
     reports: list[Report]
     done: int
@@ -53,14 +53,14 @@ class Closed(NamedTuple):
 
 
 def finalise_each(now: int | None = None, *, account: str | None = None) -> Iterator[Closed]:
-    """Close every billing period that can be closed, and correct closed ones by a new version.
+    """Close every billing period that can be closed, and correct closed ones by new versions.
 
-    What is corrected is late usage, adjustments, and gaps and lost replies that became known since.
+    New versions are for late usage, for adjustments, and for gaps and lost replies that became known later.
 
-    A period is closed when the watermarks of its shards have passed its end plus GRACE_SECONDS, and `now` has too: µs
-    since 1970 UTC, by default this machine's clock. An account that cannot be closed is logged, and keeps no other from
-    being closed. Yield after each transaction, so that memory does not grow with the accounts. Doing it again changes
-    nothing.
+    A period is closed when the watermarks of its shards and `now` have passed its end plus GRACE_SECONDS. `now` is µs
+    since 1970 UTC, by default this machine's clock. An account that cannot be closed is logged, and the others are
+    still closed. Yield a result after each transaction, so that memory does not grow with the number of accounts.
+    Closing again changes nothing.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -71,68 +71,71 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
     names = {name for rows in (due, late, adjusted) for name in rows.order_by().values_list("account", flat=True)}
     gaps = LateGaps(using)
     names |= gaps.starts.keys()
-    wanted = names if account is None else names & {account}
+    chosen = names if account is None else names & {account}
     done, failed = 0, set[str]()
-    for chunk in in_chunks(wanted):
+    for chunk in in_chunks(chosen):
         reports = _close_each(using, chunk, now, gaps.starts, failed)
         done += len(chunk)
-        yield Closed(reports, done, len(wanted))
-    gaps.forget(wanted - failed)
+        yield Closed(reports, done, len(chosen))
+    gaps.forget(chosen - failed)
 
 
 def ended(now: int) -> Q:
-    """Match usage of periods that ended before a moment (µs since 1970 UTC), or may have: not all say their ends."""
+    """Return the condition for usage of periods that ended before a moment (µs since 1970 UTC), or may have ended.
+
+    Older rows have no end.
+    """
     return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST) // SECOND)
 
 
 def home_shard(account: str) -> int:
-    """Return the shard that an account's usage is counted in."""
+    """Return the shard in which an account's usage is counted."""
     return shard_of(f"account:{account}" if account else "anonymous", conf.SHARDS)
 
 
 def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the accounts by shard, at most TOGETHER at once."""
-    placed = sorted((home_shard(name), name) for name in names)
-    for _shard, those in groupby(placed, key=lambda each: each[0]):
-        while chunk := [name for _shard, name in islice(those, TOGETHER)]:
+    """Yield the accounts by shard, in lists of at most MAX_TOGETHER."""
+    sorted_names = sorted((home_shard(name), name) for name in names)
+    for _shard, group in groupby(sorted_names, key=lambda pair: pair[0]):
+        while chunk := [name for _shard, name in islice(group, MAX_TOGETHER)]:
             yield chunk
 
 
 def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: set[str]) -> list[Report]:
-    """Close these accounts together, or, if that fails, the halves of them: one that cannot be closed ends up alone.
+    """Close these accounts together; if that fails, close each half of them, down to single accounts.
 
-    Add that one to `failed`.
+    Add each account that cannot be closed to `failed`.
     """
     try:
         return close_together(using, names, now, gapped)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not _is_overflow(error):
-            raise  # the database, not an account
+            raise  # An error of the database, not of an account.
         if len(names) > 1:
             half = len(names) // 2
             halves = (names[:half], names[half:])
-            return [report for those in halves for report in _close_each(using, those, now, gapped, failed)]
+            return [report for part in halves for report in _close_each(using, part, now, gapped, failed)]
         failed.add(names[0])
-        logger.exception("Account %r cannot be closed; the other accounts are", names[0])
+        logger.exception("Account %r cannot be closed; other accounts are closed", names[0])
         return []
 
 
 def _is_overflow(error: Exception) -> bool:
-    """Return whether SQLite could not hold the sum of some rows. To PostgreSQL that is no OperationalError."""
+    """Return whether a sum was too large for SQLite. On PostgreSQL this error is not an OperationalError."""
     return "integer overflow" in str(error)
 
 
 def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:
-    """Close these accounts in one transaction: all that can be closed of each, or, when one fails, nothing.
+    """Close all periods of these accounts that can be closed, in one transaction; if one account fails, close none.
 
-    `gapped` are the starts of the closed periods of each account that a gap touches which came after.
+    `gapped` are, by account, the starts of the closed periods that are touched by a gap which was declared later.
     """
-    # Before the transaction, whose first statement is to lock: SQLite does not let a reader become a writer.
+    # Read before the transaction, whose first statement must lock: SQLite does not let a reader become a writer.
     shards = shards_of(using, names)
-    beside = locked_with(using, shards)
+    to_lock = locked_with(using, shards)
     written: list[Report] = []
     with transaction.atomic(using=using, durable=True):
-        locked = [ShardState.lock(using, shard) for shard in beside]
+        locked = [ShardState.lock(using, shard) for shard in to_lock]
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
         writing = Writing(using)
@@ -148,44 +151,44 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
 
 
 def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
-    """Return the shards that have usage of each account, its home among them."""
-    found = {name: {home_shard(name)} for name in names}
+    """Return the shards that have usage of each account, always with the one where its usage is counted now."""
+    by_account = {name: {home_shard(name)} for name in names}
     rows = PeriodUsage.objects.using(using).filter(account__in=names).order_by()
     for name, shard in rows.values_list("account", "shard").distinct():
-        found[name].add(shard)
-    return {name: sorted(shards) for name, shards in found.items()}
+        by_account[name].add(shard)
+    return {name: sorted(shards) for name, shards in by_account.items()}
 
 
 def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
-    """Return the shards to lock for closing these accounts, in order: theirs, and those of their accounts' other names.
+    """Return the sorted shards to lock for closing these accounts: their own, and those of the accounts' other names.
 
-    Names of one account share an allowance, so no two of them are closed at once.
+    Names of one account share an allowance, so two of them must not be closed at the same time.
     """
-    found = {shard for those in shards.values() for shard in those}
+    own = {shard for group in shards.values() for shard in group}
     history: Any = Account.history
     named = history.using(using).filter(identifier__in=list(shards)).values("id")
     others = history.using(using).filter(id__in=named).exclude(identifier__in=list(shards)).order_by()
     names = others.values_list("identifier", flat=True).distinct()
-    return sorted(found.union(map(home_shard, names)))
+    return sorted(own.union(map(home_shard, names)))
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Note what reports cover: compaction joins no batches across the ends, and their usage is not due again."""
+    """Mark the ends of reports, across which compaction joins no batches, and their usage as covered."""
     mark_ends(using, [report.chain for report in reports])
-    alike: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
+    by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
-        alike.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
-    for chain, accounts in alike.items():
+        by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
+    for chain, accounts in by_chain.items():
         usage = [Q(account__in=names, period__in=map(int, periods)) for periods, names in accounts.items()]
-        # Databases bound the depth of a condition.
-        for first in range(0, len(usage), _MARKED):
-            rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MARKED]))
+        # In parts, since databases limit the depth of a condition.
+        for first in range(0, len(usage), _MAX_CONDITIONS):
+            rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))
             for shard, position in chain:
                 rows.filter(shard=int(shard)).update(covered=position)
 
 
 def mark_ends(using: str, chains: Iterable[Mapping[str, int]]) -> None:
-    """Mark the positions up to which reports were made."""
+    """Mark the positions at which reports end."""
     ends = {(int(shard), position) for chain in chains for shard, position in chain.items()}
     marks = [ChainMark(shard=shard, position=position) for shard, position in sorted(ends)]
     ChainMark.objects.using(using).bulk_create(marks, batch_size=1000, ignore_conflicts=True)

@@ -1,4 +1,4 @@
-"""Billing periods that are over and have no report: why each is still open, and closing one in spite of that."""
+"""Billing periods that are over but have no report: the reason why each is open, and closing one by force."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ratelimits.reports.tiles import Tile
 
 
 class NotForcedError(ValueError):
-    """A period cannot be closed, whatever may be missing; the message says why."""
+    """Raised if a period cannot be closed even by force; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPeriod:
     """A period of an account that starts at `start` (µs since 1970 UTC) and has no report.
 
-    period  None where the account's terms cannot be read
-    over    whether it has ended, and its grace too, by this machine's clock
-    why     what it waits for, as a sentence
-    units   billable units by meter so far, with what was adjusted
+    period       None if the account's terms cannot be read
+    over         whether it and its GRACE_SECONDS have ended by this machine's clock
+    why          the reason why it is open, as a sentence
+    units        billable units so far, by meter, with adjustments
     quarantined  its account's shards that have a quarantined batch
     """
 
@@ -48,7 +48,7 @@ class OpenPeriod:
 
 
 def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
-    """Yield the periods that may have ended and have no report, by shard and account; of one account, or of all.
+    """Yield the periods that may have ended and have no report, sorted by shard and account, of one account or of all.
 
     `now` is µs since 1970 UTC, by default this machine's clock.
     """
@@ -59,7 +59,7 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
     names = {name for rows in (usage, unreported(using)) for name in rows.order_by().values_list("account", flat=True)}
     for chunk in in_chunks(names if account is None else names & {account}):
         shards = shards_of(using, chunk)
-        states = ShardState.objects.using(using).in_bulk({each for those in shards.values() for each in those})
+        states = ShardState.objects.using(using).in_bulk({shard for group in shards.values() for shard in group})
         books = Books(using, chunk, states)
         for name in chunk:
             closing = Closing(books, name, shards[name], now)
@@ -69,11 +69,11 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
 def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
-        found = [tile for tile in periods.open() if tile.end <= now or tile.start <= now - SHORTEST]
+        tiles = [tile for tile in periods.open() if tile.end <= now or tile.start <= now - SHORTEST]
     except ValueError as error:
         yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
         return
-    for tile in found:
+    for tile in tiles:
         yield _described(closing, tile, now, _units(books, closing, tile))
 
 
@@ -97,19 +97,19 @@ def _described(closing: Closing, tile: Tile, now: int, units: dict[str, int]) ->
 
 
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
-    """Close a period with what the ledger has of it, and declare on its report that usage may be missing.
+    """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
-    `start` is µs since 1970 UTC; `by` names the person. What comes later is late usage, as after any closing. Raises
-    NotForcedError for a period that is not over, has a report, or has nothing to report, and without a reason.
+    `start` is µs since 1970 UTC; `by` names the person. Usage that arrives later is late usage, as after any closing.
+    Raises NotForcedError if the period is not over, has a report or has nothing to report, or if the reason is empty.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
     if not reason.strip():
-        raise NotForcedError("say why: the reason stands in the declared gap")
+        raise NotForcedError("give a reason: it is stored in the declared gap")
     shards = shards_of(using, [account])
-    beside = locked_with(using, shards)
+    to_lock = locked_with(using, shards)
     with transaction.atomic(using=using, durable=True):
-        locked = [ShardState.lock(using, shard) for shard in beside]
+        locked = [ShardState.lock(using, shard) for shard in to_lock]
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(Books(using, [account], states), account, shards[account], now)
         tile, period = _forcible(closing, start, now)
@@ -122,7 +122,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
             until=period.end - 1,
             detail=f"{by}: {reason} ({why})",
         )
-        # The gap is on the report: the books are read once more, with it.
+        # The books are read again, so that the report contains the gap.
         closing = Closing(Books(using, [account], states), account, shards[account], now)
         report = closing.close_one(tile)
         mark(using, [report])
@@ -140,5 +140,5 @@ def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
     if tile is None or period is None:
         raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:
-        raise NotForcedError(f"the period ends at {iso(period.end)}: nobody can bill it before")
+        raise NotForcedError(f"the period ends at {iso(period.end)}: it cannot be billed before")
     return tile, period

@@ -1,4 +1,4 @@
-"""Writing finalised reports: those of many accounts in few statements, a long one line by line as it is made."""
+"""Writing finalised reports: short ones of many accounts in few statements, long ones in chunks while they are made."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ratelimits.usage import crash
 
 
 class Writing:
-    """Reports on their way into the database, in the order in which they were finalised.
+    """A writer that collects reports and writes them in the order in which they were finalised.
 
-    Whoever reads reports or lines of them has to `flush` before.
+    Call `flush` before reading reports or their lines from the database.
     """
 
     def __init__(self, using: str) -> None:
@@ -22,7 +22,7 @@ class Writing:
         self._adjusted: list[tuple[Report, Sequence[Adjustment]]] = []
 
     def add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
-        """Write a whole report: now, or with others."""
+        """Add a complete report, which is written now or later together with others."""
         self._reports.append(report)
         self._lines += lines
         self._adjusted.append((report, adjustments))
@@ -30,21 +30,21 @@ class Writing:
             self.flush()
 
     def begin(self, report: Report) -> None:
-        """Write a report whose lines follow."""
+        """Write a report whose lines are written afterwards."""
         self.flush()
         report.save(using=self._using, force_insert=True)
 
     def lines(self, lines: list[ReportLine]) -> None:
-        """Write some lines of the report that was begun."""
+        """Write some lines of the report for which `begin` was called."""
         ReportLine.objects.using(self._using).bulk_create(lines)
 
     def end(self, report: Report, adjustments: Sequence[Adjustment]) -> None:
-        """Write what is known of a report once its lines are written."""
+        """Write the columns of a report that are known only after its lines were written."""
         report.save(using=self._using, update_fields=["line_count", "digest", "signature", "amounts"])
         self._mark([(report, adjustments)])
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write all reports that were added but not written yet."""
         if not self._reports:
             return
         Report.objects.using(self._using).bulk_create(self._reports)

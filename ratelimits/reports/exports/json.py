@@ -1,6 +1,6 @@
 """Report rows as one JSON document, which `schema` describes.
 
-Quantities are strings, since a reader that takes numbers for doubles would round them; counts and versions are numbers.
+Quantities are strings, since a reader that reads numbers as doubles would round them; counts and versions are numbers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ratelimits.reports.rows import VERSION, Row, columns
 
 __all__ = ["array", "line", "schema", "schema_id", "stream", "text"]
 
-#: A text as JSON has it, with the signs that are not ASCII as they are.
+#: Encodes a text for JSON and leaves characters outside ASCII as they are.
 text: Callable[[str], str] = encode_basestring
 
 
 def line(row: Row) -> str:
-    """One line as JSON: compact, its own columns in their order."""
+    """Return a line as compact JSON, with the columns of its version in their order."""
     template, writers = _form(row.columns_version)
     return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
 
 
 @cache
 def _form(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
-    """Return the template of a line with the columns of a version, and how their values are written."""
+    """Return the template of a line with the columns of a version, and the functions that write their values."""
     own = columns(version)
     template = "{" + ",".join(f'"{column.name}":%s' for column in own) + "}"
     return template, tuple(_writer(column.kind) for column in own)
@@ -46,7 +46,7 @@ def _writer(kind: ColumnKind) -> Callable[[Any], str]:
 
 
 def array(items: Iterable[str]) -> Iterator[str]:
-    """A JSON array of documents, each on a line of its own."""
+    """Yield a JSON array of documents, each on its own line."""
     separator = "[\n"
     for item in items:
         yield separator + item
@@ -55,5 +55,5 @@ def array(items: Iterable[str]) -> Iterator[str]:
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """The rows as a JSON document, in chunks; reads only a little ahead of what it has given away."""
+    """Yield the rows as a JSON document in chunks, reading only a little ahead of what was yielded."""
     return encoded(chain([f'{{"schema":{text(schema_id(version))},"lines":'], array(map(line, rows)), ["}\n"]))

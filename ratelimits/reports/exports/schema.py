@@ -1,6 +1,6 @@
-"""The JSON Schema of what is exported, made from the table of columns.
+"""The JSON Schema of exports, built from the table of columns.
 
-Those of the first columns are published as files in ratelimits/reports/schema.
+The schemas of the first version of the columns are published as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AMOUNT = {
     "type": "string",
     "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
 }
-#: What the second schema has after the columns of the first.
+#: The columns of the second schema after those of the first.
 _MONEY = {
     "account_name": {
         "$ref": "#/$defs/text",
@@ -68,7 +68,7 @@ _MONEY = {
 
 
 def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
-    """Return the `$id` of the schema of a version's columns, or of the same with amounts."""
+    """Return the `$id` of the schema of a version's columns, or of its variant with amounts."""
     return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
 
 
@@ -82,7 +82,7 @@ def schema(version: int = VERSION) -> dict[str, Any]:
 
 
 def priced_schema(version: int = VERSION) -> dict[str, Any]:
-    """Return the schema of the same with amounts."""
+    """Return the JSON Schema of the document with amounts."""
     written = (
         "What `ratelimits_report --format json-amounts` writes: the lines of the first schema with what they cost, and "
         "lines for what no other line alone can say. A further column would be a further version of this schema."

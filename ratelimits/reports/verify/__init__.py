@@ -1,3 +1,3 @@
-"""The proof that reports say what the ledger says, with what could not be seen."""
+"""Verification that reports equal what the ledger gives."""
 
 from __future__ import annotations

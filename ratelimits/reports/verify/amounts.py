@@ -1,4 +1,4 @@
-"""Verifying what a report says its lines cost: the prices that it recorded, and the amounts that they make."""
+"""Verification of a report's recorded prices, and of the amounts that follow from them and its lines."""
 
 from __future__ import annotations
 
@@ -13,50 +13,49 @@ from ratelimits.reports.periods import SECOND
 
 
 def verify_amounts(using: str, report: Report) -> Iterator[str]:
-    """Yield a sentence for each thing that does not hold of a version's prices and amounts; nothing if all holds."""
+    """Yield a sentence for each error in a version's prices and amounts."""
     plain = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
     if plain and not report.prices and not report.amounts:
-        return  # whether its plan had any is known from the terms
+        return  # The verification of terms checks whether its plan had prices.
     try:
-        # Those that were made before it, in that order: what was billed once keeps its prices.
+        # The earlier reports, oldest first: a period that was billed once keeps its prices.
         own = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
         together = priced_together(using, own, report.account, report.prices.get("names", ()))
-        earlier = [each for each in together if each.pk < report.pk]
-        wrong = list(_verify_prices(using, report, earlier))
-        yield from wrong
-        if not wrong and report.amounts != (expected := _amounts(using, report, earlier)):
-            said, makes = _shown(report.amounts), _shown(expected)
-            yield f"its amounts are {said}, and its lines and prices make {makes}"
+        earlier = [other for other in together if other.pk < report.pk]
+        errors = list(_verify_prices(using, report, earlier))
+        yield from errors
+        if not errors and report.amounts != (expected := _amounts(using, report, earlier)):
+            yield f"its amounts are {_shown(report.amounts)}, but its lines and prices give {_shown(expected)}"
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        yield "its prices or amounts are not in the shape that reports record them in"
+        yield "its prices or amounts do not have the form in which reports store them"
 
 
 def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterator[str]:
     own = str(report.period_start // SECOND)
     periods: dict[str, Any] = report.prices.get("periods", {})
     if report.version == 1 and own in periods:
-        yield from _beside_history(using, periods[own])
+        yield from _compare_history(using, periods[own])
     before = recorded(
         report, earlier, {billing_period_of(report, counted) for counted in report.since}, periods.get(own, {})
     )
     for period in sorted(periods.keys() | before.keys()):
         if periods.get(period) != before.get(period):
-            yield "its prices are not those that the period was billed with first"
+            yield "its prices are not those with which the period was billed first"
 
 
-def _beside_history(using: str, record: dict[str, Any]) -> Iterator[str]:
-    """What a recorded price says otherwise than the configuration did in its version."""
+def _compare_history(using: str, record: dict[str, Any]) -> Iterator[str]:
+    """Yield an error for each recorded price that differs from the configuration's history in its version."""
     history: Any = PlanPrice.history
     for meter, price in record["meters"].items():
         row = history.using(using).filter(id=price["id"], version=price["version"]).first()
         if row is None:
-            continue  # written past the models: the report's digest alone says what it was
+            continue  # It was written without the models, so only the report's digest protects it.
         expected = {"id": row.id, "version": row.version, **PlanPrice.price(row).record()}
         for name, value in expected.items():
             if price.get(name) != value or row.meter != meter:
                 yield (
-                    f"its price of {meter} has {name} {price.get(name)!r}, and the configuration's version"
-                    f" {price['version']} says {value!r} of {row.meter}"
+                    f"its price of {meter} has {name} {price.get(name)!r}, but the configuration's version"
+                    f" {price['version']} has {value!r} for {row.meter}"
                 )
                 break
 

@@ -1,4 +1,4 @@
-"""Verifying the configuration that bills: each row beside its history, and its version."""
+"""Verification of the configuration: each row against its history, and its version."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ratelimits.models.versions import Versioned
 
 
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Say which rows are not what their history says of them; `checked` is given the number of rows.
+    """Yield an error for each row that differs from its history. The number of rows is added to `checked`.
 
-    Rows that have no history, since they were written past the app, are none of these: see `count_without_history`.
+    Rows without history, which were written without the app, are no errors: see `count_without_history`.
     """
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
@@ -27,30 +27,32 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
             continue
         checked["rows of the configuration"] += count
         yield from _verify_rows(model, using)
-        # Read again: there may have been an edit since.
+        # The version is read again, since there may have been an edit meanwhile.
         if newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
-                f"the configuration is at version {version}, and the history of {model._meta.verbose_name_plural} has"
-                f" an edit of version {newest}: processes do not learn of edits up to that one"
+                f"the configuration is at version {version}, but the history of {model._meta.verbose_name_plural} has"
+                f" an edit of version {newest}: processes do not notice edits up to that version"
             )
 
 
 def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
     kind = model._meta.verbose_name
-    found = unrecorded(model, using)
-    for row, before in found.rows:
+    difference = unrecorded(model, using)
+    for row, before in difference.rows:
         if before is not None:
             yield (
-                f"{kind} {row.pk} is not what its history says: it was written past the app"
+                f"{kind} {row.pk} differs from its history: it was written without the app"
                 " (ratelimits_reload makes that an edit)"
             )
-    for record in found.deleted:
-        yield f"{kind} {record.id} is gone, and its history does not say so (ratelimits_reload makes that an edit)"
-    for row in _dated_back(model, using):
-        yield f"{kind} {row.pk} says that it holds since before its newest edit"
+    for record in difference.deleted:
+        yield (
+            f"{kind} {record.id} was deleted, but its history does not say so (ratelimits_reload makes that an edit)"
+        )
+    for row in _backdated(model, using):
+        yield f"{kind} {row.pk} says that it is in force since before its newest edit"
 
 
-def _dated_back(model: type[Versioned], using: str) -> Any:
+def _backdated(model: type[Versioned], using: str) -> Any:
     records: Any = model.history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")
     rows = model._base_manager.using(using).annotate(
@@ -60,5 +62,5 @@ def _dated_back(model: type[Versioned], using: str) -> Any:
 
 
 def count_without_history(using: str) -> int:
-    """Return how many rows of the configuration have no history."""
+    """Return the number of rows of the configuration that have no history."""
     return sum(never_recorded(model, using).count() for model in MODELS)

@@ -1,7 +1,7 @@
-"""Verifying what closed periods' reports should print by now: declared gaps, and no more lost replies than were told.
+"""Verification that reports print all declared gaps, and no more lost replies than processes counted.
 
-A gap that is declared late, or changes, leaves a GapChange until the reports of before have it. That table only says
-what closing still has to look at: a gap that is on no report and does not wait there was kept from being printed.
+A gap that is declared late, or changes, has a row in GapChange until the reports closed before contain it. A gap that
+is neither on its reports nor in that table would never be printed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ratelimits.reports.unknown import Unknown
 from ratelimits.reports.verify.report import readable
 
 
-def verify_lacking(using: str) -> Iterator[str]:
-    """Say which gaps the newest reports lack, and which lost replies on reports no process told of."""
+def verify_missing(using: str) -> Iterator[str]:
+    """Yield an error for each gap missing on a newest report, and for lost replies that no process counted."""
     yield from _verify_gaps(using)
     yield from _verify_unknown(using)
 
@@ -32,29 +32,27 @@ def _verify_gaps(using: str) -> Iterator[str]:
     for span, reports in groupby(newest.iterator(CHUNK), key=lambda report: (report.period_start, report.period_end)):
         gaps, settled = Gaps.between(using, *span), None
         for report in reports:
-            if readable(report) and _lacking(report, gaps):
-                # Read again, the report last: closing writes its further version before it forgets the change.
+            if readable(report) and _missing(report, gaps):
+                # Read again, the report last: closing writes its new version before it deletes the change.
                 settled = settled or _settled(using, *span)
                 versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
                 report = versions.order_by("-version").first() or report
-                for text in _lacking(report, settled):
-                    yield (
-                        f"report {report} does not print a declared gap, and no closing will look at it again: {text}"
-                    )
+                for text in _missing(report, settled):
+                    yield (f"report {report} does not print a declared gap, and no closing will check it again: {text}")
 
 
 def _settled(using: str, start: int, end: int) -> Gaps:
-    """Return the gaps of a time but those that closing still has to look at."""
-    touching = list(Gaps.rows(using, start, end))
+    """Return the gaps that overlap a time, without those that closing still has to check."""
+    overlapping = list(Gaps.rows(using, start, end))
     waiting = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
-    return Gaps(gap for gap in touching if gap.pk not in waiting)
+    return Gaps(gap for gap in overlapping if gap.pk not in waiting)
 
 
-def _lacking(report: Report, gaps: Gaps) -> list[str]:
+def _missing(report: Report, gaps: Gaps) -> list[str]:
     span = report.period_start, report.period_end
     now = (gaps.text(int(shard), report.account, *span) for shard in report.chain)
     printed = {"", *report.gaps.split("; ")}
-    return sorted({each for text in now for each in text.split("; ")} - printed)
+    return sorted({part for text in now for part in text.split("; ")} - printed)
 
 
 def _verify_unknown(using: str) -> Iterator[str]:
@@ -64,9 +62,9 @@ def _verify_unknown(using: str) -> Iterator[str]:
     for (start, end), rows in groupby(sums, key=lambda row: row[:2]):
         unknown = Unknown(using, start, end)
         for _start, _end, account, key, meter, count in rows:
-            said = unknown.of(account, start, end)[key, meter]
-            if count > said:
+            counted = unknown.of(account, start, end)[key, meter]
+            if count > counted:
                 yield (
                     f"the reports of {account or 'anonymous'} say that {count} replies of {key} ({meter}) were lost,"
-                    f" the totals of processes say {said}"
+                    f" but the totals of processes say {counted}"
                 )

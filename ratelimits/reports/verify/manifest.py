@@ -1,8 +1,8 @@
-"""The manifest of a month: one signed file outside the database, with which everything that it lists can be proven.
+"""The manifest of a month: a signed file outside the database that proves everything it lists.
 
-It has every report of the periods that start in the month, with its digest and totals; where each shard's chain stood;
-and what no digest in the database covers: adjustments, durability gaps, totals of processes, quarantined batches, kept
-periods, what was pushed, and the history of the configuration.
+It lists all reports of the periods that start in the month, with their digests and totals; the position and digest of
+each shard's chain; and what no digest in the database protects: adjustments, durability gaps, totals of processes,
+quarantined batches, kept periods, what was pushed, and the history of the configuration.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ratelimits.usage.packet import chained
 
 FORMAT = "ratelimits manifest 3"
 _TIMES = 3
-#: An edit that was under way when a manifest was written may have begun so long before.
-_UNDER_WAY = timedelta(hours=1)
+#: An edit whose transaction was open when a manifest was written may have begun this long before.
+_MAX_TRANSACTION = timedelta(hours=1)
 
 
 class ManifestError(ValueError):
-    """A file that is not a manifest; the message says why."""
+    """Raised for a file that is not a manifest; the message says why."""
 
 
-#: What each section lists, as sentences name it.
+#: The name of an entry in messages, by section.
 _LISTED = {
     "reports": "report",
     **{section: table.what for section, table in TABLES.items()},
     "deliveries": "what was pushed of",
     "process_totals": "the totals of processes that were",
 }
-#: The parts of a manifest that have entries by name.
+#: The sections of a manifest that are objects.
 _SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
-#: Sections in which something may be gone that was not taken away, and how that is known.
+#: Sections from which an entry may disappear legitimately, with the function that says whether it did.
 _EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: _dropped(using, name),
     "kept_periods": lambda using, name, month: _kept_later(using, name, month),
@@ -58,7 +58,7 @@ def build(using: str, month: str) -> dict[str, Any]:
         before = _newest(using)
         listed = _sections(using, month, columns)
         if _newest(using) == before:
-            break  # else a report that was finalised meanwhile is in one section and not in another
+            break  # Otherwise a report that was finalised meanwhile is in one section but not in another.
     states = ShardState.objects.using(using).order_by("shard")
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -108,58 +108,59 @@ def _month_totals(reports: Mapping[str, dict[str, Any]]) -> dict[str, list[int]]
     totals: dict[str, list[int]] = {}
     for report in reports.values():
         for meter, counts in report["totals"].items():
-            had = totals.get(meter, [0] * len(counts))
-            totals[meter] = [one + other for one, other in zip(had, counts, strict=True)]
+            total = totals.get(meter, [0] * len(counts))
+            totals[meter] = [number + count for number, count in zip(total, counts, strict=True)]
     return totals
 
 
 def _open(using: str, month: str) -> list[str]:
-    """Name the periods of the month whose usage, or whose adjustments, no report has yet."""
+    """Return the names of the month's periods with usage or adjustments that are not on a report yet."""
     start, end = month_window(month)
     usage = PeriodUsage.objects.using(using).filter(covered=None)
     usage = usage.filter(period__gte=start // SECOND, period__lt=end // SECOND)
     waiting = TABLES["adjustments"].rows(using, start, end).filter(report=None)
     waiting = waiting.exclude(approval=Adjustment.Approval.REFUSED)
-    found = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
-    found |= {(account, int(at.timestamp()) * SECOND) for account, at in waiting.values_list("account", "period_start")}
-    terms = TermsBook(using).of({account for account, _period in found})
+    periods = {(account, period * SECOND) for account, period in usage.values_list("account", "period").distinct()}
+    adjusted = waiting.values_list("account", "period_start")
+    periods |= {(account, int(at.timestamp()) * SECOND) for account, at in adjusted}
+    terms = TermsBook(using).of({account for account, _period in periods})
     return [
         f"{account or 'anonymous'} {iso(period)}"
-        for account, period in sorted(found)
+        for account, period in sorted(periods)
         if starts_in(month, period, terms[account].timezone)
     ]
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the manifest that a file's text is. Raises ManifestError."""
+    """Return the manifest in the text of a file. Raises ManifestError if it is not one."""
     try:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
             raise ManifestError(
-                f"its format is {manifest['format']!r}, and this version of ratelimits reads {FORMAT!r}: compare with"
-                " the version that wrote it"
+                f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r}: use the"
+                " version that wrote it"
             )
         month_window(manifest["month"])
-        shaped = [
+        checks = [
             isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns", "history", "without_history")
         ]
-        shaped += [isinstance(manifest[name], list) for name in ("open",)]
-        shaped += [isinstance(manifest["columns"][section], list) for section in TABLES]
-        shaped += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
-        shaped += [type(each["newest"]) is int for each in manifest["history"].values()]
-        shaped += [isinstance(each["columns"], list) for each in manifest["history"].values()]
-        shaped += [
+        checks += [isinstance(manifest[name], list) for name in ("open",)]
+        checks += [isinstance(manifest["columns"][section], list) for section in TABLES]
+        checks += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
+        checks += [type(entry["newest"]) is int for entry in manifest["history"].values()]
+        checks += [isinstance(entry["columns"], list) for entry in manifest["history"].values()]
+        checks += [
             shard.isdecimal() and type(at) is int and isinstance(head, str)
             for shard, (at, head) in manifest["shards"].items()
         ]
-        if not all(shaped):
-            raise ManifestError("a part of it is not of the type that ratelimits_manifest writes")
+        if not all(checks):
+            raise ManifestError("a part of it does not have the type that ratelimits_manifest writes")
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ManifestError(f"it is not the manifest of a month, or not all of it: {error!r}") from error
-    found: dict[str, Any] = manifest
-    return found
+        raise ManifestError(f"it is not a complete manifest of a month: {error!r}") from error
+    checked_manifest: dict[str, Any] = manifest
+    return checked_manifest
 
 
 def compare(
@@ -169,46 +170,47 @@ def compare(
     checked: Counter[str] | None = None,
     without_history: Callable[[], Mapping[str, str]] | None = None,
 ) -> Iterator[str]:
-    """Say what is not as a manifest lists it, one sentence for each finding; nothing if all is.
+    """Yield a sentence for each difference between the database and a manifest.
 
-    `sources` are the databases that the ledger's batches are in, by default `using`. `checked` is given the number of
-    things that were compared. `without_history` returns `manifest_sections.without_history`, which is the same for all
-    manifests; by default it is read for this one.
+    `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. The numbers of
+    compared things are added to `checked`. `without_history` returns the result of `manifest_sections.without_history`,
+    which is the same for all manifests; by default it is read for this one.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
-    if wrong := signatures.wrong(_signed_text(manifest), manifest["signature"]):
+    if error := signatures.wrong(_signed_text(manifest), manifest["signature"]):
         key = manifest.get("key_id") or "none"
-        yield f"the manifest of {month} (key {key}) was changed after it was written, or signed by another: {wrong}"
-    right: Counter[str] = Counter()
-    heads = list(_heads(using, manifest, sources or (using,), right))
-    checked.update(right)
-    if heads and not right:
+        yield f"the manifest of {month} (key {key}) was changed after it was written, or has a foreign key: {error}"
+    equal: Counter[str] = Counter()
+    heads = list(_heads(using, manifest, sources or (using,), equal))
+    checked.update(equal)
+    if heads and not equal:
         yield (
             f"no shard has the digest that the manifest of {month} has: it is of another database, or the ledger was"
-            " written anew, or set back to a state before it"
+            " written again, or restored to a state before it"
         )
         return
     yield from heads
     columns = manifest["columns"]
     for section, table in TABLES.items():
-        if lost := set(columns[section]) - set(table.columns()):
+        if missing := set(columns[section]) - set(table.columns()):
             yield (
-                f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of {section}, which this"
-                " version of ratelimits does not have: compare with the version that wrote it"
+                f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of"
+                f" {section}, which this"
+                " version of ratelimits does not have: use the version that wrote it"
             )
             return
     now = _sections(using, month, columns)
     for section, what in _LISTED.items():
-        listed, found = manifest[section], now[section]
-        for name in sorted(listed.keys() | found.keys()):
+        listed, current = manifest[section], now[section]
+        for name in sorted(listed.keys() | current.keys()):
             checked["entries of manifests"] += 1
-            if name not in found:
+            if name not in current:
                 if section not in _EXCUSED or not _EXCUSED[section](using, name, month):
-                    yield f"{what} {name} is in the manifest of {month}, and gone"
+                    yield f"{what} {name} is in the manifest of {month}, but does not exist any more"
             elif name not in listed:
-                yield f"{what} {name} is not in the manifest of {month}: it came after it, so write a further one"
-            elif listed[name] != found[name]:
-                yield f"{what} {name} is not what the manifest of {month} says"
+                yield f"{what} {name} is not in the manifest of {month}: it is newer, so write another manifest"
+            elif listed[name] != current[name]:
+                yield f"{what} {name} differs from the manifest of {month}"
     rows = manifest_sections.without_history(using) if without_history is None else without_history()
     yield from _compare_history(using, manifest, rows, checked)
 
@@ -216,62 +218,61 @@ def compare(
 def _compare_history(
     using: str, manifest: dict[str, Any], without_history: Mapping[str, str], checked: Counter[str]
 ) -> Iterator[str]:
-    """Say which records of the configuration's history were changed or taken away since, and which were dated back."""
+    """Yield an error for each record of the configuration's history that was changed, deleted or backdated."""
     month, listed = manifest["month"], manifest["history"]
     now = manifest_sections.history(using, listed)
     for name in sorted(listed):
         checked["entries of manifests"] += 1
-        if lost := set(listed[name]["columns"]) - set(now.get(name, {}).get("columns", ())):
+        if missing := set(listed[name]["columns"]) - set(now.get(name, {}).get("columns", ())):
             yield (
-                f"the manifest of {month} has the columns {', '.join(sorted(map(str, lost)))} of the history of {name},"
-                " which this version of ratelimits does not have: compare with the version that wrote it"
+                f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of the"
+                f" history of {name},"
+                " which this version of ratelimits does not have: use the version that wrote it"
             )
         elif now[name] != listed[name]:
-            yield (
-                f"the history of {name} up to record {listed[name]['newest']} is not what the manifest of {month} says"
-            )
+            yield (f"the history of {name} up to record {listed[name]['newest']} differs from the manifest of {month}")
     for name, digest in without_history.items():
         if manifest["without_history"].get(name) != digest:
             yield (
-                f"{name} has no history, and is not what the manifest of {month} says: it was written past the app"
+                f"{name} has no history, and differs from the manifest of {month}: it was written without the app"
                 " (ratelimits_reload makes that an edit)"
             )
-    written = datetime.fromisoformat(manifest["written_at"]) - _UNDER_WAY
+    written = datetime.fromisoformat(manifest["written_at"]) - _MAX_TRANSACTION
     for record in manifest_sections.dated_back(using, listed, int(written.timestamp()) * SECOND):
-        yield f"the history of {record} tells of an edit from before the manifest of {month}, which does not have it"
+        yield f"the history of {record} has an edit from before the manifest of {month}, which does not list it"
 
 
 def _kept_later(using: str, account: str, month: str) -> bool:
-    """Return whether the account's terms changed again in a later period, which is kept instead."""
+    """Return whether a later period is kept instead, because the account's terms changed again."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
 
 def _dropped(using: str, name: str) -> bool:
-    """Return whether totals of a day were dropped with the ledger's lines of that day, when those were archived."""
+    """Return whether the totals of a day were deleted because the ledger's lines of that day were archived."""
     kind, _space, day = name.partition(" ")
     start = int(datetime.fromisoformat(day).timestamp())
     lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
     return kind == "admitted" and ArchivedRange.objects.using(using).exists() and not lines.exists()
 
 
-def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], right: Counter[str]) -> Iterator[str]:
-    """Say which shards' chains have not the digests that the manifest has; those of archives away are not known."""
+def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:
+    """Yield an error for each shard whose chain has another digest than the manifest; missing archives are skipped."""
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
         if digest == head:
-            right.update(["heads of chains"] if position else [])
+            equal.update(["heads of chains"] if position else [])
         elif digest is not None:
             yield (
-                f"shard {int(shard):02d} has not the digest at position {position} that the manifest of"
-                f" {manifest['month']} has"
+                f"shard {int(shard):02d} has another digest at position {position} than the manifest of"
+                f" {manifest['month']}"
             )
 
 
 def _digest_at(sources: tuple[str, ...], shard: int, position: int) -> str | None:
-    """Return the digest that a shard's chain has at a position, which may lie within a compacted batch.
+    """Return the digest of a shard's chain at a position, which may lie within a compacted batch.
 
-    "" if nothing is there, None if what is there is in an archive that is not at hand.
+    Return "" if there is no batch, and None if the batch is in an archive that was not given.
     """
     archived = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
     moved = archived.filter(last_position__gte=position).first()

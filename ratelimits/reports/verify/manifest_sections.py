@@ -1,4 +1,4 @@
-"""What a manifest lists of a month, section by section: reports, rows by their digests, deliveries, and the history."""
+"""The sections of a month's manifest: reports, digests of rows, deliveries, and the history of the configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ratelimits.reports.rows import report_id
 from ratelimits.usage.retention.archive import day_of
 
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: What is listed of a delivery: who was to get which event of which line, and what became of it.
+#: Columns of a delivery that are digested: its line, customer and event, and its outcome.
 _OF_DELIVERY = (
     *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
     "note",
@@ -41,7 +41,7 @@ _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
 
 class Table(NamedTuple):
-    """Rows that a manifest has a digest of, each by the column that names it."""
+    """A table whose rows a manifest lists, each with a digest under the value of its column `name`."""
 
     what: str
     name: str
@@ -49,12 +49,12 @@ class Table(NamedTuple):
     without: frozenset[str] = frozenset()
 
     def columns(self) -> list[str]:
-        """Return the columns that the digests are made of."""
+        """Return the columns that are digested."""
         fields = self.rows("default", 0, 0).model._meta.concrete_fields
         return [field.attname for field in fields if field.attname not in self.without]
 
 
-#: The sections of digests of rows; the callable returns those of the month between two moments in µs.
+#: The sections with digests of rows; the callable returns the rows of the month between two moments (µs).
 TABLES = {
     "adjustments": Table(
         "adjustment",
@@ -73,7 +73,7 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        frozenset({"id", "version"}),  # a further edit within the same period leaves it as it is
+        frozenset({"id", "version"}),  # Another edit within the same period changes only these.
     ),
 }
 
@@ -81,24 +81,24 @@ TABLES = {
 def reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each report of the month by its name, with its digest and totals."""
     rows = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
-    # Before their lines: those of a report that is finalised in between would be missing.
-    found = list(rows.order_by("period_start", "account", "version").iterator(CHUNK))
+    # Read before their lines, so that a report finalised in between is not listed without its lines.
+    listed = list(rows.order_by("period_start", "account", "version").iterator(CHUNK))
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     sums = ReportLine.objects.using(using).filter(**within).values_list("report", "meter").order_by()
     totals: dict[int, dict[str, list[int]]] = {}
     for report, meter, *counts in sums.annotate(*(Sum(name) for name in _TOTALS)).iterator(CHUNK):
         totals.setdefault(report, {})[meter] = counts
-    for each in found:
-        if starts_in(month, each.period_start, each.timezone):
+    for row in listed:
+        if starts_in(month, row.period_start, row.timezone):
             yield (
-                _name(each),
+                _name(row),
                 {
-                    "digest": each.digest,
-                    "lines": each.line_count,
-                    "signature": each.signature,
-                    "finalised_at": each.finalised_at.isoformat(),
-                    "totals": totals.get(each.pk, {}),
-                    **({"amounts": each.amounts} if each.amounts else {}),
+                    "digest": row.digest,
+                    "lines": row.line_count,
+                    "signature": row.signature,
+                    "finalised_at": row.finalised_at.isoformat(),
+                    "totals": totals.get(row.pk, {}),
+                    **({"amounts": row.amounts} if row.amounts else {}),
                 },
             )
 
@@ -114,16 +114,16 @@ def deliveries(using: str, month: str, start: int, end: int) -> Iterator[tuple[s
     events = groupby(rows.values_list("report_id", "receiver_id", *_OF_DELIVERY).iterator(CHUNK), key=itemgetter(0))
     planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
     ahead = next(events, None)
-    for pk, those in groupby(planned.iterator(CHUNK), key=lambda each: each.report_id):
-        every = list(those)
-        digests = {each.receiver_id: hashlib.sha256(_digest((each.lines, each.planned_at)).encode()) for each in every}
-        # Those of a report, or for a receiver, for which nothing is planned, verifying the delivery ledger names.
+    for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
+        marks = list(group)
+        digests = {mark.receiver_id: hashlib.sha256(_digest((mark.lines, mark.planned_at)).encode()) for mark in marks}
+        # Deliveries without such a mark are errors that the verification of the delivery ledger finds.
         while ahead is not None and ahead[0] < pk:
             ahead = next(events, None)
         for _report, receiver, *values in ahead[1] if ahead is not None and ahead[0] == pk else ():
             if receiver in digests:
                 digests[receiver].update(_digest(values).encode())
-        report = every[0].report
+        report = marks[0].report
         if starts_in(month, report.period_start, report.timezone):
             yield from (
                 (f"{_name(report)} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items())
@@ -131,17 +131,17 @@ def deliveries(using: str, month: str, start: int, end: int) -> Iterator[tuple[s
 
 
 def unsettled(using: str, start: int, end: int) -> int:
-    """Return how many deliveries of the month are neither accepted nor billed elsewhere."""
+    """Return the number of the month's deliveries that are neither accepted nor billed elsewhere."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     return PushDelivery.objects.using(using).filter(**within).exclude(state__in=_SETTLED).count()
 
 
 def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return a digest of the history of each kind of row of the configuration, up to its newest record.
+    """Return a digest of the history of each model of the configuration, up to its newest record.
 
-    With `listed`, what a manifest has of this, up to the same record and of the same columns as there.
+    With `listed`, this section of a manifest, use the same newest records and the same columns.
     """
-    found = {}
+    section = {}
     for model in MODELS:
         name = str(model._meta.model_name)
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
@@ -149,37 +149,37 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
         if listed is not None and before is None:
             continue
         known = {field.attname for field in records.model._meta.concrete_fields}
-        columns = sorted(known) if before is None else [each for each in before["columns"] if each in known]
+        columns = sorted(known) if before is None else [column for column in before["columns"] if column in known]
         newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if before is None else before["newest"]
         digest = hashlib.sha256()
         for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
             digest.update(_digest(row).encode())
-        found[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
-    return found
+        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
+    return section
 
 
 def without_history(using: str) -> dict[str, str]:
-    """Return a digest of each row of the configuration that no record of the history tells of, by kind and number."""
-    found = {}
+    """Return a digest of each row of the configuration that has no history record, by model and primary key."""
+    digests = {}
     for model in MODELS:
         columns = [field.attname for field in model._meta.concrete_fields]
         rows = never_recorded(model, using).order_by("pk").values_list("pk", *columns)
-        found.update({f"{model._meta.model_name} {pk}": _digest(values) for pk, *values in rows.iterator(CHUNK)})
-    return found
+        digests.update({f"{model._meta.model_name} {pk}": _digest(values) for pk, *values in rows.iterator(CHUNK)})
+    return digests
 
 
 def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
-    """Name the records that came after those of a manifest, and that say that they held before `since` (µs)."""
+    """Yield the names of records newer than a manifest's that claim to be in force since before `since` (µs)."""
     for model in MODELS:
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
-        about = listed.get(str(model._meta.model_name))
-        if about is not None:
-            for record in records.filter(pk__gt=about["newest"], since__lt=since).order_by("pk"):
+        entry = listed.get(str(model._meta.model_name))
+        if entry is not None:
+            for record in records.filter(pk__gt=entry["newest"], since__lt=since).order_by("pk"):
                 yield f"{model._meta.verbose_name} {record.id} (record {record.pk})"
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Those with usage of the month: of others some may come at any time. One that cannot be read may have any."""
+    """Return the quarantined batches that may have usage of the month; one that cannot be read may have any usage."""
     rows = QuarantinedBatch.objects.using(using)
     names = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _touches(fields, start, end)]
     return rows.filter(pk__in=names)
@@ -193,9 +193,9 @@ def _touches(fields: Any, start: int, end: int) -> bool:
 
 
 def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
-    """Return a digest of these columns of each row, by what names it."""
-    found = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    return {str(called): _digest(values) for called, *values in found}
+    """Return a digest of these columns of each row, by the value of its column `name`."""
+    named_values = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
+    return {str(row_name): _digest(values) for row_name, *values in named_values}
 
 
 def _digest(values: Any) -> str:
@@ -204,15 +204,15 @@ def _digest(values: Any) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, Decimal):
-        return f"{value.normalize():f}"  # databases keep more or fewer zeros
+        return f"{value.normalize():f}"  # Databases return different numbers of trailing zeros.
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
 def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest for each kind and day, over processes: what is old is added up over them."""
-    place = ("kind", "bin", "account", "key", "meter")
+    """Yield a digest of the totals for each kind and day, summed over processes, as old totals are stored."""
+    columns = ("kind", "bin", "account", "key", "meter")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
-    sums = rows.values_list(*place).order_by(*in_order(using, *place)).annotate(Sum("requests"), Sum("units"))
+    sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
     digests: dict[tuple[str, int], Any] = {}
     for row in sums.iterator(CHUNK):
         digests.setdefault((row[0], day_of(row[1])), hashlib.sha256()).update(_digest(row).encode())

@@ -1,4 +1,4 @@
-"""Verifying what reports print and no ledger line says: adjustments that people made, and declared gaps."""
+"""Verification of what reports contain besides usage: adjustments and declared gaps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
-from ratelimits.reports.verify.lacking import verify_lacking
+from ratelimits.reports.verify.lacking import verify_missing
 
-#: What an adjustment's line has of it. How much of it is included depends on the lines before.
+#: Columns of a line that follow from its adjustment alone. The included quantity depends on earlier lines.
 _OF_ADJUSTMENT = (
     *("key", "meter", "charge_class", "corrects_line_id", "consumed_quantity", "refunded_quantity"),
     *("admitted_count", "denied_count", "usage_period", "rule_id", "charge_period_start", "charge_period_end"),
@@ -24,20 +24,20 @@ _OF_ADJUSTMENT = (
 
 
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
-    """Say which adjustments are not as their reports have them, and which gaps are printed or declared alone.
+    """Yield an error for each adjustment that differs from its report, and for gaps that are only printed or declared.
 
-    `checked` is given the number of adjustments and of printed gaps.
+    The numbers of adjustments and of printed gaps are added to `checked`.
     """
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)
     yield from _verify_decisions(using)
     yield from _verify_sizes(using)
     yield from _verify_gaps(using, checked)
-    yield from verify_lacking(using)
+    yield from verify_missing(using)
 
 
 def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Compare the adjustments of each report, which are as fixed as its lines are, with those lines."""
+    """Compare the adjustments of each report with its lines."""
     adjustments = Adjustment.objects.using(using).filter(report=OuterRef("pk"))
     lines = ReportLine.objects.using(using).filter(report=OuterRef("pk"), charge_category=ADJUSTMENT)
     reports = Report.objects.using(using).filter(Exists(adjustments) | Exists(lines)).order_by("pk")
@@ -52,22 +52,22 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
 
 
 def _verify_decisions(using: str) -> Iterator[str]:
-    """Name the adjustments that were approved or refused by nobody, or at no time, and those decided before."""
+    """Yield an error for each adjustment whose approval does not fit the columns that say who decided it, and when."""
     decided = Q(decided_by__isnull=False, decided_at__isnull=False)
     undecided = Q(decided_by=None, decided_at=None)
-    verdicts = (Adjustment.Approval.APPROVED, Adjustment.Approval.REFUSED)
-    right = Q(decided, approval__in=verdicts) | Q(
+    decisions = (Adjustment.Approval.APPROVED, Adjustment.Approval.REFUSED)
+    consistent = Q(decided, approval__in=decisions) | Q(
         undecided, approval__in=(Adjustment.Approval.UNASKED, Adjustment.Approval.WAITING)
     )
-    for adjustment in Adjustment.objects.using(using).exclude(right).order_by("pk").iterator(CHUNK):
+    for adjustment in Adjustment.objects.using(using).exclude(consistent).order_by("pk").iterator(CHUNK):
         yield (
-            f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, and who decided it when does"
-            " not say so"
+            f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, but the person and time of"
+            " its decision do not fit that"
         )
 
 
 def _verify_sizes(using: str) -> Iterator[str]:
-    """Name the adjustments that wait and that no closing can put on a report, since they were written past the form."""
+    """Yield an error for each waiting adjustment that is too large to be put on a report (the form would refuse it)."""
     for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
         try:
             check([adjustment])
@@ -76,7 +76,7 @@ def _verify_sizes(using: str) -> Iterator[str]:
 
 
 def _is_of_period(report: Report, start: int) -> bool:
-    """Return whether a period that starts then (µs since 1970 UTC) is the report's, or is billed with it."""
+    """Return whether the period that starts at `start` (µs since 1970 UTC) is the report's, or is billed with it."""
     if start == report.period_start:
         return True
     reports = Report.objects.using(report._state.db).filter(account=report.account)
@@ -85,25 +85,25 @@ def _is_of_period(report: Report, start: int) -> bool:
 
 
 def _verify_adjustment(report: Report, adjustment: Adjustment, left: list[ReportLine]) -> Iterator[str]:
-    """Compare an adjustment with its line, and take that from what is left of the lines."""
+    """Compare an adjustment with its line, and remove this line from the list `left`."""
     if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
-        yield f"adjustment {adjustment.reference} ({adjustment}) is of another account or period than {report}"
-    again = adjustment_line(report, adjustment, Allowance({}))
-    line = next((line for line in left if line.line_id == again.line_id), None)
+        yield f"adjustment {adjustment.reference} ({adjustment}) has another account or period than {report}"
+    expected = adjustment_line(report, adjustment, Allowance({}))
+    line = next((line for line in left if line.line_id == expected.line_id), None)
     if line is None:
         yield f"adjustment {adjustment.reference} ({adjustment}) has no line on report {report}"
         return
     left.remove(line)
     for name in _OF_ADJUSTMENT:
-        if getattr(line, name) != getattr(again, name):
+        if getattr(line, name) != getattr(expected, name):
             yield (
                 f"report {report}: line {line.line_id} has {name} {getattr(line, name)},"
-                f" adjustment {adjustment.reference} says {getattr(again, name)}"
+                f" but adjustment {adjustment.reference} gives {getattr(expected, name)}"
             )
 
 
 def _verify_gaps(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Look for each gap that a report prints among those declared."""
+    """Yield an error for each gap that a report prints but that is not declared."""
     declared, looked_up = _declared(using), False
     known: dict[str, bool] = {}
     reports = Report.objects.using(using).exclude(gaps="").order_by("account", "pk")
@@ -113,22 +113,22 @@ def _verify_gaps(using: str, checked: Counter[str]) -> Iterator[str]:
                 continue
             checked["printed gaps"] += 1
             if text not in known:
-                known[text] = _told(text) in declared
+                known[text] = _identity(text) in declared
                 if not known[text] and not looked_up:
-                    # The gap and the report may both be newer than what was read.
+                    # The gap and the report may both be newer than the gaps that were read.
                     declared, looked_up = _declared(using), True
-                    known[text] = _told(text) in declared
+                    known[text] = _identity(text) in declared
             if not known[text]:
-                yield f"report {report} prints a durability gap that is declared no more: {text}"
+                yield f"report {report} prints a durability gap that is not declared any more: {text}"
 
 
 def _declared(using: str) -> set[tuple[str, ...]]:
-    return {_told(describe(gap)) for gap in DurabilityGap.objects.using(using).iterator(CHUNK)}
+    return {_identity(describe(gap)) for gap in DurabilityGap.objects.using(using).iterator(CHUNK)}
 
 
-def _told(text: str) -> tuple[str, ...]:
-    """Kind and span of a printed gap, and its fsync policy: what is known of it later may be added to the rest."""
+def _identity(text: str) -> tuple[str, ...]:
+    """Return the parts of a printed gap that never change: its kind, its span and its fsync policy."""
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:
-        parts[1] = parts[1].partition("/")[0]  # it lasts until the clocks agree again
-    return *parts[:2], *(each for each in parts[2:] if each.startswith("appendfsync="))
+        parts[1] = parts[1].partition("/")[0]  # Its end changes until the clocks agree again.
+    return *parts[:2], *(part for part in parts[2:] if part.startswith("appendfsync="))

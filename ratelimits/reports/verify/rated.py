@@ -1,4 +1,4 @@
-"""By which billing periods' allowances the lines of a finalised report were rated, found again from the reports."""
+"""The allowances with which the lines of a finalised report were rated, computed again from the reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ratelimits.reports.tiles import homes
 
 
 class Rated:
-    """The billing periods that a report's usage belongs to, and their allowances as they were left before the report.
+    """The billing periods that a report's usage belongs to, and their allowances before the report.
 
-    `homes` are the starts (µs) of these periods, by the starts of the periods that usage was counted under. Without
-    `by_own` the report's own allowance is that of all its lines.
+    `homes` are the starts (µs) of these billing periods, by the starts of the counted periods. If `by_own` is false,
+    the report's own allowance is used for all its lines.
     """
 
     def __init__(self, using: str, report: Report, *, by_own: bool = True) -> None:
         self._using, self._report = using, report
         rows = Report.objects.using(using).filter(account=report.account, pk__lte=report.pk)
-        # Nearly every report has nothing but the usage that was counted under its own period.
+        # Nearly all reports contain only usage that was counted under their own period.
         plain = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
         self._reports = [report] if plain else list(rows.order_by("pk"))
         found = homes(self._reports, {} if plain else self._ends())
@@ -43,12 +43,14 @@ class Rated:
                 return Allowance(report.included)
             newest = report
         else:
-            newest = max((each for each in self._reports if each.period_start == home), key=lambda each: each.version)
+            newest = max(
+                (other for other in self._reports if other.period_start == home), key=lambda other: other.version
+            )
         periods = {home, *(start for start, its in found.items() if its == home)}
         return remaining(self._using, report.account, periods, newest.included, report.pk)
 
     def _of_lines(self) -> Allowance:
-        """Return what the lines of the versions before leave of the report's allowance, late usage among them."""
+        """Return the report's allowance after all lines of earlier versions, including late usage of other periods."""
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(
             report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version

@@ -1,4 +1,4 @@
-"""Verifying reports: each is made again from the ledger, and compared line by line with what was finalised."""
+"""Verification of reports: each is computed again from the ledger, and compared line by line with the stored one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.amounts import verify_amounts
 from ratelimits.reports.verify.rated import Rated
 
-#: What must be the same when a line is made again. Names and limits are as they were known when it was finalised.
-_MADE_AGAIN = (
+#: Columns that are compared. Names and limits are left out, since they may have been different at the finalisation.
+_COMPARED = (
     "line_id",
     "usage_period",
     "meter",
@@ -39,25 +39,25 @@ _MADE_AGAIN = (
     "charge_period_start",
     "charge_period_end",
 )
-#: What lines count that are made of ledger lines.
+#: Columns of which at least one is not 0 in a line that is made from ledger lines.
 _QUANTITIES = (
     *("admitted_count", "denied_count", "consumed_quantity", "refunded_quantity"),
     *("included_quantity", "overage_quantity"),
 )
-#: Digits of the longest number that a database keeps.
+#: Maximum number of digits of a number that a database can store.
 _DIGITS = 19
 
 
 def verify_report(report: Report, *sources: str) -> Generator[str]:
-    """Yield a sentence for each thing that does not hold of one version of a report, as `ReportVerifier` does."""
+    """Yield a sentence for each error in one version of a report, as `ReportVerifier` does."""
     yield from ReportVerifier(report._state.db or conf.DATABASE, *sources).findings(report)
 
 
 class ReportVerifier:
-    """Verifies many reports; the rules and the heads of the ledger's chains that they share are read once.
+    """A verifier for many reports, which reads rules and chain heads only once.
 
-    `sources` are the databases that their ledger lines are in, by default the one that they are in themselves.
-    `checked` is given the number of reports and of their lines.
+    `sources` are the aliases of the databases that contain their ledger lines, by default `using`. The numbers of
+    reports and of their lines are added to `checked`.
     """
 
     def __init__(self, using: str, *sources: str, checked: Counter[str] | None = None) -> None:
@@ -68,16 +68,16 @@ class ReportVerifier:
         self._head = lru_cache(maxsize=1000)(lambda chain: signing.chain_head(dict(chain), *self._sources))
 
     def findings(self, report: Report) -> Generator[str]:
-        """Yield a sentence for each thing that does not hold of one version of a report; nothing if all holds.
+        """Yield a sentence for each error in one version of a report.
 
-        Cursors are open between findings: whoever stops before the end closes it.
+        Cursors stay open between findings, so a caller that stops early must close this generator.
         """
         self._checked["reports"] += 1
         try:
-            for wrong in chained(self._digest(report), verify_amounts(self._using, report), self._usage(report)):
-                yield f"report {report}: {wrong}"
+            for error in chained(self._digest(report), verify_amounts(self._using, report), self._usage(report)):
+                yield f"report {report}: {error}"
         except (ValueError, OverflowError, TypeError) as error:
-            yield f"report {report}: it has something that closing never writes, so it cannot be made again: {error!r}"
+            yield f"report {report}: it contains values that closing never writes, so it cannot be verified: {error!r}"
 
     def _digest(self, report: Report) -> Iterator[str]:
         digest, count = signing.Digest(report), 0
@@ -86,13 +86,13 @@ class ReportVerifier:
             count += 1
         self._checked["report lines"] += count
         if digest.hexdigest() != report.digest:
-            yield "its head or its lines are not those that its digest was made of"
+            yield "its head or its lines do not match its digest"
         if count != report.line_count:
-            yield f"it was finalised with {report.line_count} lines and has {count}"
-        if wrong := signatures.wrong(report.digest, report.signature):
-            yield wrong
+            yield f"it was finalised with {report.line_count} lines, but has {count}"
+        if error := signatures.wrong(report.digest, report.signature):
+            yield error
         if report.previous_digest != self._digest_before(report):
-            yield "it does not follow on the digest of the version before"
+            yield "it does not continue the digest of the version before"
 
     def _digest_before(self, report: Report) -> str | None:
         """Return the digest of the version before; None if it is missing, "" for the first one."""
@@ -103,22 +103,22 @@ class ReportVerifier:
 
     def _usage(self, report: Report) -> Iterator[str]:
         if not readable(report):
-            yield "the positions that it was made from and up to cannot be read"
+            yield "the positions at which its usage starts and ends cannot be read"
             return
         try:
             if self._head(tuple(report.chain.items())) != report.chain_head:
-                yield "the ledger's chain no longer has the head that the report was made with"
+                yield "the ledger's chain no longer has the head that the report recorded"
         except signing.BrokenChainError as error:
             yield str(error)
             return
-        found = next(self._lines(report), "")
-        if found:
-            # Looked for only now: what was moved while the lines were read is found, too.
-            archive = self._archive_away(report)
-            yield signing.moved(archive) if archive else found
+        finding = next(self._lines(report), "")
+        if finding:
+            # Checked only now, so that usage which was archived while the lines were read is noticed.
+            archive = self._missing_archive(report)
+            yield signing.moved(archive) if archive else finding
 
-    def _archive_away(self, report: Report) -> str:
-        """Return the name of an archive that has some of a report's usage, and is not at hand; "" if there is none."""
+    def _missing_archive(self, report: Report) -> str:
+        """Return the name of an archive that has usage of the report and was not given; "" if there is none."""
         taken = Q(pk__in=())
         for since in report.since.values():
             for shard, position in report.chain.items():
@@ -130,12 +130,13 @@ class ReportVerifier:
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Say what differs of the first line that does; those that come after it share its allowance."""
+        """Yield the first difference in a line; later lines depend on the same allowance."""
         finding = next(self._compared(report, Rated(self._using, report)), "")
-        # Late usage that an earlier version of this app carried to a later period was rated by that one's allowance.
+        # An earlier version of this app rated late usage that it put on a later period's report with that period's
+        # allowance.
         if not finding or not next(self._compared(report, Rated(self._using, report, by_own=False)), ""):
             return
-        # It also gave two lines one name, where line feeds in keys and meters made that possible.
+        # It could also give two lines the same line_id, if keys or meters contained line feeds.
         if next(self._compared(report, Rated(self._using, report), joined_line_id), ""):
             yield finding
 
@@ -144,25 +145,25 @@ class ReportVerifier:
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         at_homes = at_home(self._limits.of(groups), rated.homes)
         again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in at_homes)
-        # Not only those of the category that closing writes: whatever else a line is called, it is billed.
+        # Lines of all categories but adjustments, also of unknown ones, since every line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
-        for expected, found in zip_longest(again, stored):
-            if found is None:
-                yield f"it lacks line {expected.line_id} ({expected.key}, {expected.meter})"
+        for expected, line in zip_longest(again, stored):
+            if line is None:
+                yield f"line {expected.line_id} ({expected.key}, {expected.meter}) is missing"
                 return
-            name = f"line {found.line_id} ({found.key}, {found.meter})"
+            name = f"line {line.line_id} ({line.key}, {line.meter})"
             if expected is None:
                 yield f"{name} has no usage in the ledger"
                 return
-            for column in _MADE_AGAIN:
-                if getattr(found, column) != getattr(expected, column):
-                    yield f"{name} has {column} {getattr(found, column)}, the ledger says {getattr(expected, column)}"
+            for column in _COMPARED:
+                if getattr(line, column) != getattr(expected, column):
+                    yield f"{name} has {column} {getattr(line, column)}, the ledger says {getattr(expected, column)}"
                     return
         yield from self._split(report, rated)
 
     def _split(self, report: Report, rated: Rated) -> Iterator[str]:
-        """Compare how much of each adjustment is included, which depends on the lines before it."""
+        """Compare the included quantity of each adjustment, which depends on the lines before it."""
         allowance = rated.allowances[report.period_start]
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
         for line in lines.order_by("number").iterator(chunk_size=CHUNK):
@@ -170,24 +171,26 @@ class ReportVerifier:
             expected = allowance.split(line.meter, line.consumed_quantity)
             if parts != expected:
                 yield (
-                    f"line {line.line_id} (an adjustment of {line.meter}) has {parts[0]} included and {parts[1]} over,"
-                    f" the lines before it make {expected[0]} and {expected[1]}"
+                    f"line {line.line_id} (an adjustment of {line.meter}) has {parts[0]} included and"
+                    f" {parts[1]} overage,"
+                    f" but by the lines before it these are {expected[0]} and {expected[1]}"
                 )
                 return
 
     def _groups(self, report: Report, period: str, since: Mapping[str, int]) -> Iterator[Group]:
-        mine = Q(account=report.account, period=int(period)) & between(since, report.chain)
-        return grouped(mine, *self._sources)
+        condition = Q(account=report.account, period=int(period)) & between(since, report.chain)
+        return grouped(condition, *self._sources)
 
 
 def readable(report: Report) -> bool:
-    """Return whether the positions of a report are of the form that closing writes."""
+    """Return whether the positions of a report have the form that closing writes."""
     try:
         positions = [report.chain, *report.since.values()]
-        shards = [shard for each in positions for shard in each]
-        known = [position for each in positions for position in each.values()]
+        shards = [shard for by_shard in positions for shard in by_shard]
+        values = [position for by_shard in positions for position in by_shard.values()]
         numbers = [*report.since, *shards]
-        return all(each.isdecimal() and len(each) <= _DIGITS for each in numbers) and all(map(_is_position, known))
+        valid = all(number.isdecimal() and len(number) <= _DIGITS for number in numbers)
+        return valid and all(map(_is_position, values))
     except (AttributeError, TypeError):
         return False
 
@@ -197,5 +200,5 @@ def _is_position(value: object) -> bool:
 
 
 def _has_quantity(line: ReportLine) -> bool:
-    """Whether it must be the sum of ledger lines: others tell of lost replies, or of a gap, and count nothing."""
+    """Return whether a line must be a sum of ledger lines: lines for lost replies or gaps have no quantities."""
     return any(getattr(line, name) for name in _QUANTITIES)

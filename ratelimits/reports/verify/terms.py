@@ -1,7 +1,7 @@
-"""Verifying what reports were billed by: their bounds and what they include, beside the history of accounts' terms.
+"""Verification of reports' bounds, plans, included quantities and prices against the history of the configuration.
 
-A report records its bounds, its plan and what that includes. The configuration's history says the same, where it goes
-back that far: rows that were written past the app have none from before they were adopted.
+The history may not reach back far enough: rows that were written without the app have no history from before they were
+adopted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.price_book import PriceBook
 
 _CHUNK = 500
-_MONTHS_OF_NONE = ("UTC", "")
+_DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Say which reports have bounds, or prices, or include a quantity, that their accounts' terms never made.
+    """Yield an error for each report whose bounds, included quantities or prices its account's terms never gave.
 
-    `checked` is given the number of reports whose terms the history knows.
+    The number of reports whose terms are in the history is added to `checked`.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
-    for (start, end), found in groupby(first.iterator(_CHUNK), key=lambda each: (each.period_start, each.period_end)):
-        while reports := list(islice(found, _CHUNK)):
+    by_period = groupby(first.iterator(_CHUNK), key=lambda report: (report.period_start, report.period_end))
+    for (start, end), group in by_period:
+        while reports := list(islice(group, _CHUNK)):
             months = _months(using, {report.account for report in reports})
             yield from _verify_bounds(reports, months, checked)
             terms = AccountTerms(using, {report.account for report in reports})
@@ -47,18 +48,18 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """The time zones and anchors of some account rows ever, as far back as is known (µs)."""
+    """All time zones and anchors that some account rows ever had, known from `since` (µs) on."""
 
-    found: set[tuple[str, str]]
+    terms: set[tuple[str, str]]
     since: int
 
     def start(self, at: int) -> bool:
-        """Return whether a month of any of them starts at a moment."""
-        return any(_starts(*each, at) for each in (*self.found, _MONTHS_OF_NONE))
+        """Return whether a month by any of these terms starts at a moment."""
+        return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
 def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
-    """Return the months of these accounts' names, and of the names that handed their periods on to them."""
+    """Return, for each of these names, the months of its account and of all names related to it."""
     related = _related(using, names)
     months = {names: _Months(set(), 0) for names in related.values()}
     history: Any = Account.history
@@ -70,20 +71,20 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         first, *others = states
         _pk, name, *_terms, kind, reason, since = first
         known.add(pk)
-        mine = months[related[name]]
-        mine.found |= {(state[2], state[3]) for state in (first, *others)}
-        # Nobody knows what a row was before, if its first record did not make it.
+        group = months[related[name]]
+        group.terms |= {(state[2], state[3]) for state in (first, *others)}
+        # If the first record is not of the addition, the earlier states of the row are unknown.
         if kind != "+" or reason in ADOPTED:
-            mine.since = max(mine.since, since)
+            group.since = max(group.since, since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=known):
         months[related[account.identifier]].since = 2**63
     return {name: months[related[name]] for name in names}
 
 
 def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Return all names that one of these is related to, by name: a row had both, or had one and a related one.
+    """Return, by name, all names related to it: names that the same account row had, directly or through other names.
 
-    A new name goes on with the billing period of the former one, whichever row that had it from.
+    A new name continues the billing period of the former name, whichever row had it.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
@@ -93,8 +94,8 @@ def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
         rows |= (new := set(history.using(using).filter(identifier__in=added).values_list("id", flat=True)) - rows)
         pairs = history.using(using).filter(id__in=new).order_by("id").values_list("id", "identifier").distinct()
         added = set()
-        for _pk, those in groupby(pairs, key=lambda pair: pair[0]):
-            together = {name for _id, name in those}
+        for _pk, group in groupby(pairs, key=lambda pair: pair[0]):
+            together = {name for _id, name in group}
             added |= together - groups.keys()
             joined = together.union(*(groups.get(name, ()) for name in together))
             groups |= dict.fromkeys(joined, frozenset(joined))
@@ -111,58 +112,55 @@ def _starts(timezone: str, anchor: str, at: int) -> bool:
 
 def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked: Counter[str]) -> Iterator[str]:
     for report in reports:
-        mine = months[report.account]
-        if report.period_start < mine.since:
+        account_months = months[report.account]
+        if report.period_start < account_months.since:
             continue
         checked["bounds of reports"] += 1
         for what, at in (("starts", report.period_start), ("ends", report.period_end)):
-            if not mine.start(at):
-                yield (
-                    f"report {report} {what} at {_when(at)}: by no terms that its account ever had does a month start"
-                    " then"
-                )
+            if not account_months.start(at):
+                yield f"report {report} {what} at {_when(at)}, but no month by any terms of its account starts then"
 
 
 def _verify_included(using: str, reports: list[Report], terms: AccountTerms, start: int, end: int) -> Iterator[str]:
     for report in reports:
-        ways = _ways(terms, report.account, start, end)
-        if any(_is(using, report, each, start, end) for each in ways):
+        candidates = _candidates(terms, report.account, start, end)
+        if any(_matches(using, report, candidate, start, end) for candidate in candidates):
             continue
-        said = IncludedBook(terms).of(report.account, start, end)
-        if _is_known(using, report, said, end):
+        expected = IncludedBook(terms).of(report.account, start, end)
+        if _is_known(using, report, expected, end):
             yield (
-                f"report {report} includes {_shown(report.plan, report.included)}, and its account's terms say"
-                f" {_shown(said.plan, said.included)}"
+                f"report {report} includes {_shown(report.plan, report.included)}, but its account's terms give"
+                f" {_shown(expected.plan, expected.included)}"
             )
 
 
-def _ways(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
-    """Yield what was included by the setting of today, and by others: a report does not say which it was made with."""
+def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
+    """Yield the included quantities by each PRORATION: a report does not say with which one it was made."""
     for proration in (None, "none", "time"):
         yield IncludedBook(terms).of(name, start, end, proration)
-    # As before there were rules for whose terms change in mid-period.
+    # The way of older versions of the app, which did not look at changes within a period.
     plain = terms.at(name, end - 1)
     yield Included(plain.plan, plain.included)
 
 
-def _is(using: str, report: Report, terms: Included, start: int, end: int) -> bool:
+def _matches(using: str, report: Report, terms: Included, start: int, end: int) -> bool:
     if report.plan != terms.plan:
         return False
-    taken: Counter[str] = Counter()
+    used: Counter[str] = Counter()
     if terms.shared:
         lines = ReportLine.objects.using(using).filter(report__account__in=terms.shared, report__lt=report.pk)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
-        taken.update(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
-    included: Any = {meter: quantity - taken[meter] for meter, quantity in terms.included.items()}
+        used.update(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
+    included: Any = {meter: quantity - used[meter] for meter, quantity in terms.included.items()}
     return bool(report.included == included)
 
 
 def _is_known(using: str, report: Report, terms: Included, end: int) -> bool:
-    """Return whether the history knew of the account, and of the plans, when the period ended."""
+    """Return whether the history has the account and the plans at the end of the period."""
     accounts: Any = Account.history
-    mine = accounts.using(using).filter(identifier=report.account)
+    records = accounts.using(using).filter(identifier=report.account)
     rows = Account.objects.using(using).filter(identifier=report.account)
-    if not mine.filter(since__lt=end).exists() and (mine.exists() or rows.exists()):
+    if not records.filter(since__lt=end).exists() and (records.exists() or rows.exists()):
         return False
     plans: Any = Plan.history
     for slug in {report.plan, terms.plan} - {""}:
@@ -176,23 +174,24 @@ def _is_known(using: str, report: Report, terms: Included, end: int) -> bool:
 def _verify_prices(
     using: str, reports: list[Report], terms: IncludedBook, start: int, end: int, book: PriceBook
 ) -> Iterator[str]:
-    """Compare the prices that reports recorded of their own periods with those that the plan had at their ends."""
+    """Compare the prices that reports recorded for their own periods with those of the plan at the periods' ends."""
     for report in reports:
         included = terms.of(report.account, start, end)
         if included.names:
-            continue  # the prices are those that the first of the account's names was billed with
+            continue  # The prices are those with which the first of the account's names was billed.
         expected = book.of(*included.priced)
-        said = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
-        if said != expected and _are_priced_in_history(using, report):
-            priced, due = (", ".join(each.get("meters", ())) or "nothing" for each in (said, expected))
+        recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
+        if recorded != expected and _are_priced_in_history(using, report):
+            has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
             yield (
-                f"report {report} has prices of {priced}, not those that the plan {report.plan!r} had when the period"
-                f" ended, of {due}"
+                f"report {report} has prices of {has}, which are not those of the plan {report.plan!r} at the"
+                " end of the"
+                f" period, of {should_have}"
             )
 
 
 def _are_priced_in_history(using: str, report: Report) -> bool:
-    """Return whether the history has all that the plan's prices were when the period ended."""
+    """Return whether the history has all prices of the plan at the end of the period."""
     if not _is_known(using, report, Included(report.plan, {}), report.period_end):
         return False
     plans: Any = Plan.history
@@ -208,7 +207,7 @@ def _shown(plan: str, included: Any) -> str:
 
 
 def _verify_kept(using: str) -> Iterator[str]:
-    """Name the kept periods that nothing was counted under."""
+    """Yield an error for each kept period without usage."""
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
@@ -216,8 +215,8 @@ def _verify_kept(using: str) -> Iterator[str]:
         used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
         if not used or row.shard != key_shard(f"account:{row.account}"):
             yield (
-                f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, is not one that it"
-                " had used when its terms changed"
+                f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, is not one with"
+                " usage at the change of its terms"
             )
 
 

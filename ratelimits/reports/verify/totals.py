@@ -1,4 +1,4 @@
-"""Verifying what stands between ledger and reports: running totals, what reports cover of them, and reports' ends."""
+"""Verification of the totals between ledger and reports, the positions that reports cover, and the ends of reports."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: How often an account that differs is read again, where it was drained or closed each time.
+#: Maximum number of times that an account with a difference is read again, if it is drained or closed meanwhile.
 _TRIES = 50
 
 
 def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None) -> Generator[str]:
-    """Say what of the totals, and of the positions that reports cover, is not what ledger and reports make of it.
+    """Yield an error for each total or covered position that differs from what ledger and reports give.
 
-    `sources` are the databases that the ledger's lines are in, by default `using`. Accounts are read in streams; one
-    in which something differs is read again by itself, since it may have been drained or closed in between.
-    `checked` is given the number of totals and of ends of reports.
+    `sources` are the aliases of the databases that contain the ledger's lines, by default `using`. Accounts are read in
+    streams. An account with a difference is read again separately, since it may have been drained or closed in between.
+    The numbers of totals and of ends of reports are added to `checked`.
     """
-    places = sources or (using,)
+    databases = sources or (using,)
     checked = Counter() if checked is None else checked
-    for account in _accounts(using, places, {}):
+    for account in _accounts(using, databases, {}):
         checked["totals"] += len(account.usage)
         if account.findings():
-            yield from _settled(using, places, account)
+            yield from _confirmed(using, databases, account)
     yield from _verify_marks(using, checked)
 
 
-def _settled(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
-    """Return what does not hold of an account, read while nothing of it was drained, added up, archived or closed."""
-    about = {"account": account.name, "period__in": account.periods()}
+def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
+    """Return the errors of an account, read while it was not drained, tallied, archived or closed."""
+    filters = {"account": account.name, "period__in": account.periods()}
     for _try in range(_TRIES):
         with _at_one_moment(using):
-            before = _standing(using, account.name)
-            found = [finding for each in _accounts(using, sources, about) for finding in each.findings()]
-            if _standing(using, account.name) == before:
-                return found
+            before = _state(using, account.name)
+            findings = [finding for same in _accounts(using, sources, filters) for finding in same.findings()]
+            if _state(using, account.name) == before:
+                return findings
     payer = account.name or "anonymous"
-    return [f"the totals of {payer} cannot be compared: they changed each of the {_TRIES} times that they were read"]
+    return [f"the totals of {payer} cannot be compared: in each of {_TRIES} tries they changed meanwhile"]
 
 
 @contextmanager
 def _at_one_moment(using: str) -> Iterator[None]:
-    """Read what the database has at one moment, whatever is written meanwhile; unless a transaction is under way."""
+    """Let the queries of the block read one state of the database, unless a transaction is open already."""
     connection = connections[using]
     if connection.in_atomic_block:
         yield
@@ -66,8 +66,8 @@ def _at_one_moment(using: str) -> Iterator[None]:
         yield
 
 
-def _standing(using: str, account: str) -> tuple[Any, ...]:
-    """Return what changes with everything that changes an account's totals or reports."""
+def _state(using: str, account: str) -> tuple[Any, ...]:
+    """Return values that change whenever the account's totals or reports change."""
     return (
         list(ShardState.objects.using(using).order_by("shard").values_list("shard", "tallied")),
         Report.objects.using(using).filter(account=account).aggregate(Count("pk"), Max("pk")),
@@ -75,42 +75,42 @@ def _standing(using: str, account: str) -> tuple[Any, ...]:
     )
 
 
-def _accounts(using: str, sources: tuple[str, ...], about: dict[str, Any]) -> Iterator[_Account]:
-    """Yield each account that has usage or a report. `about` limits them, and the periods of their usage."""
-    mine = {name: value for name, value in about.items() if name == "account"}
+def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> Iterator[_Account]:
+    """Yield each account that has usage or a report. `filters` limits the accounts and the periods of their usage."""
+    by_account = {name: value for name, value in filters.items() if name == "account"}
     states = {str(state.shard): state.tallied for state in ShardState.objects.using(using)}
     archived = set(ArchivedRange.objects.using(using).order_by().values_list("shard", flat=True))
-    sums = [_sums(source, states, about) for source in sources]
-    usage = PeriodUsage.objects.using(using).filter(**about).order_by(*in_order(using, "account"))
-    reports = Report.objects.using(using).filter(**mine).order_by(*in_order(using, "account"), "pk")
+    sums = [_sums(source, states, filters) for source in sources]
+    usage = PeriodUsage.objects.using(using).filter(**filters).order_by(*in_order(using, "account"))
+    reports = Report.objects.using(using).filter(**by_account).order_by(*in_order(using, "account"), "pk")
     streams: Iterator[tuple[str, int, Any]] = heapq.merge(
-        *(((row["account"], 0, row) for row in each) for each in sums),
+        *(((row["account"], 0, row) for row in source_sums) for source_sums in sums),
         ((row.account, 1, row) for row in usage.iterator(CHUNK)),
         ((row.account, 2, row) for row in reports.iterator(CHUNK)),
-        key=lambda found: found[:2],
+        key=lambda keyed: keyed[:2],
     )
-    for name, rows in groupby(streams, key=lambda found: found[0]):
+    for name, rows in groupby(streams, key=lambda keyed: keyed[0]):
         account = _Account(using, name, states, archived if len(sources) == 1 else set())
         for _name, kind, row in rows:
             (account.add_lines, account.add_usage, account.add_report)[kind](row)
         yield account
 
 
-def _sums(using: str, states: dict[str, int], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    lines = Line.objects.using(using).filter(between({}, states), **about).values(*_SUBJECT, "batch__shard")
-    found: Iterator[dict[str, Any]] = (
+def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    lines = Line.objects.using(using).filter(between({}, states), **filters).values(*_SUBJECT, "batch__shard")
+    rows: Iterator[dict[str, Any]] = (
         lines.order_by(*in_order(using, "account"))
         .annotate(**{name: Sum(name) for name in SUMS}, newest=Max("batch__first_position"))
         .iterator(CHUNK)
     )
-    return found
+    return rows
 
 
 class _Account:
-    """What ledger, totals and reports say of one account.
+    """The ledger's sums, the totals and the reports of one account.
 
-    `tallied` are the positions up to which the shards were added up, `archived` the shards of whose lines some are not
-    at hand.
+    `tallied` are the positions up to which the shards are tallied. `archived` are the shards with lines in archives
+    that were not given.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
@@ -118,30 +118,31 @@ class _Account:
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        #: Billing period (s) and shard to the position up to which the newest report has the usage.
+        #: The position up to which the newest report contains the usage, by billing period (s) and shard.
         self._covered: dict[tuple[int, int], int] = {}
-        #: Billing period (s, as text) to the positions up to which the reports so far have its usage.
+        #: The positions up to which the reports so far contain the usage, by billing period (s, as text).
         self._chains: dict[str, dict[str, int]] = {}
         self._jumps: list[str] = []
-        #: Billing period (s) to its end (s), as its own report has it, and the periods that are billed there.
+        #: The end (s) of a billing period by its own report, and the counted periods on it, by billing period (s).
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
         key = (row["period"], row["meter"], row["rule"], row["batch__shard"])
-        had, newest = self._lines.get(key, ([0] * len(SUMS), 0))
-        self._lines[key] = [one + row[name] for one, name in zip(had, SUMS, strict=True)], max(newest, row["newest"])
+        sums, newest = self._lines.get(key, ([0] * len(SUMS), 0))
+        added = [count + row[name] for count, name in zip(sums, SUMS, strict=True)]
+        self._lines[key] = added, max(newest, row["newest"])
 
     def add_usage(self, row: PeriodUsage) -> None:
         self.usage[row.period, row.meter, row.rule, row.shard] = row
 
     def add_report(self, report: Report) -> None:
         if not readable(report):
-            return  # verifying the report says so
+            return  # The verification of the report names the error.
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
                 self._jumps.append(
-                    f"report {report} does not have the usage from {_when(int(period))} on from where the report before"
-                    " it ended: some is on no report, or on two"
+                    f"report {report} does not continue the usage from {_when(int(period))} where the report before it"
+                    " ends: some usage is on no report, or on two"
                 )
             self._chains[period] = report.chain
             for shard, position in report.chain.items():
@@ -151,49 +152,49 @@ class _Account:
             self._ends[start] = end, {start, *map(int, report.since)}
 
     def periods(self) -> set[int]:
-        """Return when the billing periods start of which it has lines or totals (s since 1970 UTC)."""
+        """Return the starts (s since 1970 UTC) of the billing periods with lines or totals."""
         return {key[0] for key in self._lines.keys() | self.usage.keys()}
 
     def findings(self) -> list[str]:
-        """Return what does not hold, one sentence for each."""
+        """Return a sentence for each error."""
         keys = sorted(self._lines.keys() | self.usage.keys())
         compared = (finding for key in keys for finding in self._compared(*key))
         return [*self._jumps, *compared, *self._other_ends(), *self._endless()]
 
     def _endless(self) -> Iterator[str]:
-        """Name the totals whose period ends when none can: it would be closed too late, or never."""
+        """Yield an error for each total whose period has an impossible end: it would be closed too late, or never."""
         for row in self.usage.values():
             end = row.period_end
             if end is not None and not row.period < end <= row.period + MAX_LENGTH // SECOND:
                 yield (
                     f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
-                    f" period ends at {_when(end)}: no billing period is like that"
+                    f" period ends at {_when(end)}: no billing period has that length"
                 )
 
     def _other_ends(self) -> Iterator[str]:
-        """Name the reports that end when their totals do not; older totals do not say when they end."""
+        """Yield an error for each report whose end differs from that of its totals; older totals have no end."""
         for period, (end, billed) in self._ends.items():
-            said = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
-            ends = {each for _row, each in said if each is not None}
-            # Usage under several periods that overlap is billed as one, which ends when one of them does.
+            totals = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
+            ends = {total_end for _row, total_end in totals if total_end is not None}
+            # Several overlapping counted periods are billed as one, whose end is that of one of them.
             if len(billed) > 1 and end in ends:
                 continue
-            for row, other in said:
+            for row, other in totals:
                 if other is None or other == end:
                     continue
-                # Of usage that came after the report, the terms of then may say another end.
+                # Usage that arrived after the report may have another end, by the terms of that time.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
-                        f" period ends at {_when(other)}, its report {_when(end)}"
+                        f" period ends at {_when(other)}, but its report says {_when(end)}"
                     )
 
     def _ends_by_terms(self, period: int) -> set[int | None]:
-        """Return when a period ends (s since 1970 UTC) by the terms of its first and of its last usage."""
-        place = self.name, period
+        """Return the ends (s since 1970 UTC) of a period by the terms at its first and at its last usage."""
+        key = self.name, period
         lines = Line.objects.using(self._using).filter(account=self.name, period=period)
         last = lines.aggregate(last=Max("bin"))["last"] or period
-        return {period_ends(self._using, {place: used}).get(place) for used in (period, last)}
+        return {period_ends(self._using, {key: used}).get(key) for used in (period, last)}
 
     def _compared(self, period: int, meter: str, rule: int, shard: int) -> Iterator[str]:
         sums, newest = self._lines.get((period, meter, rule, shard), ([0] * len(SUMS), 0))
@@ -201,25 +202,25 @@ class _Account:
         payer = self.name or "anonymous"
         name = f"the total of {payer} ({meter}, rule {rule}) from {_when(period)} in shard {shard:02d}"
         if total is None:
-            yield f"{name} is gone: the ledger has {dict(zip(SUMS, sums, strict=True))}"
+            yield f"{name} is missing: the ledger has {dict(zip(SUMS, sums, strict=True))}"
             return
-        # Of a period that is open nothing is ever archived, and of a closed one nothing that no report has.
-        away = shard in self._archived and total.covered is not None
-        said = [getattr(total, column) for column in SUMS]
-        for column, one, other in zip(SUMS, said, sums, strict=True):
-            if one < other or (one > other and not away):
-                yield f"{name} says {one} {column}, the ledger's lines {other}"
+        # Only usage of closed periods that is on a report is ever archived.
+        partly_archived = shard in self._archived and total.covered is not None
+        counts = [getattr(total, column) for column in SUMS]
+        for column, count, in_lines in zip(SUMS, counts, sums, strict=True):
+            if count < in_lines or (count > in_lines and not partly_archived):
+                yield f"{name} says {count} {column}, but the ledger's lines {in_lines}"
         covered = self._covered.get((period, shard))
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
-            yield f"{name} says that reports cover it up to position {total.covered}, the reports say {covered}"
+            yield f"{name} says that reports cover it up to position {total.covered}, but the reports say {covered}"
         if not newest <= total.position <= self._tallied.get(str(shard), 0):
-            yield f"{name} ends at position {total.position}, and has usage of position {newest}"
+            yield f"{name} ends at position {total.position}, but has usage of position {newest}"
         elif total.position > (covered or 0) >= newest:
-            yield f"{name} ends at position {total.position}, after its reports, and has no usage since"
+            yield f"{name} ends at position {total.position}, after its reports, but has no usage since"
 
 
 def _when(seconds: int) -> str:
-    """Return a moment in s since 1970 UTC as a text, also one that is none of a calendar."""
+    """Return a moment (s since 1970 UTC) as text, also one outside the calendar."""
     try:
         return iso(seconds * SECOND)
     except OverflowError:
@@ -233,13 +234,13 @@ def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
         if readable(report):
             ends.update((int(shard), position) for shard, position in report.chain.items())
-    # A report that was finalised since the marks were read has brought its own, which have ends that were not read.
+    # Read again: a report that was finalised after the first reading has added marks whose ends may not be read yet.
     since = set(ChainMark.objects.using(using).values_list("shard", "position"))
     checked["ends of reports"] += len(ends)
     for shard, position in sorted(ends - before - since):
         yield (
-            f"position {position} of shard {shard:02d}, at which a report ends, is not marked as such, so compaction"
-            " may join batches across it: in a database older than these marks ratelimits_compact --mark writes them"
+            f"position {position} of shard {shard:02d}, at which a report ends, is not marked, so compaction may join"
+            " batches across it: in a database older than these marks, ratelimits_compact --mark adds them"
         )
     for shard, position in sorted(before & since - ends):
-        yield f"position {position} of shard {shard:02d} is marked as the end of a report, and no report ends there"
+        yield f"position {position} of shard {shard:02d} is marked as the end of a report, but no report ends there"

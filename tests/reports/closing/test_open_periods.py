@@ -51,7 +51,7 @@ def test_each_open_period_says_what_it_waits_for() -> None:
     shard().update(frozen=False, watermark=at("2026-11-02"))
     assert why() == "nothing: the next ratelimits_finalise closes it"
     shard().update(tallied=0, position=1)
-    assert why() == f"{name} has batches that are not added up yet: the next drain does that"
+    assert why() == f"{name} has batches that are not tallied yet: the next drain does that"
     shard().update(tallied=1)
     QuerySet(Batch).all().delete()
     assert why() == f"{name} has no batch at position 1: restore it from a backup, or close by force"
@@ -152,7 +152,7 @@ def test_a_missing_batch_is_still_named_by_verify_after_a_closing_by_force() -> 
     ("start", "reason", "now", "message"),
     [
         (OCTOBER, " ", "2026-11-02", "say why"),
-        (OCTOBER, "why not", "2026-10-31", "nobody can bill it before"),
+        (OCTOBER, "why not", "2026-10-31", "it cannot be billed before"),
         (at("2026-09-01"), "why not", "2026-11-02", "has no open period"),
     ],
 )

@@ -114,5 +114,5 @@ def test_a_file_of_final_and_provisional_reports_says_so_and_can_be_of_final_one
     accounts, said = report("--final-only")
     assert accounts == ["acme"]
     assert "1 of 2 reports are left out: their periods are not finalised" in said
-    with pytest.raises(CommandError, match="name one of them"):
+    with pytest.raises(CommandError, match="use only one of"):
         report("--final-only", "--all-accounts")

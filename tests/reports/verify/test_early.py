@@ -47,7 +47,7 @@ def test_a_watermark_that_was_moved_by_hand_is_named_before_and_after_the_usage_
     ShardState.objects.update(watermark=at("2026-11-02"))
     finalise(at("2026-11-02"))
     (finding,) = findings()
-    assert "opened at 2026-10-31 00:00:00 UTC, came after report acme 2026-10-01 v1 had been finalised" in finding
+    assert "opened at 2026-10-31 00:00:00 UTC, arrived after report acme 2026-10-01 v1 was finalised" in finding
 
 
 @pytest.mark.usefixtures("acme")

@@ -65,8 +65,7 @@ def test_one_of_an_open_month_says_which_periods_are_open(tmp_path: Path) -> Non
     assert "1 periods were open (initech 2026-10-01T00:00:00Z)" in told(tmp_path / "open.json")
     close("2026-11-03")
     assert (
-        "is not in the manifest of 2026-10: it came after it"
-        in found(json.loads((tmp_path / "open.json").read_text()))[0]
+        "is not in the manifest of 2026-10: it is newer" in found(json.loads((tmp_path / "open.json").read_text()))[0]
     )
     assert "open" not in written(tmp_path / "closed.json")
 
@@ -99,9 +98,9 @@ def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> Non
         (lambda text: text[: len(text) // 2], "not all of it"),
         (lambda text: text.replace("manifest 3", "manifest 1"), "its format is 'ratelimits manifest 1'"),
         (lambda text: text.replace('"2026-10"', '"2026-13"'), "is not a month"),
-        (lambda text: "[" * 100_000, "not the manifest of a month"),
-        (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "not of the type"),
-        (lambda text: json.dumps({**json.loads(text), "reports": []}), "not of the type"),
+        (lambda text: "[" * 100_000, "not a complete manifest of a month"),
+        (lambda text: json.dumps({**json.loads(text), "shards": {"0": ["1", 2]}}), "does not have the type"),
+        (lambda text: json.dumps({**json.loads(text), "reports": []}), "does not have the type"),
     ],
 )
 def test_what_is_not_a_whole_manifest_is_refused_with_the_reason(change: Any, says: str) -> None:
