@@ -67,8 +67,8 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
     `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
     billing periods that have a report. A counted period that overlaps reported ones is shortened to the time between
     them, or, if that is too short, belongs to one of them. Counted periods that overlap each other are one billing
-    period: from the start of the first to the end of the one that was used last. If that were longer than a billing period can be, the
-    last of them starts where the others end.
+    period: from the start of the first to the end of the one that was used last. If that were longer than a billing
+    period can be, the last of them is a billing period of its own, which starts where the others end.
     """
     closed = {tile.start: tile for tile in reported}
     open_: list[Tile] = []

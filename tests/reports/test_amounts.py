@@ -450,7 +450,7 @@ def test_a_price_that_was_changed_on_a_report_is_named() -> None:
     found = tampered(report, "prices", cheaper)
     assert "its head or its lines do not match its digest" in found
     assert "its price of requests has tiers 'more: 0.01', but the configuration's version" in found
-    assert "says 'more: 0.1' of requests" in found
+    assert "has 'more: 0.1' for requests" in found
 
 
 @pytest.mark.parametrize(
