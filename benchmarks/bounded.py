@@ -74,12 +74,12 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
     room = sum(map(costs, range(entries)))
     terms = (Term(algorithm_from_json({**rule, "capacity": room + room // 2}), "limit", 0, 0),)
     state = State(server, program(terms), entries, start, costs)
-    asking = CommandMaker(server.keyspace, state.program)
+    maker = CommandMaker(server.keyspace, state.program)
     for first in range(0, entries, 1000):
         numbers = range(first, min(first + 1000, entries))
         replay(
             server,
-            [asking.command(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
+            [maker.command(Op.TRY, KEY, costs(one), state.at(one), lease=f"request-{one}") for one in numbers],
         )
     return state
 

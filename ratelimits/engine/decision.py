@@ -65,7 +65,7 @@ class Decision:
 
     @property
     def program(self) -> Program:
-        """The limits that were decided, in the order of `standings`."""
+        """Return the limits that were decided, in the order of `standings`."""
         return self.call.program
 
     @property

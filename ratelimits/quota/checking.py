@@ -216,7 +216,7 @@ async def acheck(
 def _cache_key(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """What requests that are alike have in common. Raises WrongCost."""
+    """Return what two requests must have in common to be decided alike. Raise WrongCost."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
     return identity, scope, method, at_once, *valid(costs).items()

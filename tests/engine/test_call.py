@@ -295,9 +295,9 @@ class TestVersions:
         # One of the shards knows of an edit, another does not yet.
         redis_client.set(KEYS.head(shard_of(far, 64)), f"12 {run_of(redis_client)}")
         before = everything(redis_client)
-        for question in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
+        for function in (ask, lambda *which, usage, **more: peek(which, now=NOW, **more)):
             with pytest.raises(Stale):
-                question(*(replace(one, version=11) for one in limits), account="acme", usage=usage(), timeout=ANY)
+                function(*(replace(one, version=11) for one in limits), account="acme", usage=usage(), timeout=ANY)
         assert everything(redis_client) == before
 
     def test_a_published_version_holds_in_shards_that_were_never_touched(self, redis_client: RawRedis) -> None:
@@ -428,9 +428,9 @@ class TestCorruption:
     def test_garbage_is_reported_with_its_key_and_left_alone(self, redis_client: RawRedis, garbage: bytes) -> None:
         key = KEYS.state(shard_of("user:1", 64), "user:1")
         redis_client.set(key, garbage)
-        for question in (lambda: ask(limit()), lambda: ask(limit("smooth_bursty")), lambda: peek([limit()], now=NOW)):
+        for function in (lambda: ask(limit()), lambda: ask(limit("smooth_bursty")), lambda: peek([limit()], now=NOW)):
             with pytest.raises(ResponseError, match=r"^CORRUPT the state at \S*:s:user:1 cannot be read: reset or"):
-                question()
+                function()
         assert redis_client.get(key) == garbage
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -16,7 +16,7 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, current_server
 from ratelimits.simulate.batch import CommandMaker, ReadyCommand, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.support.engine.asking import NOW, SECOND
+from tests.support.engine.maker import NOW, SECOND
 from tests.support.raw import RawRedis
 
 KEYS = Keyspace("replay", 1)
@@ -28,38 +28,38 @@ def server() -> Server:
     return Server(current_server().wire, KEYS)
 
 
-def asking(*algorithms: str, **more: object) -> CommandMaker:
+def maker(*algorithms: str, **more: object) -> CommandMaker:
     numbers = {"capacity": 10, "rate": 1, "period": 1, "lease_ttl": 60, "calendar_unit": "month", **more}
     rules = [algorithm_from_json({"algorithm": algorithm, **numbers}) for algorithm in algorithms or ["token_bucket"]]
     return CommandMaker(KEYS, program(tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))))
 
 
-def question(one: CommandMaker, now: int = NOW, key: str = "user:1") -> ReadyCommand:
+def ready_command(one: CommandMaker, now: int = NOW, key: str = "user:1") -> ReadyCommand:
     return one.command(Op.TRY, key, 1, now)
 
 
 def test_decisions_are_made_in_order_in_one_round_trip(server: Server, redis_url: str) -> None:
-    window = asking("fixed_window", capacity=3, period=10)
-    questions = [question(window, NOW + n * SECOND) for n in range(12)]
-    replay(server, questions[:1])
+    window = maker("fixed_window", capacity=3, period=10)
+    ready_commands = [ready_command(window, NOW + n * SECOND) for n in range(12)]
+    replay(server, ready_commands[:1])
     forget(server, window.state_keys("user:1"))
     with commands_of_clients(redis_url) as commands:
-        allowed = [answer[ALLOWED] for answer in replay(server, questions)]
+        allowed = [answer[ALLOWED] for answer in replay(server, ready_commands)]
     assert allowed == ([1] * 3 + [0] * 7 + [1] * 2)
     assert [command.split()[0] for command in commands] == ["SCRIPT"] + ["EVALSHA"] * 12
 
 
 def test_moments_of_any_age_are_replayed(server: Server) -> None:
-    bucket = asking(capacity=1)
-    questions = [question(bucket, now) for now in (0, 1, SECOND, 5 * SECOND, NOW * 2)]
-    assert [answer[ALLOWED] for answer in replay(server, questions)] == [1, 0, 1, 1, 1]
+    bucket = maker(capacity=1)
+    ready_commands = [ready_command(bucket, now) for now in (0, 1, SECOND, 5 * SECOND, NOW * 2)]
+    assert [answer[ALLOWED] for answer in replay(server, ready_commands)] == [1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("op", [Op.TRY, Op.PEEK, Op.CHANGE])
 def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> None:
     """This also holds for a second command of the same form, another key, and another calendar period."""
-    one = asking(algorithm)
+    one = maker(algorithm)
     for key, cost, now, timeout in (("user:1", 0, 0, 0), ("ü" * 99, 7, NOW, -1), ("user:1", 2**40, NOW + 1, 2**52)):
         seconds = float("inf") if timeout < 0 else timeout / SECOND
         call = Call(one.program, (key,), (cost,), timeout=seconds, now=now, op=op, lease=".a", virtual=True)
@@ -76,8 +76,8 @@ def test_a_command_made_of_parts_is_the_whole_one(algorithm: str, op: Op) -> Non
 def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
     server: Server, redis_client: RawRedis, algorithm: str
 ) -> None:
-    one = asking(algorithm)
-    replay(server, [question(one, 100 * SECOND), one.command(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
+    one = maker(algorithm)
+    replay(server, [ready_command(one, 100 * SECOND), one.command(Op.TRY, "user:2", 1, 100 * SECOND, 60 * SECOND, "a")])
     kept = redis_client.keys("*")
     assert kept
     assert {redis_client.ttl(key) for key in kept} == {-1}
@@ -86,20 +86,20 @@ def test_nothing_expires_while_it_runs_and_nothing_is_left_behind(
 
 
 def test_a_replay_touches_no_version_and_no_usage(server: Server, redis_client: RawRedis) -> None:
-    replay(server, [question(asking())])
+    replay(server, [ready_command(maker())])
     assert {key.split(b"}:")[1][:2] for key in redis_client.keys("*")} == {b"s:"}
 
 
 def test_a_corrupt_state_ends_it(server: Server, redis_client: RawRedis) -> None:
     redis_client.set(server.keyspace.state(0, "user:1"), b"garbage of no kind at all")
     with pytest.raises(ResponseError, match=r"^CORRUPT"):
-        replay(server, [question(asking()), question(asking(), key="user:2")])
-    assert replay(server, [question(asking(), key="user:2")])[0][REMAINING] == 8
+        replay(server, [ready_command(maker()), ready_command(maker(), key="user:2")])
+    assert replay(server, [ready_command(maker(), key="user:2")])[0][REMAINING] == 8
 
 
 def test_a_moment_that_its_calendars_do_not_reach_to_is_refused(server: Server) -> None:
-    one = asking("calendar_window")
-    months, script = question(one)
+    one = maker("calendar_window")
+    months, script = ready_command(one)
     later = months.replace(struct.pack("<d", NOW), struct.pack("<d", NOW + 40 * 86_400 * SECOND))
     with pytest.raises(Stale):
         replay(server, [(later, script)])
