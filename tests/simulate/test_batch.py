@@ -16,7 +16,7 @@ from ratelimits.engine.resp import bulks
 from ratelimits.engine.server import Server, current_server
 from ratelimits.simulate.batch import CommandMaker, ReadyCommand, forget, replay
 from tests.end_to_end.test_round_trips import commands_of_clients
-from tests.support.engine.maker import NOW, SECOND
+from tests.support.engine.asking import NOW, SECOND
 from tests.support.raw import RawRedis
 
 KEYS = Keyspace("replay", 1)
