@@ -102,7 +102,7 @@ def layers(url: str) -> list[Case]:
         ),
         ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
         ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
-        ("check", "quota.check: rules, route, policy, the Answer", check),
+        ("check", "quota.check: rules, command, policy, the Answer", check),
         ("wait", "check_and_wait: the places of those who wait", check_and_wait),
         ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
     ]
@@ -152,7 +152,7 @@ def steps() -> list[Case]:
         ("Answer(…)", lambda: checking.Answer(True, decision, answer.prepared, 0.0, 0.0)),
         ("QuotaThrottle()", QuotaThrottle),
         (
-            "a route that is not known: Command(…)",
+            "a command that is not prepared: Command(…)",
             lambda: Command(server.keyspace, ours.call_of(ours.three_limits(), now, user="43")),
         ),
     ]
