@@ -138,9 +138,9 @@ def remaining(
     return Allowance(included, {name: used for name, used, _over in sums}, {name: over for name, _used, over in sums})
 
 
-def at_home(groups: Iterable[Group], homes: Mapping[int, int]) -> Iterator[Group]:
-    """Add to each group its `home`: the start (µs) of the billing period that its usage belongs to."""
-    return ({**group, "home": homes[group["period"] * SECOND]} for group in groups)
+def with_billing_starts(groups: Iterable[Group], billing_starts: Mapping[int, int]) -> Iterator[Group]:
+    """Add to each group its `billing_start`: the start (µs) of the billing period that its usage belongs to."""
+    return ({**group, "billing_start": billing_starts[group["period"] * SECOND]} for group in groups)
 
 
 def usage_lines(
@@ -233,12 +233,12 @@ def usage_line(
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
-    start, home = group["period"] * SECOND, group["home"]
-    included, overage = allowances[home].split(group["meter"], billable)
+    start, billing_start = group["period"] * SECOND, group["billing_start"]
+    included, overage = allowances[billing_start].split(group["meter"], billable)
     subject = (group["meter"], group["key"], group["rule"], group["version"])
-    late = report.version > 1 or home != report.period_start
+    late = report.version > 1 or billing_start != report.period_start
     name = report_id(report.account, report.period_start)
-    own = subject if start == home else (*subject, start)
+    own = subject if start == billing_start else (*subject, start)
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
     return ReportLine(
         report=report,
@@ -249,7 +249,7 @@ def usage_line(
         unit=unit_of(group["meter"]),
         charge_category=USAGE,
         charge_class=CORRECTION if late else "",
-        corrects_line_id=named(report_id(report.account, home), USAGE, *own) if late else "",
+        corrects_line_id=named(report_id(report.account, billing_start), USAGE, *own) if late else "",
         charge_period_start=max(group["first_bin"] * SECOND, start),
         charge_period_end=min(end, report.period_end),
         consumed_quantity=group["admitted_units"],
@@ -261,7 +261,7 @@ def usage_line(
         limit=group["limit"],
         rule=rule.name,
         rule_version=group["version"],
-        plan=report.plan if (plan := allowances[home].plan) is None else plan,
+        plan=report.plan if (plan := allowances[billing_start].plan) is None else plan,
         batch_range=batch_range(group),
         usage_period=group["period"],
         rule_id=group["rule"],

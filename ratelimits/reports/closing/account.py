@@ -15,15 +15,16 @@ from ratelimits.conf import conf
 from ratelimits.models import Adjustment, Report, ReportLine, ShardState
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check
+from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import (
     CHUNK,
     Allowance,
     Group,
     adjustment_line,
-    at_home,
     gap_line,
     remaining,
     usage_lines,
+    with_billing_starts,
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.books import Books
@@ -33,7 +34,6 @@ from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
 from ratelimits.reports.terms.price_book import Record
-from ratelimits.reports.tiles import Tile
 from ratelimits.reports.unknown import KeyAndMeter
 from ratelimits.usage.watermark import is_ahead
 
@@ -69,34 +69,40 @@ class Closing:
     def close(self) -> list[Report]:
         """Write the reports that can be written. Raises ValueError for an invalid adjustment or price."""
         check(self._books.adjustments(self.account))
-        late = {tile.start: tile for tile in self.periods.tiles if tile.closed and self._is_late(tile)}
+        late = {
+            period.start: period for period in self.periods.billing_periods if period.closed and self._is_late(period)
+        }
         written = []
-        for tile in self.periods.tiles:
-            adjustments = self.periods.adjustments(tile)
-            if tile.closed:
-                versioned = tile.start in late and self._is_versioned(tile)
-                if versioned or adjustments or (tile.start in self._gapped and self._is_outdated(tile.start)):
-                    written.append(self._next_version(tile, adjustments, versioned=versioned))
+        for billing_period in self.periods.billing_periods:
+            adjustments = self.periods.adjustments(billing_period)
+            if billing_period.closed:
+                versioned = billing_period.start in late and self._is_versioned(billing_period)
+                if (
+                    versioned
+                    or adjustments
+                    or (billing_period.start in self._gapped and self._is_outdated(billing_period.start))
+                ):
+                    written.append(self._next_version(billing_period, adjustments, versioned=versioned))
                 if versioned:
-                    del late[tile.start]
-            elif tile.end <= self._now:
-                period = self.periods.period(tile)
+                    del late[billing_period.start]
+            elif billing_period.end <= self._now:
+                period = self.periods.period(billing_period)
                 if not self.open_because(period):
-                    carried = [other for start, other in late.items() if start < tile.start]
+                    carried = [other for start, other in late.items() if start < billing_period.start]
                     carried = [other for other in carried if not self._is_versioned(other)]
-                    written.append(self._first_version(period, tile, adjustments, carried))
+                    written.append(self._first_version(period, billing_period, adjustments, carried))
                     late = {start: other for start, other in late.items() if other not in carried}
         return written
 
-    def _is_versioned(self, tile: Tile) -> bool:
+    def _is_versioned(self, billing_period: BillingPeriod) -> bool:
         """Return whether late usage of a closed period goes into a new version of its report.
 
         With LATE_USAGE "period" it goes into a new version only if the account had another name in the period, or if no
         later period will have a report, because the account's next period is over and has no usage.
         """
-        if conf.LATE_USAGE == "version" or self._included(tile.start, tile.end).names:
+        if conf.LATE_USAGE == "version" or self._included(billing_period.start, billing_period.end).names:
             return True
-        if any(other.start > tile.start for other in self.periods.open()):
+        if any(other.start > billing_period.start for other in self.periods.open()):
             return False
         return not self.open_because(self.periods.next())
 
@@ -142,10 +148,12 @@ class Closing:
                 return ""  # Verification of the report names the missing batch.
             raise
 
-    def close_one(self, tile: Tile) -> Report:
+    def close_one(self, billing_period: BillingPeriod) -> Report:
         """Write the first report of a period, even if usage is missing; without a chain head if a batch is missing."""
         self._headless = True
-        report = self._first_version(self.periods.period(tile), tile, self.periods.adjustments(tile), [])
+        report = self._first_version(
+            self.periods.period(billing_period), billing_period, self.periods.adjustments(billing_period), []
+        )
         self._writing.flush()
         return report
 
@@ -162,10 +170,10 @@ class Closing:
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
 
-    def _left_of(self, included: Mapping[str, int], tile: Tile, since: int = 0) -> dict[str, int]:
+    def _left_of(self, included: Mapping[str, int], billing_period: BillingPeriod, since: int = 0) -> dict[str, int]:
         """Return the part of these quantities that the account's other names have not used."""
-        shared = self._included(tile.start, tile.end).shared
-        used = self._used_by(shared, tile.start, tile.end, since) if shared else Counter()
+        shared = self._included(billing_period.start, billing_period.end).shared
+        used = self._used_by(shared, billing_period.start, billing_period.end, since) if shared else Counter()
         return {meter: quantity - used[meter] for meter, quantity in included.items()}
 
     def _versions(self, start: int) -> list[Report]:
@@ -195,66 +203,72 @@ class Closing:
         covered: Positions = reports[-1].chain if reports else {}
         return covered
 
-    def _is_late(self, tile: Tile) -> bool:
-        covered = {start // SECOND: self._covered(start) for start in tile.members}
+    def _is_late(self, billing_period: BillingPeriod) -> bool:
+        covered = {start // SECOND: self._covered(start) for start in billing_period.members}
         rows = (usage for usage in self._usage if usage.period in covered)
         return any(usage.position > covered[usage.period].get(str(usage.shard), 0) for usage in rows)
 
-    def _allowance(self, tile: Tile, included: Mapping[str, int], plan: str | None = None) -> Allowance:
+    def _allowance(
+        self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
+    ) -> Allowance:
         self._writing.flush()
-        left = remaining(self._using, self.account, {*tile.members, tile.start}, included)
+        left = remaining(self._using, self.account, {*billing_period.members, billing_period.start}, included)
         left.plan = plan
         return left
 
-    def left(self, tile: Tile) -> Allowance:
+    def left(self, billing_period: BillingPeriod) -> Allowance:
         """Return the allowance of a closed period after its reports."""
-        newest = self._versions(tile.start)[-1]
+        newest = self._versions(billing_period.start)[-1]
         assert newest.pk is not None
-        return self._allowance(tile, self._left_of(newest.included, tile, newest.pk))
+        return self._allowance(billing_period, self._left_of(newest.included, billing_period, newest.pk))
 
-    def _first_version(self, period: Period, tile: Tile, adjustments: list[Adjustment], carried: list[Tile]) -> Report:
-        report = self._report(period, 1, [tile, *carried])
-        includes = self._included(tile.start, tile.end)
-        report.plan, report.included = includes.plan, self._left_of(includes.included, tile)
-        report.prices = self._prices(report, [tile, *carried], sorted(includes.names))
-        allowances = {tile.start: Allowance(report.included)}
+    def _first_version(
+        self, period: Period, billing_period: BillingPeriod, adjustments: list[Adjustment], carried: list[BillingPeriod]
+    ) -> Report:
+        report = self._report(period, 1, [billing_period, *carried])
+        includes = self._included(billing_period.start, billing_period.end)
+        report.plan, report.included = includes.plan, self._left_of(includes.included, billing_period)
+        report.prices = self._prices(report, [billing_period, *carried], sorted(includes.names))
+        allowances = {billing_period.start: Allowance(report.included)}
         for late in carried:
             before = self._versions(late.start)[-1]
             allowances[late.start] = self._allowance(late, before.included, before.plan)
         lost = self._books.unknown(self.account, period.start, period.end)
-        groups = self._books.limits.of(self._groups([tile, *carried], report.since))
+        groups = self._books.limits.of(self._groups([billing_period, *carried], report.since))
         lines = usage_lines(report, groups, self._books.rules, allowances, lost)
-        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        adjusted = self._adjusted(report, adjustments, allowances[billing_period.start])
         return self._write(report, chained(lines, adjusted), adjustments)
 
-    def _next_version(self, tile: Tile, adjustments: list[Adjustment], *, versioned: bool) -> Report:
-        versions = self._versions(tile.start)
+    def _next_version(self, billing_period: BillingPeriod, adjustments: list[Adjustment], *, versioned: bool) -> Report:
+        versions = self._versions(billing_period.start)
         before = versions[-1]
-        taken = [tile] if versioned else []
-        report = self._report(Period(tile.start, before.period_end, before.timezone), before.version + 1, taken)
+        taken = [billing_period] if versioned else []
+        report = self._report(
+            Period(billing_period.start, before.period_end, before.timezone), before.version + 1, taken
+        )
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
-        report.included = self._left_of(before.included, tile, before.pk)
-        report.prices = self._prices(report, [tile], before.prices.get("names", ()))
-        allowances = {tile.start: self._allowance(tile, report.included)}
+        report.included = self._left_of(before.included, billing_period, before.pk)
+        report.prices = self._prices(report, [billing_period], before.prices.get("names", ()))
+        allowances = {billing_period.start: self._allowance(billing_period, report.included)}
         lost = self._late_unknown(versions)
         groups = self._books.limits.of(self._groups(taken, report.since))
         lines = usage_lines(report, groups, self._books.rules, allowances, lost)
         if not (versioned or lost or adjustments):
             lines = iter([gap_line(report)])
-        adjusted = self._adjusted(report, adjustments, allowances[tile.start])
+        adjusted = self._adjusted(report, adjustments, allowances[billing_period.start])
         return self._write(report, chained(lines, adjusted), adjustments)
 
-    def _groups(self, taken: list[Tile], since: Mapping[str, Positions]) -> Iterator[Group]:
+    def _groups(self, taken: list[BillingPeriod], since: Mapping[str, Positions]) -> Iterator[Group]:
         """Return the groups of ledger lines of these billing periods that are not on a report yet."""
-        billing_starts = {start: tile.start for tile in taken for start in tile.members}
+        billing_starts = {start: period.start for period in taken for start in period.members}
         groups = (
             self._books.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
             for start in sorted(billing_starts)
         )
-        return at_home(chained.from_iterable(groups), billing_starts)
+        return with_billing_starts(chained.from_iterable(groups), billing_starts)
 
-    def _report(self, period: Period, version: int, taken: list[Tile]) -> Report:
+    def _report(self, period: Period, version: int, taken: list[BillingPeriod]) -> Report:
         shards = [state.shard for state in self._states]
         return Report(
             account=self.account,
@@ -264,7 +278,7 @@ class Closing:
             version=version,
             since={
                 str(start // SECOND): self._covered(start)
-                for start in sorted(start for tile in taken for start in tile.members)
+                for start in sorted(start for period in taken for start in period.members)
             },
             chain=self.chain,
             chain_head=self._head(),
@@ -283,19 +297,21 @@ class Closing:
         lines = ReportLine.objects.using(self._using).filter(line_id__in=line_ids)
         return set(lines.values_list("line_id", flat=True))
 
-    def _prices(self, report: Report, taken: list[Tile], names: Sequence[str]) -> dict[str, Any]:
+    def _prices(self, report: Report, taken: list[BillingPeriod], names: Sequence[str]) -> dict[str, Any]:
         """Return the prices for the report's lines, whose usage is of these billing periods; {} without prices.
 
         `names` are the account's other names in the report's period.
         """
         own = self.charged(report.period_start, report.period_end) if report.version == 1 else {}
         periods = amounts.recorded(
-            report, self._priced_before(names), {str(tile.start // SECOND) for tile in taken}, own
+            report, self._priced_before(names), {str(period.start // SECOND) for period in taken}, own
         )
         if not periods:
             return {}
-        homes = {str(start // SECOND): str(tile.start // SECOND) for tile in taken for start in tile.members}
-        members = {member: billing_start for member, billing_start in homes.items() if member != billing_start}
+        billing_starts = {
+            str(start // SECOND): str(period.start // SECOND) for period in taken for start in period.members
+        }
+        members = {member: billing_start for member, billing_start in billing_starts.items() if member != billing_start}
         prices = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
         return prices | ({"names": list(names)} if names else {})
 

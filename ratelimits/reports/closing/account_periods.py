@@ -9,10 +9,10 @@ from django.db.models import Max
 
 from ratelimits.models import Adjustment, Line
 from ratelimits.reports.adjusting import start_of
+from ratelimits.reports.billing_periods import BillingPeriod, billing_periods, reported_periods
 from ratelimits.reports.closing.books import Books
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.terms import Terms
-from ratelimits.reports.tiles import Tile, reported_tiles, tiles
 
 #: Minimum length of a complete billing month (µs).
 SHORTEST = 27 * 86_400 * SECOND
@@ -29,7 +29,7 @@ class AccountPeriods:
         self._books, self._account, self._counted, self._lenient = books, account, counted, lenient
 
     @cached_property
-    def tiles(self) -> list[Tile]:
+    def billing_periods(self) -> list[BillingPeriod]:
         """The billing periods that have usage, adjustments or a report, sorted by their starts."""
         used: dict[int, int] = {}
         for usage in self._books.usage(self._account):
@@ -37,38 +37,47 @@ class AccountPeriods:
             end = self._end(start) if usage.period_end is None else usage.period_end * SECOND
             used[start] = max(end, used.get(start, 0))
         used |= {start: self._end(start) for start in self._counted if start not in used}
-        reported = reported_tiles(self._books.reports(self._account), used)
-        spans = [*used.items(), *((tile.start, tile.end) for tile in reported)]
+        reported = reported_periods(self._books.reports(self._account), used)
+        spans = [*used.items(), *((period.start, period.end) for period in reported)]
         for start in map(start_of, self._books.adjustments(self._account)):
             if not any(first <= start < end for first, end in spans):
                 used[start] = self._end(start)
-        return tiles(used, reported, self._last_used)
+        return billing_periods(used, reported, self._last_used)
 
-    def open(self) -> list[Tile]:
+    def open(self) -> list[BillingPeriod]:
         """Return the billing periods without a report."""
-        return [tile for tile in self.tiles if not tile.closed]
+        return [period for period in self.billing_periods if not period.closed]
 
-    def open_by_member(self) -> dict[int, tuple[Tile, Period]]:
+    def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
         """Return the billing periods without a report, by the starts (µs) of the counted periods in them."""
-        return {start: entry for tile in self.open() for entry in [(tile, self.period(tile))] for start in tile.members}
+        return {
+            start: entry
+            for period in self.open()
+            for entry in [(period, self.period(period))]
+            for start in period.members
+        }
 
-    def period(self, tile: Tile) -> Period:
+    def period(self, billing_period: BillingPeriod) -> Period:
         """Return a billing period with its time zone."""
-        return Period(tile.start, tile.end, self._terms(max(tile.members), tile.end - 1).timezone)
+        return Period(
+            billing_period.start,
+            billing_period.end,
+            self._terms(max(billing_period.members), billing_period.end - 1).timezone,
+        )
 
     def next(self) -> Period:
         """Return the period after the last one, by the present terms."""
-        last = max(tile.end for tile in self.tiles)
+        last = max(period.end for period in self.billing_periods)
         return self._books.terms(self._account, None).period(last)
 
-    def adjustments(self, tile: Tile) -> list[Adjustment]:
+    def adjustments(self, billing_period: BillingPeriod) -> list[Adjustment]:
         """Return the adjustments of a billing period that are not on a report yet."""
         adjustments = self._books.adjustments(self._account)
-        return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), tile)]
+        return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), billing_period)]
 
-    def around(self, start: int) -> Tile | None:
+    def around(self, start: int) -> BillingPeriod | None:
         """Return the billing period to which an adjustment with this start (µs) belongs; None if there is none yet."""
-        return next((tile for tile in self.tiles if _is_of(start, tile)), None)
+        return next((period for period in self.billing_periods if _is_of(start, period)), None)
 
     def oldest(self) -> int:
         """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
@@ -98,5 +107,5 @@ class AccountPeriods:
         return {period * SECOND: newest for period, newest in bins}
 
 
-def _is_of(start: int, tile: Tile) -> bool:
-    return start in tile.members or tile.start <= start < tile.end
+def _is_of(start: int, billing_period: BillingPeriod) -> bool:
+    return start in billing_period.members or billing_period.start <= start < billing_period.end

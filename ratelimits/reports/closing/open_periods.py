@@ -15,12 +15,12 @@ from ratelimits.conf import conf
 from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap, GapKind, PeriodUsage, Report, ShardState
 from ratelimits.reports.adjusting import unreported
+from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
 from ratelimits.reports.closing.books import Books
 from ratelimits.reports.closing.close import ended, in_chunks, locked_with, mark, shards_of
 from ratelimits.reports.periods import SECOND, Period, iso
-from ratelimits.reports.tiles import Tile
 
 
 class NotForcedError(ValueError):
@@ -69,31 +69,33 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
 def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
-        tiles = [tile for tile in periods.open() if tile.end <= now or tile.start <= now - SHORTEST]
+        billing_periods = [period for period in periods.open() if period.end <= now or period.start <= now - SHORTEST]
     except ValueError as error:
         yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
         return
-    for tile in tiles:
-        yield _described(closing, tile, now, _units(books, closing, tile))
+    for billing_period in billing_periods:
+        yield _described(closing, billing_period, now, _units(books, closing, billing_period))
 
 
-def _units(books: Books, closing: Closing, tile: Tile) -> dict[str, int]:
+def _units(books: Books, closing: Closing, billing_period: BillingPeriod) -> dict[str, int]:
     units: Counter[str] = Counter()
     for row in books.usage(closing.account):
-        if row.period * SECOND in tile.members:
+        if row.period * SECOND in billing_period.members:
             units[row.meter] += row.admitted_units - row.refunded_units
-    for adjustment in closing.periods.adjustments(tile):
+    for adjustment in closing.periods.adjustments(billing_period):
         units[adjustment.meter] += adjustment.quantity
     return dict(sorted(units.items()))
 
 
-def _described(closing: Closing, tile: Tile, now: int, units: dict[str, int]) -> OpenPeriod:
+def _described(closing: Closing, billing_period: BillingPeriod, now: int, units: dict[str, int]) -> OpenPeriod:
     try:
-        period = closing.periods.period(tile)
+        period = closing.periods.period(billing_period)
     except ValueError as error:
-        return OpenPeriod(closing.account, tile.start, None, True, f"{error}: correct the account", units)
+        return OpenPeriod(closing.account, billing_period.start, None, True, f"{error}: correct the account", units)
     over = now >= period.end + conf.GRACE_SECONDS * SECOND
-    return OpenPeriod(closing.account, tile.start, period, over, closing.why(period), units, closing.quarantined)
+    return OpenPeriod(
+        closing.account, billing_period.start, period, over, closing.why(period), units, closing.quarantined
+    )
 
 
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
@@ -112,7 +114,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         states = {state.shard: state for state in locked if state is not None}
         closing = Closing(Books(using, [account], states), account, shards[account], now)
-        tile, period = _forcible(closing, start, now)
+        billing_period, period = _forcible(closing, start, now)
         why = closing.why(period)
         DurabilityGap.objects.using(using).create(
             event=f"{GapKind.FORCED}:{sha256(f'{account}:{start}'.encode()).hexdigest()}",
@@ -124,21 +126,21 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
         )
         # The books are read again, so that the report contains the gap.
         closing = Closing(Books(using, [account], states), account, shards[account], now)
-        report = closing.close_one(tile)
+        report = closing.close_one(billing_period)
         mark(using, [report])
     return report
 
 
-def _forcible(closing: Closing, start: int, now: int) -> tuple[Tile, Period]:
+def _forcible(closing: Closing, start: int, now: int) -> tuple[BillingPeriod, Period]:
     try:
-        tile = next((tile for tile in closing.periods.open() if tile.start == start), None)
-        period = None if tile is None else closing.periods.period(tile)
+        billing_period = next((period for period in closing.periods.open() if period.start == start), None)
+        period = None if billing_period is None else closing.periods.period(billing_period)
         if period is not None:
             closing.check(period)
     except ValueError as error:
         raise NotForcedError(f"{error}: correct it first") from error
-    if tile is None or period is None:
+    if billing_period is None or period is None:
         raise NotForcedError(f"{closing.account or 'anonymous'} has no open period that starts at {iso(start)}")
     if now < period.end:
         raise NotForcedError(f"the period ends at {iso(period.end)}: it cannot be billed before")
-    return tile, period
+    return billing_period, period

@@ -195,9 +195,12 @@ def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
         for group in chunk:
             name = group["account"]
             if (group["period"] * SECOND) in found[name]:
-                tile, period = found[name][group["period"] * SECOND]
+                billing_period, period = found[name][group["period"] * SECOND]
                 included = books.included(name, period.start, period.end)
-                yield {**group, "home": period.start}, _Open(period, included, periods[name].adjustments(tile))
+                yield (
+                    {**group, "billing_start": period.start},
+                    _Open(period, included, periods[name].adjustments(billing_period)),
+                )
 
 
 def _mark(account: str, period: int) -> Group:

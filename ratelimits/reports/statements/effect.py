@@ -13,6 +13,7 @@ from ratelimits.models import Adjustment, ReportLine
 from ratelimits.pricing.money import ZERO
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.amounts import billed, price_of, priced_together
+from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import AccountPeriods
@@ -21,7 +22,6 @@ from ratelimits.reports.periods import SECOND, month_of
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
 from ratelimits.reports.terms.price_book import Record
-from ratelimits.reports.tiles import Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     account, meter = adjustment.account, adjustment.meter
     books = Books(using, [account], {})
     closing = Closing(books, account, [], 0)
-    tile = closing.periods.around(start_of(adjustment))
-    if tile is not None and tile.closed:
-        period = _final(using, books, tile, closing.left(tile), adjustment)
+    billing_period = closing.periods.around(start_of(adjustment))
+    if billing_period is not None and billing_period.closed:
+        period = _final(using, books, billing_period, closing.left(billing_period), adjustment)
     else:
-        period = _provisional(using, books, closing.periods, tile, adjustment)
+        period = _provisional(using, books, closing.periods, billing_period, adjustment)
     allowance, record = period.allowance, period.record
-    others = [] if tile is None else closing.periods.adjustments(tile)
+    others = [] if billing_period is None else closing.periods.adjustments(billing_period)
     waiting = [other for other in others if other.pk != adjustment.pk]
     for other in waiting:
         allowance.split(other.meter, other.quantity)
@@ -124,26 +124,32 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
 
-def _final(using: str, books: Books, tile: Tile, left: Allowance, adjustment: Adjustment) -> _Before:
+def _final(using: str, books: Books, billing_period: BillingPeriod, left: Allowance, adjustment: Adjustment) -> _Before:
     reports = books.reports(adjustment.account)
-    newest = max((other for other in reports if other.period_start == tile.start), key=lambda other: other.version)
+    newest = max(
+        (other for other in reports if other.period_start == billing_period.start), key=lambda other: other.version
+    )
     lines = ReportLine.objects.using(using).filter(report__account=adjustment.account, charge_category=USAGE)
-    periods = sorted(start // SECOND for start in tile.members)
+    periods = sorted(start // SECOND for start in billing_period.members)
     sums = lines.filter(usage_period__in=periods, meter=adjustment.meter).aggregate(
         consumed=Sum("consumed_quantity"), refunded=Sum("refunded_quantity")
     )
     used = (sums["consumed"] or 0) - (sums["refunded"] or 0)
     names = newest.prices.get("names", ())
-    record, other_names = billed(priced_together(using, reports, adjustment.account, names), tile.start)
+    record, other_names = billed(priced_together(using, reports, adjustment.account, names), billing_period.start)
     other_names.subtract(left.over)
     return _Before(used, newest.version, left, record, other_names, exists=True)
 
 
 def _provisional(
-    using: str, books: Books, periods: AccountPeriods, tile: Tile | None, adjustment: Adjustment
+    using: str, books: Books, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
 ) -> _Before:
     account, meter = adjustment.account, adjustment.meter
-    period = books.terms(account, None).period(start_of(adjustment)) if tile is None else periods.period(tile)
+    period = (
+        books.terms(account, None).period(start_of(adjustment))
+        if billing_period is None
+        else periods.period(billing_period)
+    )
     included = books.included(account, period.start, period.end)
     allowance, used, has_usage = Allowance(included.included), 0, False
     for statement in statements(month_of(period.start, period.timezone), account=account, using=using):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from django.db.models import Max, Sum
 
 from ratelimits.models import PeriodUsage, Report, ReportLine
+from ratelimits.reports.billing_periods import billing_starts
 from ratelimits.reports.build import Allowance, remaining
 from ratelimits.reports.periods import SECOND
-from ratelimits.reports.tiles import homes
 
 
 class Rated:
     """The billing periods that a report's usage belongs to, and their allowances before the report.
 
-    `homes` are the starts (µs) of these billing periods, by the starts of the counted periods. If `by_own` is false,
-    the report's own allowance is used for all its lines.
+    `billing_starts` are the starts (µs) of these billing periods, by the starts of the counted periods. If
+    `by_own` is false, the report's own allowance is used for all its lines.
     """
 
     def __init__(self, using: str, report: Report, *, by_own: bool = True) -> None:
@@ -23,10 +23,10 @@ class Rated:
         # Nearly all reports contain only usage that was counted under their own period.
         plain = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
         self._reports = [report] if plain else list(rows.order_by("pk"))
-        found = homes(self._reports, {} if plain else self._ends())
-        self.homes = {start: found[start] for start in (int(period) * SECOND for period in report.since)}
-        starts = {report.period_start, *self.homes.values()}
-        self.allowances = {home: self._left(home, found) for home in starts}
+        all_starts = billing_starts(self._reports, {} if plain else self._ends())
+        self.billing_starts = {start: all_starts[start] for start in (int(period) * SECOND for period in report.since)}
+        starts = {report.period_start, *self.billing_starts.values()}
+        self.allowances = {billing_start: self._left(billing_start, all_starts) for billing_start in starts}
         if not by_own:
             own = self.allowances[report.period_start] = self._of_lines()
             self.allowances = dict.fromkeys(starts, own)
@@ -36,17 +36,18 @@ class Rated:
         ends = rows.values_list("period").annotate(Max("period_end"))
         return {period * SECOND: end * SECOND for period, end in ends if end is not None}
 
-    def _left(self, home: int, found: dict[int, int]) -> Allowance:
+    def _left(self, billing_start: int, all_starts: dict[int, int]) -> Allowance:
         report = self._report
-        if home == report.period_start:
+        if billing_start == report.period_start:
             if report.version == 1:
                 return Allowance(report.included)
             newest = report
         else:
             newest = max(
-                (other for other in self._reports if other.period_start == home), key=lambda other: other.version
+                (other for other in self._reports if other.period_start == billing_start),
+                key=lambda other: other.version,
             )
-        periods = {home, *(start for start, its in found.items() if its == home)}
+        periods = {billing_start, *(start for start, own in all_starts.items() if own == billing_start)}
         return remaining(self._using, report.account, periods, newest.included, report.pk)
 
     def _of_lines(self) -> Allowance:

@@ -14,7 +14,7 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
 from ratelimits.reports import signing
-from ratelimits.reports.build import CHUNK, Group, at_home, between, grouped, usage_line
+from ratelimits.reports.build import CHUNK, Group, between, grouped, usage_line, with_billing_starts
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
 from ratelimits.reports.statements import version_rows
@@ -143,8 +143,8 @@ class ReportVerifier:
     def _compared(self, report: Report, rated: Rated, named: Callable[..., str] = line_id) -> Iterator[str]:
         periods = sorted(report.since, key=int)
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
-        at_homes = at_home(self._limits.of(groups), rated.homes)
-        again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in at_homes)
+        placed = with_billing_starts(self._limits.of(groups), rated.billing_starts)
+        again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in placed)
         # Lines of all categories but adjustments, also of unknown ones, since every line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))

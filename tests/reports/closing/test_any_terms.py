@@ -286,7 +286,7 @@ class Findings:
     def all(self) -> list[str]:
         self.usage()
         for name, reports in self.reports.items():
-            self.tiles(name, list(reports.values()))
+            self.billing_periods(name, list(reports.values()))
         for family in self.world.families:
             self.allowances(family)
         return self.found
@@ -306,7 +306,7 @@ class Findings:
         if sent != self.units:
             self.found.append(f"{sent} units were sent, the ledger has {self.units}")
 
-    def tiles(self, name: str, reports: list[Report]) -> None:
+    def billing_periods(self, name: str, reports: list[Report]) -> None:
         """Check that no periods overlap, none is empty, and each request that came in time lies within its period."""
         spans = [(report.period_start, report.period_end) for report in reports]
         for start, end in spans:
@@ -333,13 +333,13 @@ class Findings:
         taken = self.taken = Counter[tuple[str, int]]()
         columns = ("report__account", "report__version", "report__period_start", "charge_class", "usage_period")
         sums = ReportLine.objects.filter(report__account__in=family.names).order_by("report_id", "number")
-        home: dict[tuple[str, int], int] = {}
+        billing_starts: dict[tuple[str, int], int] = {}
         for name, version, start, kind, period, consumed, part in sums.values_list(
             *columns, "consumed_quantity", "included_quantity"
         ):
             if kind == "" or version > 1:
-                home.setdefault((name, period), start)
-            of = home.get((name, period)) or self.around(name, period * SECOND, start)
+                billing_starts.setdefault((name, period), start)
+            of = billing_starts.get((name, period)) or self.around(name, period * SECOND, start)
             net[name, of] += consumed
             taken[name, of] += part
         for name in family.names:

@@ -18,7 +18,7 @@ LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class BillingPeriod:
     """A billing period from `start` to `end`; `members` are the starts of the counted periods that belong to it.
 
     All moments are µs since 1970 UTC. `closed` says whether it has a report.
@@ -30,7 +30,7 @@ class Tile:
     closed: bool = False
 
 
-def homes(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
+def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
     """Return, for the start of each counted period, the start of the reported period that its usage belongs to.
 
     All moments are µs since 1970 UTC. `reports` are the account's, oldest first; `ends` are the ends of the counted
@@ -38,30 +38,34 @@ def homes(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
     to the closed period that overlaps it.
     """
     starts: dict[int, int] = {}
-    closed: dict[int, Tile] = {}
+    closed: dict[int, BillingPeriod] = {}
     for report in reports:
         for start in (int(period) * SECOND for period in report.since):
             if start in starts:
                 continue
-            home = None
+            earlier = None
             if report.version == 1 and start != report.period_start:
-                home = _around(closed.values(), start, ends.get(start, start))
-            starts[start] = home.start if home is not None else report.period_start
-        closed[report.period_start] = Tile(report.period_start, report.period_end, frozenset(), closed=True)
+                earlier = _around(closed.values(), start, ends.get(start, start))
+            starts[start] = report.period_start if earlier is None else earlier.start
+        closed[report.period_start] = BillingPeriod(report.period_start, report.period_end, frozenset(), closed=True)
     return starts
 
 
-def reported_tiles(reports: Collection[Report], ends: Mapping[int, int]) -> list[Tile]:
+def reported_periods(reports: Collection[Report], ends: Mapping[int, int]) -> list[BillingPeriod]:
     """Return the billing periods of an account that have reports; the reports must be sorted oldest first."""
-    home = homes(reports, ends)
+    starts = billing_starts(reports, ends)
     spans = {report.period_start: report.period_end for report in reports}
     return [
-        Tile(start, end, frozenset({start} | {each for each, its in home.items() if its == start}), closed=True)
+        BillingPeriod(
+            start, end, frozenset({start} | {counted for counted, own in starts.items() if own == start}), closed=True
+        )
         for start, end in spans.items()
     ]
 
 
-def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed) -> list[Tile]:
+def billing_periods(
+    used: Mapping[int, int], reported: Iterable[BillingPeriod], last_used: LastUsed
+) -> list[BillingPeriod]:
     """Return an account's billing periods, sorted by their starts.
 
     `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
@@ -70,41 +74,43 @@ def tiles(used: Mapping[int, int], reported: Iterable[Tile], last_used: LastUsed
     period: from the start of the first to the end of the one that was used last. If that were longer than a billing
     period can be, the last of them is a billing period of its own, which starts where the others end.
     """
-    closed = {tile.start: tile for tile in reported}
-    open_: list[Tile] = []
+    closed = {period.start: period for period in reported}
+    open_: list[BillingPeriod] = []
     for start, end in sorted(used.items()):
-        having = (tile for tile in closed.values() if start in tile.members)
-        home = next(having, None) or _around(closed.values(), start, end)
-        if home is not None:
-            closed[home.start] = Tile(home.start, home.end, home.members | {start}, closed=True)
+        having = (period for period in closed.values() if start in period.members)
+        overlapped = next(having, None) or _around(closed.values(), start, end)
+        if overlapped is not None:
+            closed[overlapped.start] = BillingPeriod(
+                overlapped.start, overlapped.end, overlapped.members | {start}, closed=True
+            )
             continue
         begin, until = _between(closed.values(), start, end)
         last = open_[-1] if open_ else None
         if last is None or last.end <= begin:
-            open_.append(Tile(begin, until, frozenset({start})))
+            open_.append(BillingPeriod(begin, until, frozenset({start})))
             continue
         members = last.members | {start}
         used_at = last_used(members)
         newest = max(members, key=lambda member: (used_at.get(member, 0), member))
         ended = until if newest == start else last.end
-        joined = Tile(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
+        joined = BillingPeriod(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
         if joined.end - joined.start <= MAX_LENGTH:
             open_[-1] = joined
         elif until - last.end >= SHORTEST:
-            open_.append(Tile(last.end, until, frozenset({start})))
+            open_.append(BillingPeriod(last.end, until, frozenset({start})))
         else:
-            open_[-1] = Tile(last.start, last.end, members)
-    return sorted([*closed.values(), *open_], key=lambda tile: tile.start)
+            open_[-1] = BillingPeriod(last.start, last.end, members)
+    return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
 
 
-def _between(closed: Iterable[Tile], start: int, end: int) -> tuple[int, int]:
+def _between(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
     """Return the part of a counted period that is between reported ones; if there is none, it starts after its end."""
     reported = list(closed)
-    begin = max([start, *(tile.end for tile in reported if tile.start <= start)])
-    return begin, min([end, *(tile.start for tile in reported if tile.start >= begin)])
+    begin = max([start, *(period.end for period in reported if period.start <= start)])
+    return begin, min([end, *(period.start for period in reported if period.start >= begin)])
 
 
-def _around(closed: Iterable[Tile], start: int, end: int) -> Tile | None:
+def _around(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
     """Return the reported period that a counted period belongs to, because reported periods overlap almost all of it.
 
     That is the case if the rest is shorter than the shortest billing period. The reported period in which it begins
@@ -114,6 +120,6 @@ def _around(closed: Iterable[Tile], start: int, end: int) -> Tile | None:
     begin, until = _between(reported, start, end)
     if until - begin >= SHORTEST:
         return None
-    before = (tile for tile in reported if tile.start <= start < tile.end)
-    after = (tile for tile in reported if begin <= tile.start < end)
-    return next(before, None) or min(after, key=lambda tile: tile.start, default=None)
+    before = (period for period in reported if period.start <= start < period.end)
+    after = (period for period in reported if begin <= period.start < end)
+    return next(before, None) or min(after, key=lambda billing_period: billing_period.start, default=None)
