@@ -28,7 +28,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
         checked["rows of the configuration"] += count
         yield from _verify_rows(model, using)
         # The version is read again, since there may have been an edit meanwhile.
-        if newest > version and newest > ConfigVersion.read(using)[0]:
+        if newest is not None and newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
                 f"the configuration is at version {version}, but the history of {model._meta.verbose_name_plural} has"
                 f" an edit of version {newest}: processes do not notice edits up to that version"
