@@ -183,7 +183,7 @@ class Row(NamedTuple):
 
     def texts(self) -> list[str]:
         """The values of its columns as every export writes them: moments in ISO 8601, numbers as decimals."""
-        return [write(value) for write, value in zip(_writers(self.columns_version), self, strict=False)]
+        return [write(value) for write, value in zip(_WRITE, self, strict=True)]
 
 
 class Charge(NamedTuple):
@@ -230,9 +230,7 @@ def names(version: int) -> tuple[str, ...]:
     return tuple(column.name for column in columns(version))
 
 
-@cache
-def _writers(version: int) -> tuple[Callable[[Any], str], ...]:
-    return tuple(iso if column.kind is ColumnKind.MOMENT else str for column in columns(version))
+_WRITE: tuple[Callable[[Any], str], ...] = tuple(iso if name in MOMENTS else str for name in COLUMNS)
 
 
 @cache
@@ -240,7 +238,12 @@ def row_type(version: int) -> type[Row]:
     """Return the type of the rows that have the columns of a version."""
     if version == VERSION:
         return Row
-    return cast("type[Row]", type("Row", (Row,), {"__slots__": (), "columns_version": version}))
+    own = _WRITE[: len(columns(version))]
+
+    def texts(row: Row) -> list[str]:
+        return [write(value) for write, value in zip(own, row, strict=False)]
+
+    return cast("type[Row]", type("Row", (Row,), {"__slots__": (), "columns_version": version, "texts": texts}))
 
 
 class RowMaker:

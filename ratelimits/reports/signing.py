@@ -88,7 +88,7 @@ class Digest:
         gaps = texts[_GAPS]
         if gaps != self._gaps:
             self._gaps, self._encoded_gaps = gaps, _encode(gaps)
-        later = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :])
+        later = "".join(f",{_encode(text)}" for text in texts[_GAPS + 1 :]) if len(texts) > _GAPS + 1 else ""
         self._digest.update(f"\n{_encode(texts[:_GAPS])[:-1]},{self._encoded_gaps}{later}]".encode())
 
     def hexdigest(self) -> str:

@@ -42,7 +42,7 @@ def decimal(amount: Decimal | None) -> str:
 
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
     """Yield the charges as a CSV file in chunks, reading only a little ahead of what was yielded."""
-    rows = ([*csv.cells(charge.row, version), *money(charge)] for charge in charges)
+    rows = ([*values, *money(charge)] for charge in charges for values in csv.cells((charge.row,), version))
     return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
 
 

@@ -48,18 +48,20 @@ class _Line:
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file in chunks, reading only a little ahead of what was yielded."""
-    return encoded(lines(names(version), _NO_TEXTS, (cells(row, version) for row in rows)))
+    return encoded(lines(names(version), _NO_TEXTS, cells(rows, version)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
     """Yield the rows as a CSV file for spreadsheets: with a byte order mark, and misreadable values marked as text."""
-    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, (_shown_as_text(row, version) for row in rows))))
+    return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, map(_shown_as_text, cells(rows, version)))))
 
 
-def cells(row: Row, version: int) -> list[str]:
-    """Return the texts of a row for a file with the columns of `version`; columns missing in the row are empty."""
-    texts, count = row.texts(), len(names(version))
-    return texts if len(texts) == count else (texts + [""] * count)[:count]
+def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
+    """Yield the texts of rows for a file with the columns of `version`; columns missing in a row are empty."""
+    count = len(names(version))
+    for row in rows:
+        texts = row.texts()
+        yield texts if len(texts) == count else (texts + [""] * count)[:count]
 
 
 def neutral(text: str) -> str:
@@ -72,13 +74,13 @@ def _as_text(text: str) -> str:
     return f"'{text}" if _MISREAD.fullmatch(text) else text
 
 
-def _shown_as_text(row: Row, version: int) -> list[str]:
-    values = cells(row, version)
+def _shown_as_text(values: list[str]) -> list[str]:
+    count = len(values)
     for index in _SHOWN:
-        if index < len(values):
+        if index < count:
             values[index] = _as_text(values[index])
     for index in _NUMBERS:
-        if index < len(values) and len(values[index]) > _DIGITS:
+        if index < count and len(values[index]) > _DIGITS:
             values[index] = f"'{values[index]}"
     return values
 

@@ -6,7 +6,6 @@ Quantities are strings, since a reader that reads numbers as doubles would round
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from itertools import chain
 from json.encoder import encode_basestring
 from typing import Any
@@ -25,11 +24,17 @@ text: Callable[[str], str] = encode_basestring
 
 def line(row: Row) -> str:
     """Return a line as compact JSON, with the columns of its version in their order."""
-    template, writers = _form(row.columns_version)
+    form = _FORMS.get(type(row))
+    if form is None:
+        form = _FORMS[type(row)] = _form(row.columns_version)
+    template, writers = form
     return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
 
 
-@cache
+#: By type of row: the template of a line, and how its values are written.
+_FORMS: dict[type[Row], tuple[str, tuple[Callable[[Any], str], ...]]] = {}
+
+
 def _form(version: int) -> tuple[str, tuple[Callable[[Any], str], ...]]:
     """Return the template of a line with the columns of a version, and the functions that write their values."""
     own = columns(version)
