@@ -1,4 +1,4 @@
-"""What every algorithm must answer, worked out from its definition with exact rational numbers.
+"""Work out what every algorithm must answer, from its definition, with exact rational numbers.
 
 The model was written only from the definitions of the algorithms (docs/algorithms.md), so that it can judge the
 scripts. It rounds only what the definitions round: `wait`, `retry_after` and `reset_after` are rounded up to a
