@@ -1,4 +1,4 @@
-"""Digests of reports: of the head of the ledger's chain and of every line."""
+"""Digests of reports, which cover the terms of a report, the head of the ledger's chain, and every line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
     for using in sources:
         rows = Batch.objects.using(using).filter(shard=shard, position=position)
         archived = ArchivedRange.objects.using(using).filter(shard=shard, last_position=position)
-        for found in (rows.values_list("digest", flat=True), archived.values_list("digest", flat=True)):
-            if digest := found.first():
+        for digests in (rows.values_list("digest", flat=True), archived.values_list("digest", flat=True)):
+            if digest := digests.first():
                 return digest
     ranges = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
     archive = ranges.filter(last_position__gte=position).first()
@@ -45,15 +45,15 @@ def moved(archive: str) -> str:
     return f"its usage was moved to the archive {archive}: verify with this archive (--archive DIRECTORY)"
 
 
-#: How a line is digested.
+#: Encodes the texts of a line for the digest.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _GAPS = COLUMNS.index("durability_gap")
 
 
 def head(report: Report) -> list[Any]:
-    """Return what a report's digest says of it beside its lines."""
+    """Return the values of a report, besides its lines, that its digest covers."""
     return [
-        # Reports without prices have the digest that they had before there were any.
+        # Reports without prices keep the digest that they had before the app had prices.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,
@@ -68,22 +68,22 @@ def head(report: Report) -> list[Any]:
         report.gaps,
         report.previous_digest,
         *([report.prices] if report.prices else ()),
-        # Reports of the first columns have the digest that they had before there were further ones.
+        # Reports with the first columns keep the digest that they had before more columns were added.
         *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]
 
 
 class Digest:
-    """The digest of a report, line by line."""
+    """A computation of the digest of a report, to which its lines are added in their order."""
 
     def __init__(self, report: Report) -> None:
         text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
-        # Of the gaps, which all lines of a report print, and which may be a long text.
+        # The gaps may be a long text, and all lines of a report have the same, so they are encoded once.
         self._gaps, self._encoded_gaps = "", '""'
 
     def add(self, row: Row) -> None:
-        """The next line."""
+        """Add the next line."""
         texts = row.texts()
         gaps = texts[_GAPS]
         if gaps != self._gaps:

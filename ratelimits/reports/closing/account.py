@@ -29,7 +29,7 @@ from ratelimits.reports.build import (
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.books import Books
 from ratelimits.reports.closing.late_gaps import says_more
-from ratelimits.reports.closing.writing import Writing
+from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
 from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
@@ -44,7 +44,7 @@ class Closing:
     """The closing of one account at `now` (µs since 1970 UTC); its shards must be locked.
 
     `gapped` are the starts of the closed periods that are touched by a gap which was declared or changed after they
-    were closed. Reports are in the database once `writing` is flushed.
+    were closed. Reports are in the database once `writer` is flushed.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Closing:
         shards: list[int],
         now: int,
         gapped: Collection[int] = frozenset(),
-        writing: Writing | None = None,
+        writer: ReportWriter | None = None,
     ) -> None:
         self._books, self._using, self.account, self._now = books, books.using, account, now
-        self._writing = Writing(books.using) if writing is None else writing
+        self._writer = ReportWriter(books.using) if writer is None else writer
         self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
         self._usage = books.usage(account)
         self._reports = list(books.reports(account))
@@ -154,7 +154,7 @@ class Closing:
         report = self._first_version(
             self.periods.period(billing_period), billing_period, self.periods.adjustments(billing_period), []
         )
-        self._writing.flush()
+        self._writer.flush()
         return report
 
     def _included(self, start: int, end: int) -> Included:
@@ -165,7 +165,7 @@ class Closing:
 
         Only reports with a primary key above `since` count.
         """
-        self._writing.flush()
+        self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
@@ -190,7 +190,7 @@ class Closing:
 
     def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
         """Return, by key and meter, the lost replies of a closed period that no version of its report has."""
-        self._writing.flush()
+        self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
         known = Counter({(key, meter): count for key, meter, count in sums})
@@ -211,7 +211,7 @@ class Closing:
     def _allowance(
         self, billing_period: BillingPeriod, included: Mapping[str, int], plan: str | None = None
     ) -> Allowance:
-        self._writing.flush()
+        self._writer.flush()
         left = remaining(self._using, self.account, {*billing_period.members, billing_period.start}, included)
         left.plan = plan
         return left
@@ -293,7 +293,7 @@ class Closing:
         """Return those of these line_ids that are on reports: late usage may correct a line that does not exist."""
         if not line_ids:
             return set()
-        self._writing.flush()
+        self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(line_id__in=line_ids)
         return set(lines.values_list("line_id", flat=True))
 
@@ -318,7 +318,7 @@ class Closing:
     def _priced_before(self, names: Sequence[str]) -> list[Report]:
         """Return the earlier reports on which a version's price depends; `names` are the account's other names."""
         if names:
-            self._writing.flush()
+            self._writer.flush()
         return amounts.priced_together(self._using, self._reports, self.account, names)
 
     def charged(self, start: int, end: int) -> Record:
@@ -335,7 +335,7 @@ class Closing:
         # Most reports fit in one chunk. They are written with their digest, together with reports of other accounts.
         small = len(chunk) < CHUNK
         if not small:
-            self._writing.begin(report)
+            self._writer.begin(report)
         while chunk:
             corrected = self._reported({line.corrects_line_id for line in chunk} - {""})
             for number, line in enumerate(chunk, number + 1):  # noqa: B020
@@ -346,14 +346,14 @@ class Closing:
                 totals.add(line)
             if small:
                 break
-            self._writing.lines(chunk)
+            self._writer.lines(chunk)
             chunk = list(islice(lines, CHUNK))
         report.line_count, report.digest = number, digest.hexdigest()
         report.signature, report.amounts = signatures.sign(report.digest), totals.amounts()
         if small:
-            self._writing.add(report, chunk, adjustments)
+            self._writer.add(report, chunk, adjustments)
         else:
-            self._writing.end(report, adjustments)
+            self._writer.end(report, adjustments)
         self._reports.append(report)
         return report
 

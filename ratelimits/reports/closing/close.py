@@ -26,7 +26,7 @@ from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
 from ratelimits.reports.closing.books import Books
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
-from ratelimits.reports.closing.writing import Writing
+from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.periods import SECOND
 from ratelimits.usage import crash
 
@@ -138,10 +138,10 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         books = Books(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
-        writing = Writing(using)
+        writer = ReportWriter(using)
         for name in names:
-            written += Closing(books, name, shards[name], now, gapped.get(name, ()), writing).close()
-        writing.flush()
+            written += Closing(books, name, shards[name], now, gapped.get(name, ()), writer).close()
+        writer.flush()
         mark(using, written)
         crash.reached("close:marked")
     crash.reached("close:committed")

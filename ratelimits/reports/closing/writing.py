@@ -1,4 +1,4 @@
-"""Writing finalised reports: short ones of many accounts in few statements, long ones in chunks while they are made."""
+"""Write finalised reports: short ones of many accounts together, long ones in chunks while their lines are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ratelimits.reports.build import CHUNK
 from ratelimits.usage import crash
 
 
-class Writing:
+class ReportWriter:
     """A writer that collects reports and writes them in the order in which they were finalised.
 
     Call `flush` before reading reports or their lines from the database.

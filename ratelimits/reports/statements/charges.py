@@ -1,7 +1,8 @@
-"""The second schema of a report: its rows with what each costs, and rows for what no line alone can say.
+"""Charges: the rows of a report with their amounts, and more rows for amounts that belong to no single line.
 
-Those are flat fees, what a volume tier changes for units that were billed before, what is lacking of a minimum, and
-the rounding of a period's price to its currency's minor unit. The amounts of a report's rows add up to its total.
+These rows are for flat fees, for units that were billed before and now have the price of another volume tier, for the
+difference to a minimum, and for the rounding of a period's price to its currency's minor unit. The amounts of a
+report's rows add up to its total.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ratelimits.reports.build import CHUNK, Allowance, adjustment_line
 from ratelimits.reports.gaps import describe
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
-from ratelimits.reports.verify.lacking import verify_missing
+from ratelimits.reports.verify.missing import verify_missing
 
 #: Columns of a line that follow from its adjustment alone. The included quantity depends on earlier lines.
 _OF_ADJUSTMENT = (
