@@ -49,7 +49,7 @@ def _kinds() -> list[tuple[str, Any]]:
 
 
 def _prefetchable() -> Q:
-    """The condition that permits of a row's limit can be taken ahead; a field left empty has its default."""
+    """Return the condition that permits of a row's limit can be prefetched; an empty field has its default."""
     condition = Q()
     for algorithm, kind in sorted(ALGORITHMS.items()):
         if kind.prefetch_where is not None:

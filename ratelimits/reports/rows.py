@@ -178,19 +178,19 @@ class Row(NamedTuple):
 
     @property
     def columns_version(self) -> int:
-        """The version of the columns that this row has; those of later versions are empty in it."""
+        """The version of the columns that this row has; columns of later versions are empty in it."""
         return VERSION
 
     def texts(self) -> list[str]:
-        """The values of its columns as every export writes them: moments in ISO 8601, numbers as decimals."""
+        """Return the values of its columns as every export writes them: moments in ISO 8601, numbers as decimals."""
         return [write(value) for write, value in zip(_WRITE, self, strict=True)]
 
 
 class Charge(NamedTuple):
-    """A row and what it costs.
+    """A row and its amount.
 
-    `amount` is None, and `currency` "", where there is no price. `parts` are the units of the row that cost the same.
-    `total` is what the account owes by the report, up to the row's version: "" where there is no price.
+    Without a price, `amount` is None, and `currency` and `total` are "". Each of `parts` is units of the row that have
+    the same price. `total` is the amount that the account owes by the report, up to the row's version.
     """
 
     row: Row
@@ -247,7 +247,7 @@ def row_type(version: int) -> type[Row]:
 
 
 class RowMaker:
-    """Makes the rows of one version of a report, with the columns that it was finalised with."""
+    """A maker of the rows of one version of a report, with the columns that it was finalised with."""
 
     def __init__(self, report: Any, status: str) -> None:
         own = columns(report.columns_version)
@@ -274,20 +274,20 @@ class RowMaker:
         return self._make(self._ordered(known))
 
     def of_nothing(self, **known: Any) -> Row:
-        """Return a row without a line: zeros and empty texts but for what is known."""
+        """Return a row without a line: zeros and empty texts, except for the values in `known`."""
         blank = self.of_values([column.empty for column in TABLE if column.name in self.fields])
         return blank._replace(**known)
 
 
 @lru_cache(maxsize=4096)
 def report_id(account: str, start: int) -> str:
-    """The name of an account's report of the period that starts then; the same in every database."""
+    """Return the name of an account's report of the period that starts at `start` (µs); equal in every database."""
     compact = iso(start).replace("-", "").replace(":", "")
     return f"{quote(account, safe='') or ANONYMOUS}.{compact}"
 
 
 def line_id(report: str, *about: str | int) -> str:
-    """A line's name, from what it is about; the same in every database, so a second delivery is recognised."""
+    """Return a line's name, made of its subject; equal in every database, so a second delivery is recognised."""
     parts = [report, *map(str, about)]
     if not any("\n" in part for part in parts):
         return joined_line_id(report, *about)
@@ -296,7 +296,7 @@ def line_id(report: str, *about: str | int) -> str:
 
 
 def joined_line_id(report: str, *about: str | int) -> str:
-    """A line's name as it was once made of parts with line feeds, too: another line could have the same one."""
+    """Return a line's name as earlier versions made it: two lines whose parts have line feeds may have the same."""
     return _name("\n".join([report, *map(str, about)]))
 
 

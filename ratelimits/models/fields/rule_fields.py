@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
 
-#: The fields that some algorithms take and others do not, and what they hold when theirs does not.
+#: The fields that only some algorithms take, with their values for algorithms that do not take them.
 PARAMETERS: dict[str, Any] = {
     "capacity": None,
     "rate": None,
@@ -32,18 +32,18 @@ PARAMETERS: dict[str, Any] = {
 
 
 def required_fields(algorithm: str) -> tuple[str, ...]:
-    """The fields that an algorithm cannot do without."""
+    """Return the fields that an algorithm requires."""
     kind = ALGORITHMS[algorithm]
     return tuple(field.name for field in fields(kind) if field.default is MISSING)
 
 
 def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
-    """An optional decimal with the six places that the engine reads exactly."""
+    """Return an optional decimal field with the six places that the engine reads exactly."""
     return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
 
 
 def seconds_field(label: Any, help_text: Any = "") -> SecondsField:
-    """An optional length of time with the six places that the engine reads exactly."""
+    """Return an optional field for seconds with the six places that the engine reads exactly."""
     return SecondsField(
         label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
     )

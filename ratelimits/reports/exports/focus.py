@@ -120,7 +120,7 @@ def _pricing_quantity(charge: Charge, part: PricedPart | None) -> str:
 
 
 def _period_of(charge: Charge) -> str:
-    """The unit of what is charged once in a billing period; "" for what has no unit."""
+    """Return the unit of a charge that is made once in each billing period; "" for other charges, without a unit."""
     return "billing period" if charge.row.charge_category == FEE else ""
 
 

@@ -43,7 +43,7 @@ def shard() -> QuerySet[ShardState]:
 def test_each_open_period_says_what_it_waits_for() -> None:
     name = f"shard {home_shard('acme'):02d}"
     assert why() == (
-        f"{name} is complete until 2026-10-20T00:00:00Z, and 2026-11-01T01:00:00Z is needed:"
+        f"{name} is complete until 2026-10-20T00:00:00Z, but must be until 2026-11-01T01:00:00Z:"
         " is a worker sealing and draining?"
     )
     shard().update(frozen=True)
@@ -151,7 +151,7 @@ def test_a_missing_batch_is_still_named_by_verify_after_a_closing_by_force() -> 
 @pytest.mark.parametrize(
     ("start", "reason", "now", "message"),
     [
-        (OCTOBER, " ", "2026-11-02", "say why"),
+        (OCTOBER, " ", "2026-11-02", "give a reason"),
         (OCTOBER, "why not", "2026-10-31", "it cannot be billed before"),
         (at("2026-09-01"), "why not", "2026-11-02", "has no open period"),
     ],

@@ -95,7 +95,7 @@ def test_one_of_an_older_version_is_compared_by_the_columns_that_it_has() -> Non
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text[: len(text) // 2], "not all of it"),
+        (lambda text: text[: len(text) // 2], "not a complete manifest"),
         (lambda text: text.replace("manifest 3", "manifest 1"), "its format is 'ratelimits manifest 1'"),
         (lambda text: text.replace('"2026-10"', '"2026-13"'), "is not a month"),
         (lambda text: "[" * 100_000, "not a complete manifest of a month"),
