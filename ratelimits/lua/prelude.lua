@@ -152,9 +152,9 @@ local NEVER = -1 -- as a retry_after
 -- second at which the record expires, then `size` bytes in the algorithm's format. An entry is an unpacked record: a list
 -- of name, algorithm, expiry, and the fields of the format, of which the first is the last moment of a charge.
 
--- algorithm code -> {initial, resolve, check, charge, standing, …}; the files loaded after this one fill it. One whose
--- state has a fixed form brings `pack` (entry to bytes) and `unpack` (bytes from a position to values); of others it is
--- cmsgpack's.
+-- Algorithm code -> {initial, resolve, check, charge, standing, …}. The files loaded after this one fill it. An algorithm
+-- whose state has a fixed format brings `pack` (entry to bytes) and `unpack` (bytes from a position to values). The states
+-- of others are packed by cmsgpack.
 local A = {}
 
 -- Returns a table name -> {code, expiry, raw, payload}, and the names in their order. Raises an error if `raw` is not a
