@@ -33,7 +33,7 @@ COMMANDS = {
     "bounded": ("--entries 40 --rounds 1", "charge, all but a few have ended"),
     "tasks": ("--tasks 1 20 --rounds 1 --seconds 0.05", "redis.asyncio, a pool of 50"),
     "identities": ("--identities 20", "20 invented identities"),
-    "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, route, policy, the Answer"),
+    "breakdown": ("--rounds 1 --calls 2", "quota.check: rules, command, policy, the Answer"),
     "twice": ("--rounds 1 --calls 2", "redis-py's connection and parser"),
 }
 

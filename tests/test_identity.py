@@ -168,7 +168,7 @@ class TestAddresses:
     def test_the_log_says_once_what_to_set(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(identity, "_told", False)
+        monkeypatch.setattr(identity, "_warned", False)
         for _ in range(3):
             address_of(request("unix:"))
         (said,) = caplog.messages
