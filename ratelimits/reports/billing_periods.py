@@ -71,8 +71,8 @@ def billing_periods(
     `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
     billing periods that have a report. A counted period that overlaps reported ones is shortened to the time between
     them, or, if that is too short, belongs to one of them. Counted periods that overlap each other are one billing
-    period: from the start of the first to the end of the one that was used last. If that were longer than a billing
-    period can be, the last of them is a billing period of its own, which starts where the others end.
+    period. It ends where the next counted period starts, or else with the one that was used last. If that were longer
+    than a billing period can be, the last of them is a billing period of its own, which starts where the others end.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -92,7 +92,9 @@ def billing_periods(
         members = last.members | {start}
         used_at = last_used(members)
         newest = max(members, key=lambda member: (used_at.get(member, 0), member))
-        ended = until if newest == start else last.end
+        # Of uses in the same quarter of an hour nobody knows which was the last, but the next period follows on it.
+        followed = [end for end in (last.end, until) if end in used]
+        ended = followed[-1] if followed else until if newest == start else last.end
         joined = BillingPeriod(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
         if joined.end - joined.start <= MAX_LENGTH:
             open_[-1] = joined

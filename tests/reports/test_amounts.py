@@ -33,7 +33,7 @@ from tests.support.reports import edits
 from tests.support.reports.edits import edit_at
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import TIERS, amounts, charge, findings, owed, priced, table, written
-from tests.support.usage.traffic import at, flow
+from tests.support.usage.traffic import at, flow, opened_late
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -295,6 +295,7 @@ def test_whatever_came_when_the_sum_of_all_versions_is_the_price_of_the_final_qu
         for payer, month, _again in product(payers, ("2026-09", "2026-10"), range(2)):
             about = {"key": f"api_key:{dice.randrange(2)}", "meter": dice.choice(["requests", "tokens"])}
             spend(payer, f"{month}-{dice.randrange(1, 28):02d}", dice.randrange(1, 30), **about)
+        opened_late()
         flow()
         for report in Report.objects.filter(version=1).order_by("account", "period_start"):
             if turn and dice.random() < 0.3:
