@@ -79,5 +79,5 @@ def test_of_periods_used_in_the_same_quarter_of_an_hour_the_next_one_says_which_
     """Three edits in a minute, a request under each, and a period that follows on the second."""
     counted = {0: 31 * DAY, 10 * DAY: 41 * DAY, 20 * DAY: 51 * DAY, 41 * DAY: 71 * DAY}
     first, second = billing_periods(counted, [], lambda members: dict.fromkeys(members, 25 * DAY // SECOND))
-    assert (first.start, first.end, first.members) == (0, 41 * DAY, {0, 10 * DAY, 20 * DAY})
+    assert (first.start, first.end, first.members) == (0, 41 * DAY, frozenset({0, 10 * DAY, 20 * DAY}))
     assert (second.start, second.end) == (41 * DAY, 71 * DAY)
