@@ -1,6 +1,6 @@
 """Celery tasks: each only calls the function that does the work. A task may be delivered twice or run twice at once.
 
-Add them to your app's beat schedule (docs/billing.md):
+Add them to the beat schedule of your Celery app:
 
     @app.on_after_finalize.connect
     def schedule(sender, **kwargs):
