@@ -184,7 +184,7 @@ def test_a_bad_line_ends_its_own_replay_only(simulate: Simulate) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "name a rule"),
+        ({}, "give a rule"),
         ({"batch": "-", "rule": "rule"}, "--batch cannot be combined"),
         ({"batch": "-", "trace": "-"}, "--batch cannot be combined"),
         ({"batch": "-", "summary": True}, "--batch cannot be combined"),

@@ -321,8 +321,8 @@ def test_an_account_whose_months_are_its_own_takes_one_query_more() -> None:
 
 
 def test_accounts_with_more_lines_than_are_read_at_once_are_closed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_HELD", 7)
-    monkeypatch.setattr(ahead, "_STARTS", 3)
+    monkeypatch.setattr(ahead, "_MAX_GROUPS", 7)
+    monkeypatch.setattr(ahead, "_MAX_STARTS", 3)
     names = of_one_shard(9)
     keys = {name: 1 + number * 3 % 11 for number, name in enumerate(names)}
     for number, name in enumerate(names):
