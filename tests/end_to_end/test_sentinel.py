@@ -13,7 +13,6 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from ratelimits import engine
-from ratelimits.conf import conf
 from ratelimits.engine import NotSent, Unanswered
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line
@@ -156,4 +155,4 @@ def test_without_a_sentinel_nothing_is_sent_and_nobody_waits_long(watched: Watch
         engine.decide([limit()], account="acme")
     with pytest.raises(NotSent):
         asyncio.run(engine.adecide([limit()], account="acme"))
-    assert time.monotonic() - started < conf.TIMEOUT, "nobody waits for a reply"
+    assert time.monotonic() - started < 2, "nobody waits for a reply"

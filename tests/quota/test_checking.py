@@ -12,7 +12,6 @@ import pytest
 from django.db import connection
 
 from ratelimits import rules
-from ratelimits.conf import conf
 from ratelimits.embedded import free_port
 from ratelimits.engine.keys import Keyspace, shard_of
 from ratelimits.engine.transport.breaker import FAILURES, PAUSE
@@ -358,7 +357,7 @@ class TestFailures:
             started = time.monotonic()
             for _ in range(100):
                 assert check(WHO).decision is None
-            assert time.monotonic() - started < 100 * conf.TIMEOUT / 2, "nobody waits for it"
+            assert time.monotonic() - started < 1, "nobody waits for it"
         assert proxy.count(b"EVALSHA") + proxy.connections == sent
         proxy.lose.clear()
         clock.now += PAUSE

@@ -161,7 +161,7 @@ class TestLoss:
         started = time.monotonic()
         with pytest.raises(Unanswered):
             wire.call(say(b"INCR", b"counter"), b"")
-        assert time.monotonic() - started < PATIENT / 2
+        assert time.monotonic() - started < 4 * TIMEOUT
         proxy.lose.clear()
         assert (redis_client.get("counter"), proxy.count(b"INCR")) == (b"1", 1)
 
@@ -176,7 +176,7 @@ class TestLoss:
         started = time.monotonic()
         with pytest.raises(Unanswered, match=f"no reply within {TIMEOUT:g} s"):
             wire.call(WHO, b"")
-        assert time.monotonic() - started < PATIENT / 2
+        assert time.monotonic() - started < 4 * TIMEOUT
 
     def test_it_is_unanswered_in_time_where_a_timer_signals_all_the_time(
         self, opened: Callable[..., Wire], proxy: Proxy
@@ -191,7 +191,7 @@ class TestLoss:
             started = time.monotonic()
             with pytest.raises(Unanswered):
                 wire.call(WHO, b"")
-            assert time.monotonic() - started < PATIENT / 2
+            assert time.monotonic() - started < 4 * TIMEOUT
             assert signals
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -517,7 +517,7 @@ class TestConfiguration:
         started = time.monotonic()
         with pytest.raises(Unanswered):
             wire.call(say(b"INCR", b"counter"), b"")
-        assert time.monotonic() - started < PATIENT / 2
+        assert time.monotonic() - started < 4 * TIMEOUT
         assert proxy.count(b"INCR") == 1
 
     def test_a_client_of_ones_own_names_the_server_and_each_thread_keeps_its_own_connection(
@@ -783,7 +783,7 @@ class TestMultiplexing:
             await wire.acall(WHO, b"")
         waiting = asyncio.ensure_future(wire.acall(say(b"ECHO", b"a"), b""))
         for _ in range(5):
-            time.sleep(1.2 * TIMEOUT)  # noqa: ASYNC251  (the loop has other things to do)
+            time.sleep(2 * TIMEOUT)  # noqa: ASYNC251  (the loop has other things to do)
             await asyncio.sleep(0)
         assert await waiting == b"a"
 
