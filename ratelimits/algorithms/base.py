@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -35,7 +36,7 @@ class FastPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
+class Algorithm(ABC):
     """The numbers of a limit, and everything that differs between algorithms.
 
     A new algorithm needs a subclass of this, a Lua file and a line in algorithms/limits.py. No other code depends on
@@ -71,16 +72,17 @@ class Algorithm:
     def __post_init__(self) -> None:
         self._check()
 
+    @abstractmethod
     def _check(self) -> None:
-        raise NotImplementedError
+        """Raise ValueError for parameters that make no sense."""
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     @property
+    @abstractmethod
     def shown(self) -> int | float:
         """Return the number that a decision reports as `limit`."""
-        raise NotImplementedError
 
     @property
     def closed(self) -> bool:
@@ -88,13 +90,13 @@ class Algorithm:
         return False
 
     @property
+    @abstractmethod
     def quota(self) -> tuple[int, int | None]:
         """Return what clients learn: permits, and the time in µs in which all come back (None: no fixed length)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sentence(self, words: Wording, unit: str) -> list[str]:
         """Return the parts of the sentence that says what passes. `unit` names permits, such as "requests"."""
-        raise NotImplementedError
 
     @property
     def may_prefetch(self) -> bool:
@@ -117,9 +119,9 @@ class Algorithm:
         """Return the longest wait in seconds that its numbers lead to; None if they lead to none."""
         return None
 
+    @abstractmethod
     def params(self, now: int) -> Params:
         """Return the numbers for the script, at most eight, valid at `now` (µs since 1970 UTC)."""
-        raise NotImplementedError
 
     def right_at(self, now: int) -> tuple[int, int] | None:
         """Return since when and until when (µs since 1970 UTC) the `params` of `now` are valid; None: at any time."""
