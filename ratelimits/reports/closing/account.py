@@ -12,7 +12,7 @@ from django.db.models import Sum
 
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, Report, ReportLine, ShardState
+from ratelimits.models import Adjustment, Report, ReportLine
 from ratelimits.reports import amounts, signing
 from ratelimits.reports.adjusting import check
 from ratelimits.reports.billing_periods import BillingPeriod
@@ -28,6 +28,7 @@ from ratelimits.reports.build import (
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
 from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.completeness import incomplete_because
 from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.included import Included
@@ -35,7 +36,6 @@ from ratelimits.reports.periods import SECOND, Period, iso
 from ratelimits.reports.rows import FINAL, USAGE, VERSION, RowMaker
 from ratelimits.reports.terms.price_book import Record
 from ratelimits.reports.unknown import KeyAndMeter
-from ratelimits.usage.watermark import is_ahead
 
 Positions = Mapping[str, int]
 
@@ -113,7 +113,7 @@ class Closing:
             return f"it can be closed from {iso(end)} on, by this machine's clock"
         if not self._states:
             return "no usage of its shard is in the ledger yet: is a worker draining?"
-        return next(filter(None, (_not_yet(state, end, self._now) for state in self._states)), "")
+        return next(filter(None, (incomplete_because(state, end, self._now) for state in self._states)), "")
 
     @property
     def quarantined(self) -> list[int]:
@@ -236,8 +236,7 @@ class Closing:
         lost = self._books.unknown(self.account, period.start, period.end)
         groups = self._books.limits.of(self._groups([billing_period, *carried], report.since))
         lines = usage_lines(report, groups, self._books.rules, allowances, lost)
-        adjusted = self._adjusted(report, adjustments, allowances[billing_period.start])
-        return self._write(report, chained(lines, adjusted), adjustments)
+        return self._write(report, lines, adjustments, allowances[billing_period.start])
 
     def _next_version(self, billing_period: BillingPeriod, adjustments: list[Adjustment], *, versioned: bool) -> Report:
         versions = self._versions(billing_period.start)
@@ -256,8 +255,7 @@ class Closing:
         lines = usage_lines(report, groups, self._books.rules, allowances, lost)
         if not (versioned or lost or adjustments):
             lines = iter([gap_line(report)])
-        adjusted = self._adjusted(report, adjustments, allowances[billing_period.start])
-        return self._write(report, chained(lines, adjusted), adjustments)
+        return self._write(report, lines, adjustments, allowances[billing_period.start])
 
     def _groups(self, taken: list[BillingPeriod], since: Mapping[str, Positions]) -> Iterator[Group]:
         """Return the groups of ledger lines of these billing periods that are not on a report yet."""
@@ -285,9 +283,6 @@ class Closing:
             columns_version=VERSION,
             gaps=self._books.gaps(self.account, shards, period.start, period.end),
         )
-
-    def _adjusted(self, report: Report, adjustments: list[Adjustment], allowance: Allowance) -> Iterator[ReportLine]:
-        return (adjustment_line(report, adjustment, allowance) for adjustment in adjustments)
 
     def _reported(self, line_ids: set[str]) -> set[str]:
         """Return those of these line_ids that are on reports: late usage may correct a line that does not exist."""
@@ -328,7 +323,10 @@ class Closing:
         """
         return self._books.prices.of(*self._included(start, end).priced)
 
-    def _write(self, report: Report, lines: Iterator[ReportLine], adjustments: list[Adjustment]) -> Report:
+    def _write(
+        self, report: Report, usage: Iterator[ReportLine], adjustments: list[Adjustment], allowance: Allowance
+    ) -> Report:
+        lines = chained(usage, (adjustment_line(report, adjustment, allowance) for adjustment in adjustments))
         totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
         chunk = list(islice(lines, CHUNK))
@@ -338,7 +336,8 @@ class Closing:
             self._writer.begin(report)
         while chunk:
             corrected = self._reported({line.corrects_line_id for line in chunk} - {""})
-            for number, line in enumerate(chunk, number + 1):  # noqa: B020
+            for line in chunk:
+                number += 1
                 line.report, line.number = report, number
                 if line.corrects_line_id not in corrected and line.charge_category == USAGE:
                     line.corrects_line_id = ""
@@ -356,24 +355,3 @@ class Closing:
             self._writer.end(report, adjustments)
         self._reports.append(report)
         return report
-
-
-def _not_yet(state: ShardState, end: int, now: int) -> str:
-    """Return why a shard's usage is not complete until `end` (µs since 1970 UTC), as a sentence; "" if it is."""
-    name = f"shard {state.shard:02d}"
-    if state.frozen:
-        return f"{name} has a quarantined batch: accept or discard it"
-    if is_ahead(state.watermark, now):
-        return f"{name} is complete until {iso(state.watermark)}, which is in the future: the next drain corrects that"
-    if state.watermark < end:
-        known = f"{name} is complete until {iso(state.watermark)}" if state.watermark else f"{name} is not complete yet"
-        known = f"{known}, but must be until {iso(end)}"
-        if state.ahead:
-            lead = f"{state.ahead // SECOND:,} seconds"
-            return f"{known}: its server's clock is {lead} ahead of the worker's, correct the wrong one"
-        if state.shard >= conf.SHARDS:
-            return f"{known}: it is not drained any more, since SHARDS is {conf.SHARDS}"
-        return f"{known}: is a worker sealing and draining?"
-    if state.tallied != state.position:
-        return f"{name} has batches that are not tallied yet: the next drain does that"
-    return ""
