@@ -71,8 +71,8 @@ def billing_periods(
     `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
     billing periods that have a report. A counted period that overlaps reported ones is shortened to the time between
     them, or, if that is too short, belongs to one of them. Counted periods that overlap each other are one billing
-    period. It ends where the next counted period starts, or else with the one that was used last. If that were longer
-    than a billing period can be, the last of them is a billing period of its own, which starts where the others end.
+    period: from the start of the first to the end of the one that was used last. If that were longer than a billing
+    period can be, the last of them is a billing period of its own, which starts where the others end.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -90,11 +90,7 @@ def billing_periods(
             open_.append(BillingPeriod(begin, until, frozenset({start})))
             continue
         members = last.members | {start}
-        used_at = last_used(members)
-        newest = max(members, key=lambda member: (used_at.get(member, 0), member))
-        # Of uses in the same quarter of an hour nobody knows which was the last, but the next period follows on it.
-        followed = [end for end in (last.end, until) if end in used]
-        ended = followed[-1] if followed else until if newest == start else last.end
+        _, ended = _between(closed.values(), last.start, _last_end(members, used, last_used(members)))
         joined = BillingPeriod(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
         if joined.end - joined.start <= MAX_LENGTH:
             open_[-1] = joined
@@ -103,6 +99,18 @@ def billing_periods(
         else:
             open_[-1] = BillingPeriod(last.start, last.end, members)
     return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
+
+
+def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
+    """Return the end of the counted period, among `members`, that was used last.
+
+    The time of a use is known to the quarter of an hour. If several were used last in the same one, it is the period on
+    whose end another counted period follows; without such a period it is the one that starts last.
+    """
+    newest = max(used_at.get(member, 0) for member in members)
+    latest = sorted(member for member in members if used_at.get(member, 0) == newest)
+    followed = [ends[member] for member in latest if ends[member] in ends]
+    return followed[-1] if followed else ends[latest[-1]]
 
 
 def _between(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:

@@ -81,3 +81,18 @@ def test_of_periods_used_in_the_same_quarter_of_an_hour_the_next_one_says_which_
     first, second = billing_periods(counted, [], lambda members: dict.fromkeys(members, 25 * DAY // SECOND))
     assert (first.start, first.end, first.members) == (0, 41 * DAY, frozenset({0, 10 * DAY, 20 * DAY}))
     assert (second.start, second.end) == (41 * DAY, 71 * DAY)
+
+
+def test_of_periods_used_at_different_times_the_one_used_last_says_where_the_billing_period_ends() -> None:
+    """The period that follows on another one was counted late; nobody used it after the billing period's last use."""
+    counted = {0: 31 * DAY, 10 * DAY: 41 * DAY, 41 * DAY: 71 * DAY}
+    used_at = {0: 12 * DAY // SECOND, 10 * DAY: 11 * DAY // SECOND}
+    first, second = billing_periods(counted, [], lambda members: used_at)
+    assert (first.start, first.end) == (0, 31 * DAY)
+    assert (second.start, second.end) == (41 * DAY, 71 * DAY)
+
+
+def test_overlapping_periods_end_before_a_closed_one_begins() -> None:
+    counted = {0: 5 * DAY, 3 * DAY: 20 * DAY}
+    first, *_closed = billing_periods(counted, reported_periods(CLOSED, {}), lambda members: {3 * DAY: 1})
+    assert (first.start, first.end, first.members) == (0, 10 * DAY, {0, 3 * DAY})
