@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -45,8 +45,8 @@ _AHEAD = 2
 class Drained:
     """The result of a drain: batches by outcome, ledger lines written, and the fsync policy of the fence.
 
-    `refused` has the error of each shard that the server refused. `live_runs` are the runs of all servers that answered
-    when the drain began: a shard that was on one of them before was moved to another node and has lost nothing.
+    `refused` has the error of each shard that the server refused. `live_runs` are the runs of the servers that answered
+    after the batches were listed: a shard that was on one of them before was moved to another node, and lost nothing.
     """
 
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
@@ -72,7 +72,6 @@ def drain(now: int | None = None) -> Drained:
     if ShardState.objects.using(using).filter(shard__in=shards).count() < len(shards):
         ShardState.objects.using(using).bulk_create([ShardState(shard=s) for s in shards], ignore_conflicts=True)
     try:
-        drained.live_runs = _runs(server, shards)
         on_each(server, shards, lambda _client, some: _drain_server(server, using, some, drained, now))
     finally:
         for shard, error in drained.refused.items():
@@ -82,12 +81,13 @@ def drain(now: int | None = None) -> Drained:
     return drained
 
 
-def _runs(server: Server, shards: Sequence[int]) -> set[str]:
-    """Return the runs of the servers that answer now."""
-    runs = set()
-    for client, _shards in server.wire.servers(server.keyspace, shards):
-        with suppress(RedisError):
-            runs.add(run_named(client.info()))
+def _live_runs(server: Server, listed: str, states: Iterable[ShardState]) -> set[str]:
+    """Return the run under which batches were listed and, if a shard had another one before, all that answer now."""
+    runs = {listed}
+    if any(state.run != listed for state in states):
+        for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
+            with suppress(RedisError):
+                runs.add(run_named(client.info()))
     return runs
 
 
@@ -104,6 +104,7 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
         states = ShardState.objects.using(using).in_bulk([pending.shard for pending in listed])
+        drained.live_runs = _live_runs(server, listed[0].run, states.values())
         _declare_losses(server, using, listed, states, drained)
         watermark.correct(using, listed, states)
         busy = [pending for pending in listed if pending.batches]
@@ -193,7 +194,7 @@ def _drain_lanes(server: Server, using: str, busy: list[Pending], drained: Drain
     count = min(_LANES if parallel else 1, len(busy))
     if count < 2:
         return _drain_lane(server, using, busy, drained)
-    lanes = [Drained(fsync=drained.fsync) for _number in range(count)]
+    lanes = [Drained(fsync=drained.fsync, live_runs=drained.live_runs) for _number in range(count)]
 
     def drain_lane(number: int) -> bool:
         try:
@@ -240,11 +241,15 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
             continue
         crash.reached("drain:dropped")
         if read.last:
-            if pending.count > len(pending.batches):
-                more = True
+            if pending.count > len(pending.batches) or _is_of_earlier_run(read):
+                more = True  # After a restart the next pass finds the shard empty, and declares it.
             else:
                 watermark.advance(using, pending)
     return more
+
+
+def _is_of_earlier_run(read: _Read) -> bool:
+    return isinstance(read.packet, Packet) and read.packet.sealed_run != read.pending.run
 
 
 def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> BatchOutcome:

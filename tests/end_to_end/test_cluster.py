@@ -615,8 +615,11 @@ def test_usage_of_accounts_on_every_node_is_sealed_and_drained_once(cluster: Clu
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(cluster: Cluster, counts: bool) -> None:
+    accounts = [ACCOUNT, *(f"account-{number}" for number in range(12))]  # several on every node
+
     def use() -> None:
-        engine.decide([limit()], account=ACCOUNT, usage=usage(account=ACCOUNT))
+        for account in accounts:
+            engine.decide([limit()], account=account, usage=usage(account=account))
 
     use()
     flow()
@@ -629,7 +632,7 @@ def test_a_slot_that_moves_with_its_keys_loses_nothing_and_declares_nothing(clus
         flow()
     use()
     flow()
-    assert Line.objects.aggregate(sum=Sum("admitted_requests"))["sum"] == (4 if counts else 2)
+    assert Line.objects.aggregate(sum=Sum("admitted_requests"))["sum"] == len(accounts) * (4 if counts else 2)
     assert not DurabilityGap.objects.exists()
 
 

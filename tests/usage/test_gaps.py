@@ -10,8 +10,10 @@ from ratelimits import engine
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
+from ratelimits.usage import crash
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
+from ratelimits.usage.pending import BATCHES_PER_PASS
 from ratelimits.usage.seal import seal
 from ratelimits.usage.verify.ledger import verify_ledger
 from tests.support.raw import RawRedis
@@ -60,6 +62,42 @@ def test_a_restart_is_declared_once_for_each_shard_with_the_fsync_policy(always_
     first, second, third = Batch.objects.order_by("position")
     assert (second.incarnation, second.seq) == (first.incarnation, 2)
     assert (third.follows, third.seq) == (f"{first.incarnation}:2", 1)
+
+
+def test_one_drain_declares_a_restart_also_in_a_shard_where_only_earlier_usage_waits(
+    always_server: EmbeddedServer,
+) -> None:
+    use()
+    flow()
+    use()
+    seal()
+    always_server.kill()
+    always_server.start()
+    flow()
+    assert kinds() == ["restart"] * 64
+
+
+def test_a_restart_in_the_middle_of_a_drain_is_declared(
+    always_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use()
+    flow()
+    for _number in range(BATCHES_PER_PASS + 1):
+        use()
+        seal()
+    dropped = 0
+
+    def reached(point: str) -> None:
+        nonlocal dropped
+        dropped += point == "drain:dropped"
+        if point == "drain:dropped" and dropped == BATCHES_PER_PASS:
+            always_server.kill()
+            always_server.start()
+
+    monkeypatch.setattr(crash, "reached", reached)
+    drain()
+    assert units() == BATCHES_PER_PASS + 2
+    assert kinds() == ["restart"] * 64
 
 
 def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -> None:
