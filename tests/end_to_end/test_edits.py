@@ -11,6 +11,7 @@ from django.urls import reverse
 
 from project.models import ApiKey
 from ratelimits.models import Rule
+from tests.support.eventually import until
 from tests.support.siblings import Sibling
 
 
@@ -74,14 +75,20 @@ def test_no_request_begun_after_an_edit_is_decided_by_the_old_rule_while_others_
     _, secret = issue_key("acme")
     requests, count = (500, 20) if long_run else (200, 8)
     others = askers(3)
-    for other in others:
-        other.ask({"secret": secret, "times": requests})
-    edits = []
-    for capacity in range(10_001, 10_001 + count):
-        edit_capacity(capacity)
-        edits.append((time.monotonic(), capacity))
-    decided = [pair for other in others for pair in capacities(other.answer())]
-    assert len({capacity for _, capacity in decided}) > 2, "the edits came while requests were under way"
+    decided: list[tuple[float, int]] = []
+    edits: list[tuple[float, int]] = []
+
+    def seen() -> int:
+        """Edit while requests are under way; return how many capacities decided them."""
+        for other in others:
+            other.ask({"secret": secret, "times": requests})
+        for _ in range(count):
+            edit_capacity(10_001 + len(edits))
+            edits.append((time.monotonic(), 10_001 + len(edits)))
+        decided.extend(pair for other in others for pair in capacities(other.answer()))
+        return len({capacity for _, capacity in decided})
+
+    until(lambda: seen() > 2, "edits that come while requests are under way")
     late = [
         (begun, capacity)
         for begun, capacity in decided
