@@ -331,24 +331,26 @@ class Findings:
         """Check that every period has one allowance, and not one unit more is included."""
         net: Counter[tuple[str, int]] = Counter()
         taken = self.taken = Counter[tuple[str, int]]()
-        columns = ("report__account", "report__version", "report__period_start", "charge_class", "usage_period")
+        columns = ("report__account", "report__version", "report__period_start", "charge_class")
         sums = ReportLine.objects.filter(report__account__in=family.names).order_by("report_id", "number")
         billing_starts: dict[tuple[str, int], int] = {}
-        for name, version, start, kind, period, consumed, part in sums.values_list(
-            *columns, "consumed_quantity", "included_quantity"
+        for name, version, start, kind, period, used_at, consumed, part in sums.values_list(
+            *columns, "usage_period", "charge_period_start", "consumed_quantity", "included_quantity"
         ):
             if kind == "" or version > 1:
                 billing_starts.setdefault((name, period), start)
-            of = billing_starts.get((name, period)) or self.around(name, period * SECOND, start)
+            # Late usage belongs to the period in which its counted period began or, if that was earlier, it was used.
+            known = billing_starts.get((name, period)) or self.around(name, period * SECOND)
+            of = known or self.around(name, used_at) or start
             net[name, of] += consumed
             taken[name, of] += part
         for name in family.names:
             for start, report in self.reports[name].items():
                 self.compare(family, name, report, net, taken[name, start])
 
-    def around(self, name: str, start: int, otherwise: int) -> int:
-        spans = (report for report in self.reports[name].values() if report.period_start <= start < report.period_end)
-        return next((report.period_start for report in spans), otherwise)
+    def around(self, name: str, moment: int) -> int | None:
+        spans = (report for report in self.reports[name].values() if report.period_start <= moment < report.period_end)
+        return next((report.period_start for report in spans), None)
 
     def compare(self, family: Family, name: str, report: Report, net: Counter[tuple[str, int]], taken: int) -> None:
         start, end = report.period_start, report.period_end
