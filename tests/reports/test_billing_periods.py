@@ -95,4 +95,4 @@ def test_of_periods_used_at_different_times_the_one_used_last_says_where_the_bil
 def test_overlapping_periods_end_before_a_closed_one_begins() -> None:
     counted = {0: 5 * DAY, 3 * DAY: 20 * DAY}
     first, *_closed = billing_periods(counted, reported_periods(CLOSED, {}), lambda members: {3 * DAY: 1})
-    assert (first.start, first.end, first.members) == (0, 10 * DAY, {0, 3 * DAY})
+    assert (first.start, first.end, first.members) == (0, 10 * DAY, frozenset({0, 3 * DAY}))
