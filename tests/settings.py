@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any, cast
 
 from project.settings import *  # noqa: F403
-from project.settings import DATABASES, RATELIMITS
+from project.settings import CACHES, DATABASES, RATELIMITS
 
 # A file, because other threads and processes cannot see the rows of SQLite in memory.
 DATABASES["default"]["TEST"] = {"NAME": os.environ["RATELIMITS_TEST_DATABASE_NAME"]}
@@ -17,6 +18,9 @@ RATELIMITS["NAMESPACE"] = "test"
 # On a busy machine the server may get no processor time for a while; it must not count as away. Tests of
 # TIMEOUT itself set a short one (tests.support.entry_points.short_timeout).
 RATELIMITS["TIMEOUT"] = 10
+# Nor may a server that waits for a busy disk.
+for _cache in CACHES.values():
+    cast("dict[str, Any]", _cache)["OPTIONS"] = {"SOCKET_TIMEOUT": 30}
 # Tests write explicitly, because a background thread would meet another test's tables.
 RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0
 # Tests decide at times that they choose, but give back by the server's clock.
