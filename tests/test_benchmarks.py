@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import document, exports, simulate
+from benchmarks import document, exports, revisions, simulate
 from benchmarks.support import plan, report
 from benchmarks.support.timing import Case, interleaved
 from ratelimits.engine import algorithm_from_json
@@ -68,6 +68,20 @@ def test_a_benchmark_runs_prints_its_table_and_writes_its_json(name: str, tmp_pa
     options, line = COMMANDS[name]
     printed, run = _run(name, options, tmp_path)
     _holds(name, printed, run, line)
+
+
+def test_a_line_is_slower_than_at_an_earlier_revision_if_it_was_so_in_every_turn() -> None:
+    def measured(one: float, other: float) -> dict[str, float]:
+        figures = {"layers": {"one": {"median_us": one}, "other": {"median_us": other, "round_medians_us": [other]}}}
+        return dict(revisions.medians("", figures))
+
+    turns = [
+        {"before": measured(10, 10), "after": measured(11, 12)},
+        {"after": measured(12, 9), "before": {**measured(10, 10), "gone since": 1.0}},
+    ]
+    one, other = revisions.compare(turns)
+    assert (one["what"], one["before"], one["after"], one["slower"]) == ("layers one", 10, 11.5, "slower")
+    assert (other["what"], other["ratio"], other["slower"]) == ("layers other", 1.05, "")
 
 
 def test_decide_runs_and_says_which_peers_are_not_installed(tmp_path: Path) -> None:

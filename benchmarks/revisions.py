@@ -1,0 +1,101 @@
+"""Compare this checkout with an earlier revision: run the same benchmark of both in turns, on the same machine.
+
+    python -m benchmarks.revisions REVISION [--benchmark decide] [--turns 5] [--options "--rounds 20"]
+
+Both run with the packages that are installed here. Each turn runs both, each time in the other order. A line is slower
+only if it was slower in every turn: what else the machine does changes single turns by more than the code does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.support import report
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.revisions", description=__doc__.splitlines()[0])
+    parser.add_argument("revision", help="the commit to compare with")
+    parser.add_argument("--benchmark", default="decide", help="a benchmark whose JSON has medians")
+    parser.add_argument("--turns", type=int, default=5, help="how often each of the two runs")
+    parser.add_argument("--out", type=Path, help="directory for the run's JSON")
+    parser.add_argument("--options", default="", help="options of the benchmark, in quotes")
+    chosen = parser.parse_args(argv)
+    with TemporaryDirectory(prefix="ratelimits-revision-") as directory:
+        earlier = Path(directory) / "earlier"
+        unpack(chosen.revision, earlier)
+        turns = []
+        for turn in range(chosen.turns):
+            pair = [("before", earlier), ("after", ROOT)]
+            measured = {}
+            for which, root in pair if turn % 2 else reversed(pair):
+                out = Path(directory) / f"{which}-{turn}"
+                measured[which] = run(chosen.benchmark, root, shlex.split(chosen.options), out)
+            turns.append(measured)
+    lines = compare(turns)
+    heads = ("what", "before µs", "after µs", "ratio", "least", "greatest", "slower in every turn")
+    print(report.table(heads, [tuple(line.values()) for line in lines]))
+    if chosen.out is not None:
+        result = {"benchmark": "revisions", "revision": chosen.revision, "of": chosen.benchmark, "lines": lines}
+        report.write({**result, "turns": chosen.turns}, chosen.out)
+    return 0
+
+
+def unpack(revision: str, to: Path) -> None:
+    """Write the files of a revision into a directory. Raises CalledProcessError for an unknown revision."""
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(to, filter="data")
+
+
+def run(benchmark: str, root: Path, options: Sequence[str], out: Path) -> dict[str, float]:
+    """Run a benchmark of a checkout; return its medians in µs, by what they are of."""
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *options, "--out", str(out)]
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return dict(medians("", json.loads((out / f"{benchmark}.json").read_text())))
+
+
+def medians(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield each median in a run's JSON, with the names that lead to it."""
+    if isinstance(value, dict):
+        if "median_us" in value:
+            yield name, float(value["median_us"])
+        for key, inner in value.items():
+            yield from medians(f"{name} {key}".strip(), inner)
+
+
+def compare(turns: Sequence[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return a line for each median that both revisions have: its medians over the turns, and the turns' ratios."""
+    runs = [measured for turn in turns for measured in turn.values()]
+    lines = []
+    for name in (name for name in runs[0] if all(name in measured for measured in runs)):
+        ratios = [turn["after"][name] / turn["before"][name] for turn in turns]
+        lines.append(
+            {
+                "what": name,
+                "before": median(turn["before"][name] for turn in turns),
+                "after": median(turn["after"][name] for turn in turns),
+                "ratio": median(ratios),
+                "least": min(ratios),
+                "greatest": max(ratios),
+                "slower": "slower" if min(ratios) > 1 else "",
+            }
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
