@@ -159,3 +159,25 @@ def test_the_page_on_how_it_works_names_files_that_exist() -> None:
     assert len(named) > 50
     server = {"tests/test_layout.py"}
     assert {name for name in named - server if not any(PurePath(file).match(name) for file in files)} == set()
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module defines, and those of its classes as "Class.name"."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{node.name}.{inner}" for inner in _defined(node))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_the_page_on_how_it_works_names_functions_where_they_are() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("\n## Where is what\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|.*\| `([\w/]+\.py)` \| (.+) \|$", table, re.MULTILINE)
+    assert len(rows) > 15
+    defined = {file: set(_defined(ast.parse((APP / file).read_text()))) for file, _names in rows}
+    named = [(file, name) for file, names in rows for name in re.findall(r"`([\w.]+)`", names)]
+    assert [(file, name) for file, name in named if name not in defined[file]] == []
