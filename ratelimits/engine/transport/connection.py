@@ -71,7 +71,9 @@ INFO = b"*1\r\n$4\r\nINFO\r\n"
 
 def run_of(info: bytes) -> str:
     """Return the run of the server by its reply to INFO."""
-    return run_named(dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line))
+    # The server's path is in it too, and need not be UTF-8.
+    text = info.decode(errors="replace")
+    return run_named(dict(line.split(":", 1) for line in text.splitlines() if ":" in line))
 
 
 def run_named(info: Mapping[str, Any]) -> str:

@@ -458,6 +458,22 @@ class TestRuns:
         run = asyncio.run(work())
         assert command.runs[-1] == run != command.runs[0]
 
+    def test_a_server_in_a_folder_whose_name_is_no_text_is_known_too(
+        self, opened: Callable[..., Wire], servers: TestServers, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / os.fsdecode(b"b\xfcro")
+        folder.mkdir()
+        binary = folder / "server"
+        binary.symlink_to(server_binary(servers.redis_kind))  # INFO shows the path of the server
+        server = RunningServer(tmp_path / "own", binary=binary)
+        try:
+            wire, command = opened(server.url), say(b"PING")
+            assert wire.call(command, b"") == b"PONG"
+            assert asyncio.run(wire.acall(command, b"")) == b"PONG"
+            assert len(set(command.runs)) == 1
+        finally:
+            server.stop()
+
     def test_a_pool_of_another_kind_learns_it_too(self, opened: Callable[..., Wire], own_server: RunningServer) -> None:
         wire, command = (
             opened(own_server.url, CONNECTION_POOL_CLASS="tests.engine.transport.test_wire.Pool"),
