@@ -19,6 +19,13 @@ from ratelimits.quota.waiting import acheck_and_wait, check_and_wait
 View = TypeVar("View", bound=Callable[..., Any])
 
 
+def _is_async(view: Any) -> bool:
+    """Return whether a view is awaited: an async function, or `dispatch` of a view class with async handlers."""
+    # `dispatch` itself is no async function, but returns what the handler returns. method_decorator wraps the method.
+    bound = getattr(view, "func", view)
+    return iscoroutinefunction(view) or getattr(getattr(bound, "__self__", None), "view_is_async", False) is True
+
+
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
     """Limit a view by the rules of `scope`. `cost` is like a `throttle_cost`; a callable takes the request.
 
@@ -72,7 +79,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             await finishing.aleave(request, response)
             return with_headers(response, answer)
 
-        wrapped: Any = async_view if iscoroutinefunction(view) else sync_view
+        wrapped: Any = async_view if _is_async(view) else sync_view
         wrapped.ratelimits = named, cost  # shows the middleware and the admin that the view is limited, and how
         return cast("View", wrapped)
 
