@@ -122,6 +122,7 @@ def check(
     request that would have to wait is refused, and not charged. Raise WrongCost for costs that make no sense. If the
     server cannot be asked, the rules' failure policies decide.
     """
+    costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
@@ -172,6 +173,7 @@ async def acheck(
     at_once: bool = False,
 ) -> Answer:
     """Do as `check`, awaited. A caller that is cancelled meanwhile is not charged."""
+    costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
@@ -216,10 +218,10 @@ async def acheck(
 def _cache_key(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """Return what two requests must have in common to be decided alike. Raise WrongCost."""
+    """Return what two requests must have in common to be decided alike."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
-    return identity, scope, method, at_once, *valid(costs).items()
+    return identity, scope, method, at_once, *costs.items()
 
 
 def _answer(

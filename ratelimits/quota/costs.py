@@ -18,7 +18,7 @@ class WrongCost(ValueError):
 
 
 def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the costs by meter if they make sense. Raise WrongCost otherwise."""
+    """Return the costs by meter, as integers, if they make sense. Raise WrongCost otherwise."""
     if not costs:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
     if len(costs) > MAX_METERS:
@@ -29,7 +29,10 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
             raise WrongCost(f"a meter must be a text such as 'requests', not {shown(name)}")
         if not _is_cost(cost):
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
-    return costs
+    if all(type(cost) is int for cost in costs.values()):
+        return costs
+    # Whole numbers of other types cannot all be added up: a float and a Decimal, for example.
+    return {meter: int(cost) for meter, cost in costs.items()}
 
 
 def _is_cost(cost: Any) -> bool:

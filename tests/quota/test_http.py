@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
+from ratelimits.quota import process_totals
 from ratelimits.quota.costs import MAX_METERS
 from ratelimits.throttling import QuotaThrottle
 from ratelimits.unknown_names.urlconf import named_by_views
@@ -167,6 +169,13 @@ class TestCosts:
     def test_any_text_names_a_meter(self, ask: Ask, redis_client: redis.Redis, meter: str) -> None:
         assert ask({meter: 1}) == 200
         assert len(counted(redis_client)) == 1
+
+    def test_whole_numbers_of_any_type_add_up(self, ask: Ask) -> None:
+        for cost in (1, 1.0, Decimal(2), 2.0, Fraction(3), Whole.TWO):
+            assert ask({"requests": cost, "tokens": cost}) == 200
+        sums = {key.meter: total for key, total in process_totals.totals().items()}
+        assert sums == {"requests": (6, 11), "tokens": (6, 11)}
+        assert {type(units) for _requests, units in sums.values()} == {int}
 
 
 class TestScopes:
