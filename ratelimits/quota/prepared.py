@@ -21,6 +21,9 @@ from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
 #: Maximum number of prepared commands that a process keeps. Beyond it the cache is emptied.
 MAX_COMMANDS = 8192
+#: Maximum number of combinations of meters for which a selection is kept prepared. A view may take names of meters from
+#: its clients. Beyond it they are prepared again.
+MAX_METERINGS = 64
 ANONYMOUS = "anonymous"
 
 
@@ -57,6 +60,8 @@ def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
     """Return what applies of a selection to requests that these meters count. Made once for each."""
     prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
+        if len(selection.cache) >= MAX_METERINGS:
+            selection.cache.clear()
         prepared = selection.cache[meters] = _prepare(selection, meters)
     return prepared
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import redis
 
+from ratelimits import rules
 from ratelimits.engine import Unanswered
 from ratelimits.engine.decision import Decision
 from ratelimits.identity import Identity
 from ratelimits.models import KeyOverride, Rule
-from ratelimits.quota import checking, process_totals, receipts
+from ratelimits.quota import checking, prepared, process_totals, receipts
 from ratelimits.quota.checking import Answer
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from tests.end_to_end.test_round_trips import commands_of_clients
@@ -203,3 +204,11 @@ class TestPrefetch:
             asyncio.run(checking.acheck(WHO))
         assert len(calls) == 2
         assert {place.kind for place in process_totals.totals()} == {"unanswered", "unmetered"}
+
+
+def test_meters_that_clients_name_are_not_kept_for_ever(check: Check) -> None:
+    rule("burst", capacity=1000)
+    for number in range(3 * prepared.MAX_METERINGS):
+        assert check(WHO, costs={"requests": 1, f"model {number}": 1}).allowed
+    chosen = rules.current().select("*", "", WHO)
+    assert 0 < len(chosen.cache) <= prepared.MAX_METERINGS
