@@ -6,9 +6,11 @@ syntax (RFC 9651).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import ceil
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
@@ -34,8 +36,13 @@ def policy(name: str, algorithm: Algorithm) -> Policy:
     return Policy(name, quota, None if micros is None or not quota else max(ceil(micros / MICROSECONDS), 1))
 
 
+#: What a String of RFC 9651 cannot have. Django refuses a header with the end of a line.
+_UNPRINTABLE = re.compile("[^ -~]")
+
+
 def quoted(value: str) -> str:
-    """Return a text as a String of RFC 9651."""
+    """Return a text as a String of RFC 9651. Characters that it cannot have are percent-encoded."""
+    value = _UNPRINTABLE.sub(lambda found: quote(found[0], errors="replace"), value)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

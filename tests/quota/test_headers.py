@@ -39,7 +39,17 @@ def test_the_policies_are_a_list_of_items_with_parameters() -> None:
     assert headers.policies([]) == ""
 
 
-@pytest.mark.parametrize(("name", "item"), [('a"b', '"a\\"b"'), ("a\\b", '"a\\\\b"'), ("plain", '"plain"')])
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [
+        ('a"b', '"a\\"b"'),
+        ("a\\b", '"a\\\\b"'),
+        ("plain", '"plain"'),
+        ("two\r\nlines", '"two%0D%0Alines"'),
+        ("büro\x7f", '"b%C3%BCro%7F"'),
+        ("half\ud800", '"half%3F"'),
+    ],
+)
 def test_a_name_is_a_quoted_string(name: str, item: str) -> None:
     assert headers.standing(headers.quoted(name), 5, 1.0) == f"{item};r=5;t=1"
 
