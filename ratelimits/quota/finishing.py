@@ -23,7 +23,7 @@ from django.http.response import HttpResponseBase
 from redis.exceptions import ResponseError
 
 from ratelimits.conf import conf
-from ratelimits.engine import AlreadySettled, Decision, Receipt, Unavailable, arefund, arelease, refund, release
+from ratelimits.engine import AlreadySettled, Decision, Receipt, Stale, Unavailable, arefund, arelease, refund, release
 from ratelimits.quota.checking import Answer
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ _Steps = list[tuple[_Step, Receipt]]
 _AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
 #: The errors with which a request ends after its client has gone.
 _GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
+#: The errors with which a step fails: Stale if the server's clock enters another calendar window at this moment.
+_FAILURES = (Unavailable, ResponseError, Stale)
 _OPEN = "_ratelimits_open"
 _ABANDONED = "_ratelimits_abandoned"
 
@@ -180,7 +182,7 @@ def _run(steps: _Steps, *, again: bool = False) -> None:
         except AlreadySettled:
             if not again:
                 _stays(receipt)
-        except (Unavailable, ResponseError) as error:
+        except _FAILURES as error:
             _log(step, receipt, error)
 
 
@@ -191,7 +193,7 @@ async def _arun(steps: _Steps) -> None:
                 await _AWAITED[step](receipt)
             except AlreadySettled:
                 _stays(receipt)
-            except (Unavailable, ResponseError) as error:
+            except _FAILURES as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
         # Each step takes effect once, so it is safe to repeat all of them.

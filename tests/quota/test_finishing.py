@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
 from typing import Any
@@ -23,6 +24,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from ratelimits.decorators import limited
+from ratelimits.engine.call import Clock
 from ratelimits.quota import finishing, receipts
 from ratelimits.quota.waiting import waiters
 from tests.support.engine.proxy import Proxy
@@ -359,6 +361,25 @@ class TestWholeResponses:
             ("a requests 0 - anonymous 1", 2),
             ("r requests 0 - anonymous 1", 2),
         ]
+
+    @pytest.mark.parametrize("way", ["path", "decorated", "drf"])
+    def test_a_calendar_window_that_ends_at_this_moment_is_no_error(
+        self, wsgi: Callable[..., Wsgi], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+    ) -> None:
+        """By the server's clock the window has ended, whichever window the caller takes."""
+        rule("month", "calendar_window", capacity=10)
+        in_flight()
+        taken = finishing._taken
+
+        def late(*about: Any) -> Any:
+            monkeypatch.setattr(Clock, "now", lambda _clock: time.time_ns() // 1000 - 62 * 86_400_000_000)
+            return taken(*about)
+
+        monkeypatch.setattr(finishing, "_taken", late)
+        asked = wsgi(f"/{way}/whole/")
+        asked.close()
+        assert asked.status == 200
+        assert "release of receipt" in caplog.text
 
     def test_what_governs_a_request_twice_is_finished_twice(self) -> None:
         in_flight(2)
