@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.core.exceptions import ImproperlyConfigured
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db.models import Model
 from django.http import HttpRequest
 from rest_framework.settings import api_settings
@@ -143,11 +144,17 @@ def _network(text: str) -> str | None:
 
 
 async def aidentify(request: HttpRequest) -> Identity:
-    """Do as `identify`, awaited: load the user first, after which nothing else asks the database."""
+    """Do as `identify`, awaited: load the user first, so that usually nothing else asks the database.
+
+    If RATELIMITS["ACCOUNT"] asks it, identify in the request's thread, where that is allowed.
+    """
     auser = getattr(request, "auser", None)
     if auser is not None:
         request.user = await auser()
-    return identify(request)
+    try:
+        return identify(request)
+    except SynchronousOnlyOperation:
+        return await sync_to_async(identify)(request)
 
 
 def identify(request: Any) -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 from uuid import UUID
@@ -246,3 +247,9 @@ class TestIdentities:
 
         made.auser = auser
         assert (await aidentify(made)).user == "user:5"
+
+    @pytest.mark.django_db(transaction=True)
+    def test_async_code_may_ask_the_database_for_the_account(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": lambda request: f"one of {User.objects.count()}"}
+        sync, awaited = RequestFactory().get("/"), AsyncRequestFactory().get("/")
+        assert identify(sync).account == asyncio.run(aidentify(awaited)).account == "account:one of 0"
