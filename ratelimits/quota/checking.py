@@ -6,6 +6,7 @@ Every entry point (the DRF throttle, the middleware, the decorators) calls `chec
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ RELOADS = 3
 breaker = Breaker()
 denials = DenyCache()
 local = LocalLimiter()
+os.register_at_fork(after_in_child=local.clear)
 
 
 def _follow(version: int) -> None:

@@ -22,13 +22,12 @@ class LocalLimiter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
-        self._lock = threading.Lock()
+        self.clear()
 
     def clear(self) -> None:
-        """Forget what was spent."""
-        with self._lock:
-            self._spent.clear()
+        """Forget what was spent: in a forked process it belongs to the parent, and a thread of it may hold the lock."""
+        self._lock = threading.Lock()
+        self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def admits(self, asked: list[tuple[str, str, Algorithm, int]]) -> bool:
         """Charge all of these (key, name, algorithm, cost) and return True; or none if one has too little left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +22,10 @@ class Waiters:
     """Counts the requests of this process that may have to wait."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Count none: in a forked process they belong to the parent, which a thread may have left with the lock."""
         self._lock = threading.Lock()
         self._count = 0
 
@@ -39,6 +44,7 @@ class Waiters:
 
 
 waiters = Waiters()
+os.register_at_fork(after_in_child=waiters.clear)
 
 
 def check_and_wait(

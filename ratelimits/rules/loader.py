@@ -102,6 +102,8 @@ class Loader:
 
     def forget(self) -> None:
         """Forget all rules. The next use reads everything."""
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
             self._current = self._failure = None
             self._behind = self._logged_behind = 0

@@ -8,6 +8,7 @@ without overrides, get the same Selection object.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
     from ratelimits.identity import Identity
 
 logger = logging.getLogger(__name__)
+
+#: One lock for all snapshots. A forked child begins with a new one: a thread of its parent may have held the old one.
+_lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 #: Maximum number of Selections that a snapshot keeps. Beyond it the cache is emptied.
 MAX_SELECTIONS = 4096
@@ -66,7 +78,6 @@ class Snapshot:
         "_clock",
         "_facts",
         "_load",
-        "_lock",
         "_methods",
         "_plans",
         "_scopes",
@@ -95,7 +106,6 @@ class Snapshot:
         self.good_until = NEVER
         self._clock = clock
         self._load = load
-        self._lock = threading.Lock()
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
         self._selections: dict[tuple[str, str, _Terms], Selection] = {}
         self._billing: dict[tuple[str, str | None, Span | None], Billing] = {}
@@ -124,7 +134,7 @@ class Snapshot:
         selection = self._selections.get(cache_key)
         if selection is None:
             selection = self._compile(scope, method, terms)
-            with self._lock:
+            with _lock:
                 if len(self._selections) >= MAX_SELECTIONS:
                     self._selections.clear()
                 selection = self._selections.setdefault(cache_key, selection)
@@ -220,7 +230,7 @@ class Snapshot:
 
     def _seen(self, now: int, until: int) -> None:
         """Note that a value was evaluated at `now` and is valid until `until`."""
-        with self._lock:
+        with _lock:
             self.seen_at = max(self.seen_at, now)
             self.good_until = min(self.good_until, until)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -28,7 +29,17 @@ from ratelimits.engine.transport.wire import Wire
 Address = tuple[str, int]
 #: The primary of each slot, as far as it is known.
 Table = list[Address | None]
+#: One lock for all clusters. A forked child begins with a new one: a thread of its parent may have held the old one.
+_lock = threading.Lock()
 _OF_THE_CLUSTER = ("himport_registry", "redis_connect_func", "cache")
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class _Slots:
@@ -75,7 +86,6 @@ class ClusterWire(Wire):
         self._remap = manager.address_remap
         self._timeout = timeout
         self._nodes: dict[Address, _Node] = {}
-        self._lock = threading.Lock()
         self._owners: Table | None = None
         self._members: list[Address] = []
         self._doubted: Address | None = None
@@ -85,7 +95,7 @@ class ClusterWire(Wire):
     def _node(self, address: Address) -> _Node:
         node = self._nodes.get(address)
         if node is None:
-            with self._lock:
+            with _lock:
                 node = self._nodes.get(address)
                 if node is None:
                     host, port = address
@@ -136,7 +146,7 @@ class ClusterWire(Wire):
     def _learnt(self, table: Table | None, failure: Exception | None = None) -> Table:
         if table is None:
             raise NotReached(f"no node of the cluster answers: {failure}") from failure
-        with self._lock:
+        with _lock:
             self._owners, self._members = table, [address for address in dict.fromkeys(table) if address]
             self._nodes = {address: node for address, node in self._nodes.items() if address in self._members}
         return table
