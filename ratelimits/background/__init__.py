@@ -56,14 +56,21 @@ class Background:
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread of this process, unless it runs."""
+        """Start the thread of this process, unless it runs. If it cannot be started now, the next call tries again."""
         if self.running:
             return
         with self._starting:
             if not self.running:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self.running = True
-                stop_signals.watch(end)
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # there are too many threads, or the process ends
+            logger.warning("The thread %s cannot be started: %s", self._name, error)
+            return
+        self.running = True
+        stop_signals.watch(end)
 
     def run(self) -> None:
         """Do the work now, in the caller's thread. If the other thread is doing it, wait first."""

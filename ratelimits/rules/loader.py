@@ -120,7 +120,7 @@ class Loader:
         with self._lock:
             if now >= self._refresh_at or now < current.seen_at - _STEP:
                 self._refresh_at = now + self._interval()
-                self._thread.submit(self._refresh)
+                self._start(self._refresh)
             if self._current is current and not current.seen_at - _STEP <= now < current.good_until:
                 self._current = self._at(current.rows, versioned=current.versioned)
             return self._current or current
@@ -149,7 +149,18 @@ class Loader:
             at, message = self._failure
             if self._clock() - at < _PAUSE:
                 raise RulesUnavailable(message)
-        return self._thread.submit(job, argument)
+        future = self._start(job, argument)
+        if future is None:
+            raise RulesUnavailable("the process has no thread to read the rules: it ends, or has too many")
+        return future
+
+    def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
+        """Have the thread do a job. Return None if there is no thread, as when the process ends."""
+        try:
+            return self._thread.submit(job, *arguments)
+        except RuntimeError as error:
+            logger.warning("The rules are not read: %s", error)
+            return None
 
     def _want(self, shards: frozenset[int]) -> Future[Snapshot]:
         self._wanted.update(shards)
