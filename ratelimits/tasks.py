@@ -54,9 +54,10 @@ def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
         draining.drain()
-        tallying.tally()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
+    # Also after an error, which can be of one shard or server alone: the others were drained.
+    tallying.tally()
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)

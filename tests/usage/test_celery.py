@@ -14,14 +14,18 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from ratelimits import tasks
 from ratelimits.conf import conf
-from ratelimits.models import DurabilityGap
+from ratelimits.engine.server import current_server
+from ratelimits.models import DurabilityGap, PeriodUsage
 from ratelimits.tasks import beat_schedule
 from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
+from tests.support.raw import RawRedis
 from tests.support.usage.load import Load
+from tests.support.usage.traffic import use
 from tests.usage.test_crashes import check_ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,3 +105,14 @@ def test_the_beat_schedule_runs_every_task_at_its_interval_and_drops_what_was_no
 def test_sealing_that_waited_behind_long_drains_is_not_dropped() -> None:
     schedule = beat_schedule()
     assert schedule["ratelimits.seal"]["options"]["expires"] > 100 * schedule["ratelimits.drain"]["options"]["expires"]
+
+
+def test_a_shard_that_cannot_be_drained_does_not_stop_the_totals_of_others(redis_client: RawRedis) -> None:
+    use()
+    seal()
+    keyspace = current_server().keyspace
+    idle = next(shard for shard in range(keyspace.shards) if not redis_client.exists(keyspace.sealed(shard)))
+    redis_client.delete(keyspace.meta(idle))
+    redis_client.set(keyspace.meta(idle), "no hash")
+    tasks.drain()
+    assert PeriodUsage.objects.get().admitted_units == 1
