@@ -48,7 +48,8 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
     if is_ahead(state.watermark, pending.clock):
         # Both clocks were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
-        state.watermark = min(pending.sealed_at, pending.clock)
+        # While batches wait, only what was drained is known to be complete.
+        state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
         _declare(using, state.shard, since, pending.clock, lead)
     if pending.lead <= TOLERANCE:
         if state.ahead:

@@ -12,6 +12,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import DurabilityGap, Report, ShardState
 from ratelimits.reports.closing.close import finalise, home_shard
 from ratelimits.reports.closing.open_periods import open_periods
+from ratelimits.usage import crash
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
@@ -141,6 +142,31 @@ def test_a_watermark_that_two_wrong_clocks_stored_is_put_back_and_declared() -> 
     assert declared()[0] == (at("2026-11-28T11:00"), at("2026-11-28T12:00"))
     drain_at("2026-11-28T12:01")
     assert len(declared()) == 2
+
+
+def test_a_watermark_that_is_put_back_covers_no_usage_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    acme = account()
+    spend(acme, "2026-11-27", 7)
+    seal_at(at("2026-11-28T11:00"))
+    drain_at("2026-11-28T11:00")
+    seal_at(JUNE)
+    drain_at("2027-06-01")
+    spend(acme, "2026-11-29", 5)
+    seal_at(at("2026-12-02"), at("2026-12-02"))
+
+    def reached(point: str) -> None:
+        if point == "drain:read":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(crash, "reached", reached)
+        drain_at("2026-12-02")
+    assert state().watermark == at("2026-11-28T11:00")
+    assert finalise(at("2026-12-02")) == []
+    drain_at("2026-12-02")
+    assert state().watermark == at("2026-12-02")
+    (report,) = finalise(at("2026-12-02"))
+    assert sum(line.consumed_quantity for line in report.lines.all()) == 12
 
 
 def test_an_open_period_says_that_it_waits_for_a_clock() -> None:
