@@ -7,7 +7,8 @@
 --             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
 --           every other field is a counter (a whole number >= 0).
 --   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run,
---             sealed_at (µs; what was counted before it is in sealed batches)
+--             sealed_at (µs; what was counted before it is in sealed batches), first_sealed (µs; the first seal),
+--             sealed_clock (µs; clock of the process that sealed last)
 --   b:<incarnation>:<seq>   hash: a sealed batch, with all fields that `open` had, and
 --             #c cum after it   #t sealed at (µs)   #x run it was sealed under
 --   sealed  list of "<incarnation>:<seq>", oldest first

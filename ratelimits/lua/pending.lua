@@ -1,7 +1,8 @@
 -- Lists what waits to be drained in one shard, all at one moment.
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
 -- Returns {run, latest possible start of the server µs, time µs, incarnation or '', seq or '', sealed_at µs or '',
---          number of waiting batches, their ids (oldest first), clock of the process that sealed last (µs) or ''}
+--          number of waiting batches, their ids (oldest first), clock of the process that sealed last (µs) or '',
+--          time of the first seal (µs) or '', 1 if a batch is open, otherwise 0}
 -- Usage that was counted before sealed_at is in these batches, or was drained already.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
@@ -10,7 +11,9 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 -- The uptime is the difference of two whole seconds, so it may be one second too long.
 local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
 local since = now - up * 1000000
-local sealed = string.sub(KEYS[1], 1, -1 - #'${meta}') .. '${sealed}'
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock')
+local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
+local sealed = prefix .. '${sealed}'
+local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock', 'first_sealed')
 return {run, string.format('%.0f', since), string.format('%.0f', now), known[1] or '', known[2] or '',
-  known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or ''}
+  known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or '', known[5] or '',
+  redis.call('EXISTS', prefix .. '${open}')}

@@ -10,5 +10,9 @@ if ARGV[2] ~= '' then now = tonumber(ARGV[2]) end
 local run = server_run()
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local id = batch_seal(prefix, now, run, ARGV[1]) or ''
+-- Tells the drain of a wipe that left no other trace. A first seal that is later than this one was at a wrong time.
+local first = redis.call('HMGET', KEYS[1], 'sealed_at', 'first_sealed')
+if not first[1] then redis.call('HSET', KEYS[1], 'first_sealed', string.format('%.0f', now)) end
+if tonumber(first[2] or 0) > now then redis.call('HSET', KEYS[1], 'first_sealed', 0) end
 redis.call('HSET', KEYS[1], 'sealed_at', string.format('%.0f', now), 'sealed_clock', ARGV[3] or '')
 return {string.format('%.0f', now), run, id, redis.call('LLEN', prefix .. '${sealed}')}

@@ -120,7 +120,7 @@ def _declare_losses(
     server: Server, using: str, listed: list[Pending], states: Mapping[int, ShardState], drained: Drained
 ) -> None:
     """Declare a restart or a loss of data of the server, also for shards that have no new usage which would show it."""
-    changed = [pending for pending in listed if _differs(states[pending.shard], pending)]
+    changed = [pending for pending in listed if _differs(using, states[pending.shard], pending)]
     if not changed:
         return
     with transaction.atomic(using=using, durable=True):
@@ -129,12 +129,10 @@ def _declare_losses(
             # Read again under the lock, since another process may have drained the shard meanwhile.
             again = read_pending(server, [first.shard], drained.refused)
             pending = again[0] if again else None
-            if state is None or pending is None or pending.run != first.run or not _differs(state, pending):
+            if state is None or pending is None or pending.run != first.run or not _differs(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
-                gaps.declare_server(
-                    using, state, pending.incarnation, pending.seq, fsync=drained.fsync, now=pending.now
-                )
+                gaps.declare_server(using, state, pending, fsync=drained.fsync)
             # If batches wait, earlier runs may have sealed them: then losses are declared as each batch is applied.
             if state.run != pending.run and not pending.count:
                 began = pending.up_since if pending.up_since > state.watermark else pending.now
@@ -144,10 +142,8 @@ def _declare_losses(
             state.save(using=using)
 
 
-def _differs(state: ShardState, pending: Pending) -> bool:
-    wiped = not pending.incarnation and not pending.count
-    lost = wiped or (pending.incarnation == state.incarnation and pending.seq < state.seq)
-    return state.run != pending.run or (bool(state.incarnation) and lost)
+def _differs(using: str, state: ShardState, pending: Pending) -> bool:
+    return state.run != pending.run or gaps.is_loss(using, state, pending)
 
 
 class _Read(NamedTuple):

@@ -6,10 +6,19 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
-from ratelimits.models.ledger import Batch, DurabilityGap, GapChange, GapKind, ShardState
+from ratelimits.models.ledger import (
+    ArchivedRange,
+    Batch,
+    DurabilityGap,
+    GapChange,
+    GapKind,
+    QuarantinedBatch,
+    ShardState,
+)
 from ratelimits.usage.packet import CUM_MODULUS, Packet
+from ratelimits.usage.pending import Pending
 
 _DETAIL = {
     "always": "appendfsync always: no acknowledged usage can be missing",
@@ -85,24 +94,65 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
     )
 
 
-def declare_server(using: str, state: ShardState, incarnation: str, seq: int, *, fsync: str, now: int) -> None:
-    """Declare that the server knows less of a shard than the ledger: its data was wiped or rolled back."""
+def is_loss(using: str, state: ShardState, pending: Pending) -> bool:
+    """Return whether the server shows, without a new batch, that it has lost usage of a shard."""
+    return _is_wiped(state, pending) or _is_older(state, pending) or bool(_first_gone(using, state, pending))
+
+
+def _is_wiped(state: ShardState, pending: Pending) -> bool:
+    if state.incarnation:
+        return not pending.incarnation and not pending.count
+    # Without a batch in the ledger, only the time of the first seal tells that the server's data is new.
+    return 0 < state.watermark < pending.first_sealed
+
+
+def _is_older(state: ShardState, pending: Pending) -> bool:
+    return bool(state.incarnation) and pending.incarnation == state.incarnation and pending.seq < state.seq
+
+
+def _first_gone(using: str, state: ShardState, pending: Pending) -> int:
+    """Return the number of the first batch that was opened, but is neither in Redis nor in the ledger; 0 if none is."""
+    if pending.count or pending.is_open or not pending.incarnation:
+        return 0
+    newest = state.seq
+    if pending.incarnation != state.incarnation:
+        same = {"shard": state.shard, "incarnation": pending.incarnation}
+        batches = Batch.objects.using(using).filter(**same).order_by("-seq").values_list("seq", flat=True)
+        archived = ArchivedRange.objects.using(using).filter(**same).order_by("-last_seq")
+        newest = max(batches.first() or 0, archived.values_list("last_seq", flat=True).first() or 0)
+    if pending.seq <= newest:
+        return 0
+    name = f"{pending.incarnation}:{pending.seq}"
+    quarantined = QuarantinedBatch.objects.using(using).filter(Q(name=name) | Q(name__startswith=f"{name}~"))
+    return 0 if quarantined.filter(shard=state.shard).exists() else newest + 1
+
+
+def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
+    """Declare what the server shows without a new batch: its data was wiped or rolled back, or batches are gone."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
-    details: dict[str, Any] = {"shard": state.shard, "since": state.watermark or now, "until": now, "fsync": fsync}
-    if state.incarnation and not incarnation:
-        declare(using, GapKind.WIPE, event, **details)
+    window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
+    if _is_wiped(state, pending):
+        if not state.incarnation:
+            event = f"{state.shard}:first sealed {pending.first_sealed}"
+        declare(using, GapKind.WIPE, event, shard=state.shard, **window)
         state.incarnation, state.seq, state.cum = "", 0, 0
-    elif incarnation == state.incarnation and seq < state.seq:
-        detail = f"the server's newest batch is {seq}, the ledger's is {state.seq}"
-        declare(using, GapKind.ROLLBACK, event, detail=detail, **details)
+    elif _is_older(state, pending):
+        detail = f"the server's newest batch is {pending.seq}, the ledger's is {state.seq}"
+        declare(using, GapKind.ROLLBACK, event, shard=state.shard, detail=detail, **window)
+    elif first := _first_gone(using, state, pending):
+        _declare_gone(using, state, pending.incarnation, first, pending.seq, **window)
 
 
 def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
     """Declare that a batch that was listed is no longer in Redis and was never applied."""
-    declare_missing(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
+    _declare_gone(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
+
+
+def _declare_gone(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
+    declare_missing(using, state, incarnation, first, last, **window)
     if incarnation != state.incarnation:
-        state.incarnation, state.seq, state.cum = incarnation, seq, 0
-    state.seq = max(state.seq, seq)
+        state.incarnation, state.seq, state.cum = incarnation, last, 0
+    state.seq = max(state.seq, last)
 
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:

@@ -35,6 +35,10 @@ class Pending:
     #: The time of this machine's clock after the server's reply, and that of the sealing machine when it sealed.
     clock: int
     sealed_clock: int
+    #: When the shard was sealed first, since its server has data; 0: unknown.
+    first_sealed: int
+    #: Whether a batch is open.
+    is_open: bool
 
     @property
     def lead(self) -> int:
@@ -64,6 +68,8 @@ def read_pending(
             tuple(map(bytes.decode, names)),
             clock,
             int(sealed_clock or 0),
+            int(first or 0),
+            bool(is_open),
         )
-        for shard, (run, up, now, incarnation, seq, at, count, names, sealed_clock) in answered.items()
+        for shard, (run, up, now, incarnation, seq, at, count, names, sealed_clock, first, is_open) in answered.items()
     ]

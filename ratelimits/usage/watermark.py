@@ -104,7 +104,14 @@ def advance(using: str, pending: Pending) -> None:
 def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     """Advance the watermarks of shards without pending batches: all usage before their last seal is in the ledger."""
     idle = [pending for pending in idle if pending.sealed_at and pending.lead <= TOLERANCE]
-    if idle:
-        mark = min(pending.sealed_at for pending in idle)
-        rows = ShardState.objects.using(using).filter(shard__in=[pending.shard for pending in idle])
+    if not idle:
+        return
+    oldest = min(pending.sealed_at for pending in idle)
+    marks: dict[int, list[int]] = {}
+    for pending in idle:
+        # One statement for most shards. A watermark from before a shard's first seal would mean that it was wiped.
+        mark = oldest if pending.first_sealed <= oldest else pending.sealed_at
+        marks.setdefault(mark, []).append(pending.shard)
+    for mark, shards in marks.items():
+        rows = ShardState.objects.using(using).filter(shard__in=shards)
         rows.filter(watermark__lt=mark, frozen=False, run=idle[0].run).update(watermark=mark)

@@ -96,6 +96,16 @@ def test_the_first_drain_of_all_meets_a_clock_that_is_ahead() -> None:
     assert (state().watermark, len(declared())) == (at("2026-11-28T13:00"), 2)
 
 
+def test_data_that_a_clock_ahead_sealed_first_was_not_wiped() -> None:
+    seal_at(JUNE)
+    for moment in ("2026-11-28T12:00", "2026-11-28T12:01"):
+        seal_at(at(moment))
+        drain_at(moment)
+    seal_at(JUNE + 1)
+    drain_at("2027-06-01T00:00:01")
+    assert not DurabilityGap.objects.filter(kind="wipe").exists()
+
+
 def test_clocks_that_differ_by_seconds_are_right() -> None:
     seal_at(at("2026-11-28T12:00:59"))
     drain_at("2026-11-28T12:00:00")
@@ -158,9 +168,10 @@ def test_a_watermark_that_is_put_back_covers_no_usage_that_waits(monkeypatch: py
         if point == "drain:read":
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(crash, "reached", reached)
-        drain_at("2026-12-02")
+        with pytest.raises(KeyboardInterrupt):
+            drain_at("2026-12-02")
     assert state().watermark == at("2026-11-28T11:00")
     assert finalise(at("2026-12-02")) == []
     drain_at("2026-12-02")

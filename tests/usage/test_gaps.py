@@ -105,15 +105,52 @@ def test_a_wipe_is_declared_with_new_usage_and_without(redis_client: RawRedis) -
     flow()
     redis_client.flushall()
     flow()
-    assert kinds() == ["wipe"]
+    assert kinds() == ["wipe"] * 64, "usage that was not drained may have been in any shard"
     use()
     flow()
-    assert kinds() == ["wipe"]
+    assert kinds() == ["wipe"] * 64
     redis_client.flushall()
     use()
     flow()
-    assert kinds() == ["wipe", "wipe"]
+    assert kinds() == ["wipe"] * 128
     assert units() == 3
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["with usage after it", "without"])
+def test_a_wipe_of_usage_that_was_never_drained_is_declared(redis_client: RawRedis, more: bool) -> None:
+    flow()
+    for count in (64, 128):
+        use(cost=40)
+        redis_client.flushall()
+        if more:
+            use(account="other")
+        seal()
+        for _again in range(2):
+            drain()
+        assert kinds() == ["wipe"] * count
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["first batch", "later batch"])
+@pytest.mark.parametrize("what", ["open", "sealed"])
+def test_a_batch_that_was_lost_is_missing_also_if_no_usage_comes_after_it(
+    redis_client: RawRedis, what: str, kept: int
+) -> None:
+    for _ in range(kept):
+        use()
+        flow()
+    use(cost=40)
+    if what == "sealed":
+        seal()
+    redis_client.delete(*keys(redis_client, what))
+    for _again in range(2):
+        flow()
+        gap = DurabilityGap.objects.get()
+        assert (gap.kind, gap.first_seq, gap.last_seq) == ("missing", 1 + kept, 1 + kept)
+    use()
+    flow()
+    assert DurabilityGap.objects.get().units == (41 if what == "sealed" else None)
+    assert units() == 1 + kept
+    assert list(verify_ledger("default")) == []
 
 
 def test_an_open_batch_that_was_lost_is_missing_by_its_number(redis_client: RawRedis) -> None:
