@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import F, Min, Q
+from django.db.models import F, Min, Q, QuerySet
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ProcessTotal, ShardState
 from ratelimits.models.reports import PeriodUsage
@@ -57,22 +57,29 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
     The totals of processes from before it are deleted, since reports state the result of comparing them. Raises
     ArchiveError while such a period is not finalised. If it is interrupted at any point, it can be run again.
     """
-    rows = PeriodUsage.objects.using(using).filter(period__lt=before)
-    still_open = rows.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
-    if still_open is not None:
-        raise ArchiveError(f"the usage {still_open} is not in a finalised report yet: finalise it first")
+    _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         newer = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
         end = newer.aggregate(first=Min("batch__first_position"))["first"]
         batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
         tallied = ShardState.objects.using(using).get(shard=shard).tallied
-        old = batches.filter(position__lt=end) if end is not None else batches.filter(position__lte=tallied)
+        old = batches.filter(position__lte=tallied)
+        if end is not None:
+            old = old.filter(position__lt=end)
+        # Again, since late usage may have been tallied while the shards before were written.
+        _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
     left = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
     end = before if left is None else day_of(left)
     ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=end)._raw_delete(using)
+
+
+def _refuse_open(usage: QuerySet[PeriodUsage]) -> None:
+    still_open = usage.filter(Q(covered=None) | Q(position__gt=F("covered"))).order_by("period").first()
+    if still_open is not None:
+        raise ArchiveError(f"the usage {still_open} is not in a finalised report yet: finalise it first")
 
 
 def day_of(seconds: int) -> int:

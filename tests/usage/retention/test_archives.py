@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ratelimits.models import ArchivedRange, Batch, Line
+from ratelimits.models import ArchivedRange, Batch, Line, PeriodUsage
+from ratelimits.usage.drain import drain
 from ratelimits.usage.retention import archive
-from tests.support.usage.traffic import flow, use
+from ratelimits.usage.seal import seal
+from ratelimits.usage.tally import tally
+from tests.support.usage.traffic import at, flow, use
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,3 +73,16 @@ def test_a_small_file_that_becomes_a_large_one_takes_little_memory(moved: Path, 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 30_000_000
+
+
+def test_usage_that_is_not_in_the_totals_yet_is_not_archived(tmp_path: Path, fsync_at_once: None) -> None:
+    for day in ("2026-01-15", "2026-03-15"):
+        use(now=at(day))
+        seal()
+        drain(at("2100-01-01"))
+    before = at("2026-02-01") // 10**6
+    assert list(archive.prune("default", before, tmp_path)) == []
+    tally()
+    assert PeriodUsage.objects.count() == 2
+    with pytest.raises(archive.ArchiveError, match="finalise it first"):
+        list(archive.prune("default", before, tmp_path))
