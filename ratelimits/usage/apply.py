@@ -66,7 +66,9 @@ def apply(
             outcome = quarantine(
                 using, state, packet, ("a batch with its number was archived: compare it with the archive")
             )
-        elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _recovers(using, packet):
+        elif _was_quarantined(using, packet):
+            outcome = quarantine(using, state, packet, "a batch with its number was quarantined before: compare them")
+        elif packet.incarnation == state.incarnation and packet.seq <= state.seq and not _was_missing(using, packet):
             outcome = quarantine(using, state, packet, "the ledger has later batches, but not this one")
         else:
             if packet.incarnation != state.incarnation or packet.seq > state.seq:
@@ -91,16 +93,24 @@ def _archived(using: str, packet: Packet) -> bool:
     return rows.filter(first_seq__lte=packet.seq, last_seq__gte=packet.seq).exists()
 
 
-def _recovers(using: str, packet: Packet) -> bool:
-    """Return whether a batch was declared missing; if so, mark the gap as recovered."""
+def _was_missing(using: str, packet: Packet) -> bool:
+    """Return whether a batch was declared missing; mark the gap as recovered if it was the last one of it to come."""
+    same = {"shard": packet.shard, "incarnation": packet.incarnation}
     missing = DurabilityGap.objects.using(using).filter(
-        kind=GapKind.MISSING,
-        shard=packet.shard,
-        incarnation=packet.incarnation,
-        first_seq__lte=packet.seq,
-        last_seq__gte=packet.seq,
+        kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **same
     )
-    return bool(gaps.change(using, missing, recovered_at=timezone.now()))
+    spans = list(missing.values_list("pk", "first_seq", "last_seq"))
+    for pk, first, last in spans:
+        batches = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **same)
+        known = sum(min(last, seq) - max(first, start) + 1 for start, seq in batches.values_list("first_seq", "seq"))
+        if known == last - first:
+            gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
+    return bool(spans)
+
+
+def _was_quarantined(using: str, packet: Packet) -> bool:
+    name = f"{packet.incarnation}:{packet.seq}"
+    return QuarantinedBatch.objects.using(using).filter(shard=packet.shard, name=name).exists()
 
 
 def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:

@@ -10,7 +10,7 @@ from ratelimits import engine
 from ratelimits.embedded import EmbeddedServer
 from ratelimits.engine.server import current_server
 from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch, ShardState
-from ratelimits.usage import crash
+from ratelimits.usage import crash, resolve
 from ratelimits.usage.apply import BatchOutcome
 from ratelimits.usage.drain import drain
 from ratelimits.usage.pending import BATCHES_PER_PASS
@@ -197,6 +197,50 @@ def test_a_batch_that_comes_after_it_was_declared_missing_is_taken_and_the_gap_s
     flow()
     assert units() == 41
     assert DurabilityGap.objects.get().recovered_at is not None
+
+
+def test_a_gap_of_several_batches_is_recovered_once_all_of_them_came(redis_client: RawRedis) -> None:
+    use()
+    flow()
+    for cost in (40, 50, 60):
+        use(cost=cost)
+        seal()
+    (sealed,) = keys(redis_client, "sealed")
+    names = redis_client.lrange(sealed, 0, -1)
+    kept = {key: redis_client.hgetall(key) for key in keys(redis_client, "b:*")}
+    redis_client.delete(sealed, *kept)
+    use()
+    flow()
+    assert DurabilityGap.objects.get().last_seq == 4
+    for count, (key, fields) in enumerate(kept.items(), 1):
+        redis_client.hset(key, mapping=fields)
+        redis_client.rpush(sealed, next(name for name in names if key.endswith(name)))
+        flow()
+        assert (DurabilityGap.objects.get().recovered_at is not None) == (count == 3)
+    assert units() == 152
+
+
+def test_a_batch_that_a_person_discarded_is_not_billed_when_it_comes_again(redis_client: RawRedis) -> None:
+    use()
+    flow()
+    use(cost=40)
+    seal()
+    (key,) = keys(redis_client, "b:*")
+    fields = redis_client.hgetall(key)
+    redis_client.hset(key, "#c", "1")
+    flow()
+    use()
+    flow()
+    resolve.discard("default", QuarantinedBatch.objects.get().pk, "ada")
+    redis_client.hset(key, mapping=fields)
+    place, name = key.decode().split(":b:")
+    redis_client.rpush(f"{place}:sealed", name)
+    flow()
+    assert units() == 2
+    again = QuarantinedBatch.objects.get(resolved_at=None)
+    assert state().frozen
+    resolve.accept("default", again.pk, "ada")
+    assert units() == 42
 
 
 def test_a_ledger_holds_whose_missing_batch_came_after_newer_ones(redis_client: RawRedis) -> None:
