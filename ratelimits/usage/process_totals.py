@@ -48,10 +48,12 @@ def write(process: str, totals: Totals) -> None:
         for total_key, (requests, units) in sorted(totals.items())
     ]
     try:
-        rows = _save(using, rows)
-        for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
-            if kind != "admitted":
-                _declare(using, kind, account, start)
+        # Together, so that no total is stored without its gap if the process dies in between.
+        with transaction.atomic(using=using):
+            rows = _save(using, rows)
+            for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
+                if kind != "admitted":
+                    _declare(using, kind, account, start)
     finally:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it.
         if not connections[using].in_atomic_block:

@@ -110,6 +110,20 @@ def test_processes_that_write_at_once_declare_what_all_of_them_saw() -> None:
     assert (gap.units, gap.detail) == (80, "8 requests")
 
 
+def test_no_total_is_written_without_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_args: Any) -> None:
+        raise KeyboardInterrupt
+
+    lost = {total("unmetered", key="api_key:1"): (3, 3)}
+    with monkeypatch.context() as patched:
+        patched.setattr(totals, "_declare", ends)
+        with pytest.raises(KeyboardInterrupt):
+            totals.write("p1", lost)
+    assert not ProcessTotal.objects.exists()
+    totals.write("p1", lost)
+    assert DurabilityGap.objects.get().units == 3
+
+
 def test_old_totals_of_what_was_admitted_are_added_up_over_processes() -> None:
     for process in ("p1", "p2", "p3"):
         totals.write(process, {total(): (2, 20), total("unanswered", key="k"): (1, 1)})
