@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Max
 
 from ratelimits.engine.keys import ANONYMOUS
-from ratelimits.models import DurabilityGap, GapChange, Report
+from ratelimits.models import DurabilityGap, GapChange, Report, ShardState
 from ratelimits.reports.build import CHUNK
 from ratelimits.reports.periods import MAX_LENGTH
 
@@ -42,6 +43,8 @@ class LateGaps:
         for gap in gaps:
             if gap.account:
                 own["" if gap.account == ANONYMOUS else gap.account].append(gap)
+        if own:
+            _await_closings(self._using)
         for names in _in_chunks(own):
             gaps_of_names = [gap for name in names for gap in own[name]]
             for report in _closed(self._using, gaps_of_names, account__in=names):
@@ -62,6 +65,16 @@ class LateGaps:
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
+
+
+def _await_closings(using: str) -> None:
+    """Wait for closings that are under way: they may have read the gaps before these, and their reports come later.
+
+    Gaps of shards are declared under the lock of the shard, so no closing of the shard is under way then.
+    """
+    for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
+        with transaction.atomic(using=using):
+            ShardState.lock(using, shard)
 
 
 def _closed(using: str, gaps: list[DurabilityGap], **filters: Any) -> Iterator[Report]:

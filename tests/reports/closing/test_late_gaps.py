@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connections
 from django.db.models import QuerySet
 
 from ratelimits.models import Account, Batch, DurabilityGap, GapChange, GapKind, Report, ReportLine
@@ -16,7 +18,7 @@ from ratelimits.reports.statements import version_rows
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import verify_report
 from ratelimits.reports.verify.totals import verify_totals
-from ratelimits.usage import gaps, process_totals
+from ratelimits.usage import crash, gaps, process_totals
 from tests.support.reports.invoices import account, close, spend
 from tests.support.reports.priced import findings, owed, priced
 from tests.support.usage.traffic import at
@@ -163,3 +165,29 @@ def test_a_line_that_carries_a_gap_costs_nothing() -> None:
     (second,) = close("2026-11-03")
     assert owed(second) == owed(first) == 30
     assert findings() == ""
+
+
+def test_a_gap_that_is_declared_while_a_period_closes_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_process() -> None:
+        try:
+            lost(3)
+            LateGaps("default").forget(())  # what touches no report
+        finally:
+            connections["default"].close()
+
+    other = threading.Thread(target=other_process)
+
+    def reached(point: str) -> None:
+        if point == "close:marked" and other.ident is None:
+            other.start()
+            other.join(0.5)  # It may have to wait until the period is closed.
+
+    spend(account(), "2026-10-15", 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(crash, "reached", reached)
+        (report,) = close("2026-11-02")
+        other.join()
+    assert report.gaps == ""
+    (second,) = close("2026-11-03")
+    assert "unknown 2026-10-15T00:00:00Z" in second.gaps
+    assert close("2026-11-04") == []
