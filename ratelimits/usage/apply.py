@@ -99,7 +99,7 @@ def _was_missing(using: str, packet: Packet) -> bool:
     missing = DurabilityGap.objects.using(using).filter(
         kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **same
     )
-    spans = list(missing.values_list("pk", "first_seq", "last_seq"))
+    spans: list[Any] = list(missing.values_list("pk", "first_seq", "last_seq"))
     for pk, first, last in spans:
         batches = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **same)
         known = sum(min(last, seq) - max(first, start) + 1 for start, seq in batches.values_list("first_seq", "seq"))
