@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import document, exports, revisions, simulate
-from benchmarks.support import plan, report
+from benchmarks import document, exports, simulate
+from benchmarks.support import plan, report, revisions
 from benchmarks.support.timing import Case, interleaved
 from ratelimits.engine import algorithm_from_json
 from ratelimits.reports.exports import DOWNLOADS

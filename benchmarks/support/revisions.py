@@ -1,6 +1,6 @@
 """Compare this checkout with an earlier revision: run the same benchmark of both in turns, on the same machine.
 
-    python -m benchmarks.revisions REVISION [--benchmark decide] [--turns 5] [--options "--rounds 20"]
+    python -m benchmarks.support.revisions REVISION [--benchmark decide] [--turns 5] [--options "--rounds 20"]
 
 Both run with the packages that are installed here. Each turn runs both, each time in the other order. A line is slower
 only if it was slower in every turn: what else the machine does changes single turns by more than the code does.
@@ -23,11 +23,11 @@ from typing import Any
 
 from benchmarks.support import report
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.revisions", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.support.revisions", description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="the commit to compare with")
     parser.add_argument("--benchmark", default="decide", help="a benchmark whose JSON has medians")
     parser.add_argument("--turns", type=int, default=5, help="how often each of the two runs")
