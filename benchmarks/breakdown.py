@@ -93,7 +93,7 @@ def layers(url: str) -> list[Case]:
 
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("ping", "raw PING", lambda: raw.exchange(floors.PING)),
-        ("write", "a SET instead: the append-only file", lambda: raw.exchange(small)),
+        ("write", "a SET instead of the PING: the append-only file", lambda: raw.exchange(small)),
         ("bare", "the bare script instead", lambda: raw.exchange(bare)),
         (
             "script",
@@ -103,7 +103,7 @@ def layers(url: str) -> list[Case]:
         ("wire", "wire.call: redis-py's connection and parser", lambda: server.wire.call(command, nonce())),
         ("engine", "decide_call: the Decision", lambda: decide_call(server, command.call, command).allowed),
         ("check", "quota.check: rules, command, policy, the Answer", check),
-        ("wait", "check_and_wait: the places of those who wait", check_and_wait),
+        ("wait", "check_and_wait: counting the requests that wait", check_and_wait),
         ("throttle", "QuotaThrottle: identify, costs, headers", in_place.asked("ours")),
     ]
     return [Case(f"layer_{name}", title, "ours", call) for name, title, call in calls]

@@ -86,9 +86,9 @@ def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
     if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
         return []
     return [
-        report.Claim("in place: adds × what a raw PING adds", 3, places["ours"]["times_ping"]),
-        report.Claim("in place: adds × one DRF throttle", 0.6, adds["ours"] / adds["drf_one"]),
-        report.Claim("in place: adds × three DRF throttles", 0.24, adds["ours"] / adds["drf_three"]),
+        report.Claim("added to a request, × what a raw PING adds", 3, places["ours"]["times_ping"]),
+        report.Claim("added to a request, × what one DRF throttle adds", 0.6, adds["ours"] / adds["drf_one"]),
+        report.Claim("added to a request, × what three DRF throttles add", 0.24, adds["ours"] / adds["drf_three"]),
     ]
 
 

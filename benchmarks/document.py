@@ -160,7 +160,7 @@ def growth(runs: dict[str, Run]) -> str:
 def loads(runs: dict[str, Run]) -> str:
     """What overrides take to be read."""
     rows = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in runs["growth"]["loads"]]
-    return markdown(("overrides", "seconds", "the process grows by, MB", "of which held, MB"), rows)
+    return markdown(("overrides", "seconds", "the process grows by, MB", "of which in use, MB"), rows)
 
 
 def ledger(runs: dict[str, Run]) -> str:
@@ -202,9 +202,9 @@ def closing(runs: dict[str, Run]) -> str:
         "database",
         "accounts",
         "seconds",
-        "of processor time in its process",
+        "processor time of its process, s",
         "resident, MB",
-        "from the first tenth on it grows by, MB",
+        "growth after the first tenth, MB",
     )
     return markdown(heads, rows)
 

@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         for claim in (
             report.Claim(f"invented identities, {name}: memory grown, MB", MOST_MB, one["grown_mb"][-1]),
             report.Claim(
-                f"invented identities, {name}: of that in its second half, MB",
+                f"invented identities, {name}: memory grown in the second half, MB",
                 MOST_LATER_MB,
                 one["grown_mb"][-1] - one["grown_mb"][(len(one["grown_mb"]) - 1) // 2],
             ),

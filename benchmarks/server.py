@@ -75,7 +75,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
     nothing = [resp(b"EVALSHA", empty, b"0")] * options.users
     out["empty"] = "an empty script", list(batched(nothing))
     told = [batch.replace(three, empty) for batch in out["engine_three"][1]]
-    out["empty_told"] = "an empty script, told what 3 rules on one key + metering are", told
+    out["empty_told"] = "an empty script with the arguments of 3 rules on one key + metering", told
     return out
 
 

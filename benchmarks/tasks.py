@@ -29,7 +29,7 @@ POOL = 50
 WAYS = (
     ("ours", "ours, one connection"),
     ("pooled", f"redis.asyncio, a pool of {POOL}"),
-    ("threads", "ours, as many threads"),
+    ("threads", "ours, a thread for each task"),
 )
 
 

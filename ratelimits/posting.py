@@ -32,7 +32,7 @@ class HttpAnswer:
     body: bytes = b""
 
     @property
-    def says(self) -> str:
+    def summary(self) -> str:
         """Return the status in words, for messages."""
         return f"it answered {self.status} {http.client.responses.get(self.status, '')}".strip()
 

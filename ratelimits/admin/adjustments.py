@@ -29,8 +29,8 @@ from ratelimits.reports import adjusting
 from ratelimits.reports.closing import close
 from ratelimits.reports.statements.effect import Effect, effect_of
 
-#: Hidden inputs of the page that shows the effect: the effect was seen, an adjustment of more than all usage is
-#: intended, and the reference that the adjustment will have. So a page that is posted twice adds one adjustment.
+#: Inputs of the page that shows the effect. SEEN: a person has seen the effect. LARGE: an adjustment of more than all
+#: usage is intended. REFERENCE: the reference of the new adjustment, so that a page posted twice adds only one.
 SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
@@ -118,7 +118,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             return saved
 
     def _saved_before(self, request: HttpRequest) -> HttpResponse | None:
-        """Return a response that says so if this page was posted before; None if it is new."""
+        """Return a response with a warning if this page was posted and saved before; None if it was not."""
         reference = _reference(request)
         saved = None if reference is None else Adjustment.objects.filter(reference=reference).first()
         if saved is None:
@@ -128,7 +128,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_adjustment_changelist"))
 
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
-        """Return the page that shows the effect, or the response for a page posted before; None if it can be saved."""
+        """Return the page that shows the effect, or a warning if it was posted before; None: save the adjustment."""
         if (saved := self._saved_before(request)) is not None:
             return saved
         try:

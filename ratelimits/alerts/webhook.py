@@ -21,7 +21,7 @@ class Refused(Exception):
     """Raised if the receiver's answer is an error. `final` is true if it will never accept webhooks again (410)."""
 
     def __init__(self, answer: HttpAnswer) -> None:
-        super().__init__(answer.says)
+        super().__init__(answer.summary)
         self.final = answer.status == HTTPStatus.GONE
 
 

@@ -14,7 +14,7 @@ Four = tuple[int, int, int, int]
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
-    """Return the starts of the previous, current, next and next but one billing period around `now`, in µs.
+    """Return the starts of the billing period around `now`, the one before and the two after it, in order, in µs.
 
     Periods are the months of `timezone` from `anchor`. The period `kept` stays as it is: the next period starts where
     it ends, and ends with a month. Raise ValueError as `boundaries` does.

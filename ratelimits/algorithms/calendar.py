@@ -100,10 +100,10 @@ def _number(unit: str, anchor: datetime, local: date) -> int:
 
 
 def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
-    """Return the starts of the previous, current, next and next but one period around `now`, all µs since 1970 UTC.
+    """Return the starts of the period around `now`, the one before and the two after it, in µs since 1970 UTC.
 
-    The current period is the half-open interval from the second to the third start. Raise ValueError for an unknown
-    unit, time zone or anchor, and for a moment outside the years 1 to 9999.
+    They are in order of time. The period around `now` includes the second start and excludes the third. Raise
+    ValueError for an unknown unit, time zone or anchor, and for a moment outside the years 1 to 9999.
     """
     if unit not in UNITS:
         raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")

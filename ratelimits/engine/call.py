@@ -18,10 +18,12 @@ from ratelimits.engine.keys import BIN_SECONDS, Keyspace, quoted, shard_of
 from ratelimits.engine.program import Packed, Program
 from ratelimits.engine.resp import bulks
 
-#: As a timeout: any wait is accepted.
+#: The timeout of a call that accepts any wait.
 ANY = float("inf")
 _REQUEST = struct.Struct("<BBBBBdddddd")
 _BIN = BIN_SECONDS * MICROSECONDS
+#: Flags that decide.lua reads: a virtual clock; once for each receipt; the whole receipt; refuse instead of making the
+#: request wait; limits without a version.
 _VIRTUAL, _ONCE, _WHOLE, _AT_ONCE, _FREE = 1, 2, 4, 8, 16
 _OWNED = ("user:", "api_key:", "account:")
 
@@ -52,10 +54,11 @@ class Usage(NamedTuple):
 
     account   the account's identifier; "" if there is none
     key       the key that it is counted under, such as "user:42"
-    meters    the first costs of the call are those of the meters, in this order
-    periods   starts of the previous, current, next and next but one billing period, in µs since 1970 UTC
-    timezone  and `anchor` (an ISO local date-time, or None), from which later periods are computed: calendar months
-    kept      a billing period that a change of the account's terms left as it was, or None
+    meters    the meters that count it. A call's costs begin with one cost for each of them, in this order
+    periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
+    timezone  the account's time zone. Later periods are its calendar months
+    anchor    an ISO local date-time from which these months start, or None
+    kept      the billing period whose start and end stayed when the account's terms changed, or None
     """
 
     account: str
@@ -93,14 +96,14 @@ class Call(NamedTuple):
 
     keys         the program's keys, such as "user:42". Those of users, API keys and the account itself live in the
                  shard of `account`, if there is one; all others in their own shards
-    costs        by slot; negative where a receipt is settled for less
+    costs        a term's `slot` is a position in them. They are negative where a receipt is settled for less
     usage        where the request is counted; None: it is not counted
     timeout      the longest wait that is accepted, in seconds; ANY for any wait
     version      of the caller's rules; None for limits that belong to no configuration
     now          in µs since 1970 UTC, instead of the server's clock: for tests and simulations
     lease        the name of the leases that `concurrency` gives or takes back; None: the call's nonce
-    virtual      nothing expires
-    receipt      the receipt to settle, and with `whole` to refund
+    virtual      the clock is virtual: nothing expires
+    receipt      the receipt to settle or, with `whole`, to refund
     at_once      refuse a request that would have to wait
     receipt_ttl  in seconds
     """
@@ -171,8 +174,8 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the further keys of the own states, which the script names itself."""
-    own = [place for place in call.program.states if place[1] is not None]
+    """Return the further Redis keys of states that have keys of their own. The script builds these names itself."""
+    own = [state for state in call.program.states if state.own is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
         for number, name, endings in own
@@ -198,8 +201,8 @@ class Clock:
 clock = Clock()
 
 
-#: The bytes after a command's nonce, the run of the server that they were made for, and since when and until when they
-#: are valid (µs).
+#: What a command keeps from one call to the next: the run of the server that it is for, from when until when it is
+#: valid (µs), and its bytes after the nonce.
 _Made = tuple[str, float, float, bytes]
 _NEVER: _Made = ("", 0, 0, b"")
 
@@ -212,7 +215,7 @@ class Command:
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: The parts that a cluster is sent instead. engine.cluster.split fills them in.
+        #: What is sent instead to the nodes of a cluster. engine.cluster.split fills it in.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script

@@ -1,7 +1,7 @@
 -- Counts refusals that this shard did not decide: a process or another shard did. Loaded after batch.lua and usage.lua.
 -- KEYS[1]  head of the shard, "<version> <run>"     KEYS[2]  its open batch
 -- ARGV[1]  run, as the connection learnt it   ARGV[2]  nonce
--- ARGV[3]  '<dddd' starts of the previous, current, next and next but one billing period (µs), then the kind of counter:
+-- ARGV[3]  '<dddd' starts of the previous billing period, the current one and the next two (µs), then the kind of counter:
 --          "d" denied, "s" refused by a shadow rule alone
 -- ARGV[4…] three for each counter: its field's name after "kind|bin|period|", units per request, number of requests
 -- Returns the version of the configuration in force, by which a process that refuses without a call learns of an edit.

@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('account', models.CharField(blank=True, max_length=255, verbose_name='account')),
-                ('period', models.BigIntegerField(verbose_name='billing period (s)')),
+                ('period', models.BigIntegerField(verbose_name='billing period (start, in s)')),
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
                 ('rule', models.BigIntegerField(verbose_name='rule')),
                 ('shard', models.PositiveIntegerField(verbose_name='shard')),
@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 ('account', models.CharField(blank=True, max_length=255, verbose_name='account')),
                 ('key', models.CharField(max_length=255, verbose_name='key')),
                 ('meter', models.CharField(max_length=255, verbose_name='meter')),
-                ('bin', models.BigIntegerField(verbose_name='bin (s)')),
+                ('bin', models.BigIntegerField(verbose_name='bin (start, in s)')),
                 ('requests', models.BigIntegerField(verbose_name='requests')),
                 ('units', models.BigIntegerField(verbose_name='units')),
             ],
@@ -127,7 +127,7 @@ class Migration(migrations.Migration):
                 ('plan', models.CharField(blank=True, max_length=80, verbose_name='plan')),
                 ('batch_range', models.CharField(blank=True, max_length=80, verbose_name='batches')),
                 ('durability_gap', models.TextField(blank=True, verbose_name='durability gap')),
-                ('usage_period', models.BigIntegerField(verbose_name='period of its usage (s)')),
+                ('usage_period', models.BigIntegerField(verbose_name='period of its usage (start, in s)')),
                 ('rule_id', models.BigIntegerField(default=0, verbose_name="rule's row")),
             ],
             options={

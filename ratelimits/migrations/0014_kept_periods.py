@@ -28,6 +28,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='periodusage',
             name='period_end',
-            field=models.BigIntegerField(blank=True, null=True, verbose_name='end of the period (s)'),
+            field=models.BigIntegerField(blank=True, null=True, verbose_name='end of the period (in s)'),
         ),
     ]

@@ -105,8 +105,8 @@ class Alert(models.Model):
     key = models.CharField(
         _("key"), max_length=255, blank=True, help_text=_("The key whose limit it is; empty if it is the account's.")
     )
-    period = models.BigIntegerField(_("billing period (s)"))
-    period_end = models.BigIntegerField(_("its end (s)"))
+    period = models.BigIntegerField(_("billing period (start, in s)"))
+    period_end = models.BigIntegerField(_("its end (in s)"))
     threshold = models.PositiveIntegerField(
         _("threshold"), validators=[MinValueValidator(1)], help_text=_("In percent.")
     )

@@ -184,8 +184,12 @@ class Line(models.Model):
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills or refused; 0 if none."))
     version = models.BigIntegerField(_("rule version"))
-    period = models.BigIntegerField(_("billing period (s)"), help_text=_("Start of the billing period; 0 if none."))
-    bin = models.BigIntegerField(_("bin (s)"), help_text=_("Start of the 15 minutes in which it was counted."))
+    period = models.BigIntegerField(
+        _("billing period (start, in s)"), help_text=_("Start of the billing period; 0 if none.")
+    )
+    bin = models.BigIntegerField(
+        _("bin (start, in s)"), help_text=_("Start of the 15 minutes in which it was counted.")
+    )
     admitted_requests = models.BigIntegerField(_("admitted requests"))
     admitted_units = models.BigIntegerField(_("admitted units"))
     denied_requests = models.BigIntegerField(_("denied requests"))
@@ -279,7 +283,7 @@ class ProcessTotal(models.Model):
     account = models.CharField(_("account"), max_length=255, blank=True)
     key = models.CharField(_("key"), max_length=255)
     meter = models.CharField(_("meter"), max_length=255)
-    bin = models.BigIntegerField(_("bin (s)"))
+    bin = models.BigIntegerField(_("bin (start, in s)"))
     requests = models.BigIntegerField(_("requests"))
     units = models.BigIntegerField(_("units"))
 

@@ -87,11 +87,13 @@ class PushDelivery(models.Model):
     meter = models.CharField(_("meter"), max_length=255)
     overage = models.BigIntegerField(_("overage"), help_text=_("Units beyond the included quantity."))
     event = models.TextField(_("event"), blank=True, help_text=_("The text that is sent; it is the same each time."))
-    happened_at = models.DateTimeField(_("of"), help_text=_("The moment of usage that the event states."))
+    happened_at = models.DateTimeField(
+        _("time of the usage"), help_text=_("The moment of usage that the event states.")
+    )
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.WAITING)
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     together = models.PositiveIntegerField(
-        _("together"),
+        _("events per request"),
         help_text=_("Maximum number of events in one request; it is reduced after a request that failed as a whole."),
     )
     due_at = models.DateTimeField(_("due at"))

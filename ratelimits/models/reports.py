@@ -30,9 +30,9 @@ class PeriodUsage(models.Model):
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
-    period = models.BigIntegerField(_("billing period (s)"))
+    period = models.BigIntegerField(_("billing period (start, in s)"))
     #: Empty in rows that are older than this column.
-    period_end = models.BigIntegerField(_("end of the period (s)"), null=True, blank=True)
+    period_end = models.BigIntegerField(_("end of the period (in s)"), null=True, blank=True)
     meter = models.CharField(_("meter"), max_length=255)
     rule = models.BigIntegerField(_("rule"))
     shard = models.PositiveIntegerField(_("shard"))
@@ -67,11 +67,13 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
-    #: The account's name and, by billing period (s, as text) of the usage, the plan's prices for the report's lines.
+    #: The account's name, and the plan's prices for each billing period of the usage, by its start (s, as text).
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
-    #: By billing period (s, as text) of the usage: the meters' totals before and after this version, and the amounts.
+    #: For each billing period of the usage, by its start (s, as text): the meters' totals before and after this
+    #: version, and the amounts.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
-    #: By billing period (s, as text) of the usage: shard (as text) to the position that earlier versions end at.
+    #: For each billing period of the usage, by its start (s, as text), and for each shard (as text): the position at
+    #: which earlier versions end.
     since: Any = models.JSONField(_("from positions"), default=dict)
     #: Shard (as text) to the position of its chain at which this version's usage ends.
     chain: Any = models.JSONField(_("to positions"), default=dict)
@@ -125,7 +127,7 @@ class ReportLine(models.Model):
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
     # The source of the line, from which verification computes it again.
-    usage_period = models.BigIntegerField(_("period of its usage (s)"))
+    usage_period = models.BigIntegerField(_("period of its usage (start, in s)"))
     rule_id = models.BigIntegerField(_("rule's row"), default=0)
 
     class Meta:

@@ -22,7 +22,7 @@ class Lago(Service):
 
     name, label = "lago", "Lago"
     url, path = "https://api.getlago.com", "/api/v1/events/batch"
-    together = LAGO_BATCH
+    max_events = LAGO_BATCH
 
     def event(self, row: Row, customer: str) -> str:
         return lago_event(row, customer)
@@ -57,6 +57,6 @@ class Lago(Service):
             if error == _KNOWN:
                 accepted[names[int(index)]] = "it had it already"
             else:
-                refused[names[int(index)]] = f"{answer.says}: {json.dumps(error)}"
+                refused[names[int(index)]] = f"{answer.summary}: {json.dumps(error)}"
         reason = json.dumps(details) if details else str(content["error"])
-        return PushOutcome(accepted, refused, f"{answer.says}: {reason}")
+        return PushOutcome(accepted, refused, f"{answer.summary}: {reason}")

@@ -19,7 +19,7 @@ class OpenMeter(Service):
 
     name, label = "openmeter", "OpenMeter"
     url, path = "https://openmeter.cloud", "/api/v1/events"
-    together = 100
+    max_events = 100
     remembers = 24
     needs_key = False
     uses_billing_customer = False
@@ -42,4 +42,4 @@ class OpenMeter(Service):
         content = read_json(answer)
         if answer.status == 404 or not isinstance(content, dict):
             return None
-        return PushOutcome(reason=f"{answer.says}: {content.get('detail') or content.get('title') or content}")
+        return PushOutcome(reason=f"{answer.summary}: {content.get('detail') or content.get('title') or content}")

@@ -124,6 +124,6 @@ def _delivery(receiver: Receiver, report: Report, row: Row, now: datetime) -> Pu
         event=event if customer else "",
         happened_at=moment(second(row) * SECOND),
         state=State.WAITING if customer else State.SKIPPED,
-        together=receiver.service.together,
+        together=receiver.service.max_events,
         due_at=now,
     )

@@ -120,7 +120,7 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
 
 def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
     """Claim the deliveries of the next request; None if nothing is due or the receiver is paused."""
-    token, at, limit = uuid4(), time(), receiver.service.together
+    token, at, limit = uuid4(), time(), receiver.service.max_events
     with transaction.atomic(using=conf.DATABASE, durable=True):
         state = PushReceiver.lock(conf.DATABASE, receiver.name)
         if state.paused_until is not None and state.paused_until > now:

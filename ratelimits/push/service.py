@@ -43,7 +43,10 @@ class OutcomeUnknown(PushFailed):
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """The outcome of a request: notes on its accepted and refused events, by identity. Others were not accepted."""
+    """The outcome of a request: notes on the events that are accepted or refused for good, by identity.
+
+    The events that are in neither mapping were not accepted, but can be sent again.
+    """
 
     accepted: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -56,11 +59,11 @@ class Service(ABC):
 
     name: str
     label: str
-    #: Its URL if the setting URL has none, and the path that is added to it.
+    #: The URL to use if the receiver's settings name none, and the path that is added to the URL.
     url: str
     path: str
     #: Maximum number of events in one request.
-    together: int
+    max_events: int
     #: Maximum age of an event; None for any age.
     oldest: timedelta | None = None
     #: Hours in which it recognises an event that is sent again; None for ever.
@@ -90,15 +93,15 @@ class Service(ABC):
         status = answer.status
         if 200 <= status < 300:
             if self.accepted(answer, names):
-                return PushOutcome(accepted=dict.fromkeys(names, answer.says))
-            raise OutcomeUnknown(f"{answer.says}, but the answer is not one of {self.label}: is the URL right?")
+                return PushOutcome(accepted=dict.fromkeys(names, answer.summary))
+            raise OutcomeUnknown(f"{answer.summary}, but this is not how {self.label} answers: is the URL right?")
         if status == 429:
-            raise NoneAccepted(answer.says, answer.retry_after(), suspect=False)
+            raise NoneAccepted(answer.summary, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:
-            raise OutcomeUnknown(answer.says, answer.retry_after())
+            raise OutcomeUnknown(answer.summary, answer.retry_after())
         refusal = self.refused(answer, names) if status in _ABOUT_CONTENT else None
         if refusal is None:
-            raise NoneAccepted(f"{answer.says}: are URL and KEY right?", answer.retry_after())
+            raise NoneAccepted(f"{answer.summary}: are URL and KEY right?", answer.retry_after())
         if not (refusal.accepted or refusal.refused) and len(names) == 1:
             return PushOutcome(refused={names[0]: refusal.reason})
         return refusal

@@ -85,7 +85,7 @@ def _send_again(receiver: Receiver, chosen: Sequence[PushDelivery], now: datetim
         for row in rows.values():
             if row.customer:
                 row.state, row.due_at, row.note = State.WAITING, now, note
-                row.unsure_since, row.together = None, receiver.service.together
+                row.unsure_since, row.together = None, receiver.service.max_events
                 waiting.append(row)
     if chosen and not waiting:
         raise NotSettledError(f"{receiver.name} still has no customer for the account of any of these lines.")

@@ -25,7 +25,7 @@ class Stripe(Service):
 
     name, label = "stripe", "Stripe"
     url, path = "https://api.stripe.com", "/v1/billing/meter_events"
-    together = 1
+    max_events = 1
     oldest = timedelta(microseconds=STRIPE_OLDEST)
     remembers = 24
 
@@ -57,4 +57,4 @@ class Stripe(Service):
             return None  # The URL is wrong.
         if message.startswith(_KNOWN) and names[0] in message:
             return PushOutcome(accepted={names[0]: "it had it already"})
-        return PushOutcome(refused={names[0]: f"{answer.says}: {code} {message}"})
+        return PushOutcome(refused={names[0]: f"{answer.summary}: {code} {message}"})

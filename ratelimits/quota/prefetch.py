@@ -1,8 +1,8 @@
 """Prefetched permits: a process takes the permits of several requests in one call, and spends them without a call.
 
 This works only for windows whose start depends on the clock alone. Their permits all come back at one moment, which the
-reply names, and prefetched permits end before it. Other algorithms give permits back one by one. Together with those
-that a process still holds they would be more than the limit. Permits that were not spent in time are given back.
+reply names, and prefetched permits end before it. Other algorithms give permits back one by one. These, and
+the permits that a process still holds, would together exceed the limit. Permits not spent in time are given back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Prefetched permits end this many seconds, and this part of the time that is left, before their window does: the
-#: clocks of this machine and of the server differ.
+#: The clocks of this machine and of the server differ. So prefetched permits end earlier than their window: by MARGIN
+#: seconds, and by the part DRIFT of the time until the window ends.
 MARGIN, DRIFT = 0.001, 0.001
 #: A process takes at most this part (1/SHARE) of what a limit has left: other processes need permits too.
 SHARE = 8
@@ -40,7 +40,7 @@ REMEMBERED = 60.0
 
 
 class Fetch(NamedTuple):
-    """The command that takes the permits of `size` requests; `asked` is when, by the clock of PrefetchedPermits."""
+    """The command that takes the permits of `size` requests, and the moment `asked`, by PrefetchedPermits' clock."""
 
     size: int
     command: Command
@@ -116,7 +116,8 @@ class PrefetchedPermits:
     def next_fetch(self, *, again: bool = False) -> Fetch:
         """Return the next fetch, which includes this request's permits. With `again` it takes only these.
 
-        What was refused for many requests may be there for one. Other threads may fetch for many meanwhile.
+        A limit that has too few permits for many requests may have enough for one. Other threads may fetch for many
+        requests meanwhile.
         """
         size = 1 if again else _power(min(self._size, self._room, self._maximum))
         command = self._commands.get(size)
@@ -136,7 +137,7 @@ class PrefetchedPermits:
                 return fetch.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
-            # The window ends this long after the server decided, so not before this moment.
+            # The server counts this time from its decision, which was after `asked`. So the window ends after `until`.
             window = min(standing.reset_after for standing in decision.standings)
             until = fetch.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
             receipt = decision.receipt if fetch.size > 1 else None
@@ -149,7 +150,7 @@ class PrefetchedPermits:
         return True
 
     def end(self, fetched: _Fetched, *, now: bool = False) -> int | None:
-        """Return how many requests' permits are unspent; None while they can still be spent, unless they end `now`."""
+        """Return for how many requests permits are unspent; None if they can still be spent. With `now` they end."""
         with self._lock:
             if now:
                 fetched.until = float("-inf")
@@ -176,7 +177,7 @@ def _power(size: int) -> int:
 def give_back(*, everything: bool = False) -> None:
     """Give back the permits that were not spent in time, or `everything`.
 
-    Stop trying if the server does not answer. Try again next time what was certainly not sent.
+    Stop trying if the server does not answer. If a command was certainly not sent, try it again next time.
     """
     global _returnable
     with _lock:

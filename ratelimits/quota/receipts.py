@@ -30,13 +30,14 @@ def _to_settle(request: Any) -> Receipt | None:
     receipt, answer = receipt_of(request), getattr(request, "quota", None)
     if receipt is None and answer is not None and answer.allowed and isinstance(answer.decision, PrefetchedDecision):
         logger.warning(
-            "A request of prefetched permits cannot be settled or refunded: leave its rule's permits per prefetch empty"
+            "A request that spent prefetched permits cannot be settled or refunded."
+            " To allow it, leave the field 'permits per prefetch' of its rule empty"
         )
     return receipt
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Return costs by slot: the given ones by meter, for other meters what was charged.
+    """Return a cost for each meter of the receipt: the given one, or what was charged if none is given.
 
     Raise ValueError for a meter in which the request was not charged.
     """
@@ -63,7 +64,7 @@ def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
 
 
 async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
-    """Do as `settle`, awaited."""
+    """Do the same as `settle`, in async code."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -84,7 +85,7 @@ def refund(request: Any) -> Decision | None:
 
 
 async def async_refund(request: Any) -> Decision | None:
-    """Do as `refund`, awaited."""
+    """Do the same as `refund`, in async code."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -94,6 +95,6 @@ async def async_refund(request: Any) -> Decision | None:
 
 
 def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
-    """If the request costs nothing any more, have its end refund nothing."""
+    """If nothing is charged any more, note that the request must not be refunded again when it ends."""
     if not any(true):
         finishing.refunded(request, receipt)

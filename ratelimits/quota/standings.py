@@ -38,7 +38,7 @@ def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
 
 
 def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
-    """Decide the chosen rules for one permit each, without counting usage. The decision is None without a rule.
+    """Decide the chosen rules for one permit each, without counting usage. The decision is None if no rule was chosen.
 
     With `Op.PEEK` nothing is charged. Raise UNAVAILABLE.
     """

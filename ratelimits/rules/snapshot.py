@@ -51,7 +51,7 @@ _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
 class Billing(NamedTuple):
     """An account's billing periods.
 
-    boundaries  starts of the previous, current, next and next but one period, in µs since 1970 UTC
+    boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
     kept        the period that the account's last change of terms left as it was, or None
     """
 

@@ -28,7 +28,7 @@ def is_ahead(at: int, clock: int) -> bool:
 
 
 def correct(using: str, shards: Iterable[Pending], states: Mapping[int, ShardState]) -> None:
-    """Declare usage that was counted by a clock that was ahead, and set back watermarks that are in the future."""
+    """Declare gaps for usage that was counted while a clock was ahead, and set back watermarks in the future."""
     wrong = [pending for pending in shards if _is_wrong(states[pending.shard], pending)]
     if not wrong:
         return
@@ -69,15 +69,16 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return the newest time of sealing before a moment, of the batches in the ledger; 0 if there is none."""
+    """Return when the last batch of the ledger was sealed, of those sealed up to a moment; 0 if there is none."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 
 
 def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
-    """Declare that usage since a watermark was counted `lead` µs late: one gap for the true times, one for the counted.
+    """Declare two gaps for usage since a watermark that was counted `lead` µs too late.
 
-    If the gaps are declared already, they are extended until `until`.
+    One gap covers the times at which it was used, the other the times at which it was counted. If the gaps are declared
+    already, they are extended until `until`.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for what, shift, detail in (
@@ -90,7 +91,7 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
 
 
 def advance(using: str, pending: Pending) -> None:
-    """Advance a shard's watermark to its last seal, since all batches that were listed then are in the ledger now."""
+    """Advance a shard's watermark to `pending.sealed_at`, since all batches that `pending` lists are in the ledger."""
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, pending.shard)
         crash.reached("drain:watermark-locked")

@@ -502,4 +502,6 @@ def test_a_later_version_must_have_the_prices_of_the_first() -> None:
         for record in prices["periods"].values():
             record["meters"]["requests"]["tiers"] = "more: 0.01"
 
-    assert "its prices are not those with which the period was billed first" in tampered(second, "prices", cheaper)
+    assert "its prices differ from those that were used when the period was billed for the first time" in tampered(
+        second, "prices", cheaper
+    )

@@ -1,6 +1,6 @@
 -- fixed_window (5) and calendar_window (6): a count, and the window that it belongs to.
 -- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first request opens
--- the window; of calendar_window: starts of the previous, current, next and next but one period; 6th of both: capacity.
+-- the window; of calendar_window: starts of the previous period, the current one and the next two; 6th of both: capacity.
 do
   local WINDOW = '<i7i7I7I6' -- the form that fast.lua knows
 

@@ -17,8 +17,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--mark",
             action="store_true",
-            help="first add the marks at the ends of reports, across which no batches are joined; for a database with"
-            " reports that are older than these marks",
+            help="first mark where each report ends: batches on two sides of a mark are never joined. Use it for a"
+            " database with reports that are older than these marks",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,6 +1,6 @@
 """Adoption of rows that were written without the app's models: by raw SQL or by a data migration's historical models.
 
-They are recognised by comparing each row with its newest history record, and get a version and a record as any edit.
+They are recognised by comparing each row with its newest history record, and get a version and a record like any edit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
 
 
 def adopt(edit: Edit, reason: str) -> list[str]:
-    """Give the rows that differ from the history a version and a record, within an edit; return a line for each row."""
+    """Give a version and a record to each row that differs from the history, within an edit. Return a line for each."""
     return [line for model in MODELS for line in _adopt(model, edit, reason)]
 
 
@@ -96,7 +96,7 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
 
 
 def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[Any] = (), **kwargs: Any) -> None:
-    """Put the rows of data migrations in force, since historical models write no version.
+    """Give a version to rows that data migrations wrote, so that they take effect: historical models write none.
 
     Do nothing after a flush, or if the migrated tables are not those of the present models.
     """

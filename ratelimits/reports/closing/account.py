@@ -27,7 +27,7 @@ from ratelimits.reports.build import (
     with_billing_starts,
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
-from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.completeness import incomplete_because
 from ratelimits.reports.closing.late_gaps import says_more
 from ratelimits.reports.closing.writing import ReportWriter
@@ -49,26 +49,26 @@ class Closing:
 
     def __init__(
         self,
-        books: Books,
+        data: ClosingData,
         account: str,
         shards: list[int],
         now: int,
         gapped: Collection[int] = frozenset(),
         writer: ReportWriter | None = None,
     ) -> None:
-        self._books, self._using, self.account, self._now = books, books.using, account, now
-        self._writer = ReportWriter(books.using) if writer is None else writer
-        self._states = [books.states[shard] for shard in sorted(shards) if shard in books.states]
-        self._usage = books.usage(account)
-        self._reports = list(books.reports(account))
+        self._data, self._using, self.account, self._now = data, data.using, account, now
+        self._writer = ReportWriter(data.using) if writer is None else writer
+        self._states = [data.states[shard] for shard in sorted(shards) if shard in data.states]
+        self._usage = data.usage(account)
+        self._reports = list(data.reports(account))
         self._gapped = gapped
         self._headless = False
-        self.periods = AccountPeriods(books, account)
+        self.periods = AccountPeriods(data, account)
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
     def close(self) -> list[Report]:
         """Write the reports that can be written. Raises ValueError for an invalid adjustment or price."""
-        check(self._books.adjustments(self.account))
+        check(self._data.adjustments(self.account))
         late = {
             period.start: period for period in self.periods.billing_periods if period.closed and self._is_late(period)
         }
@@ -138,11 +138,11 @@ class Closing:
     def check(self, period: Period) -> None:
         """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""
         self.charged(period.start, period.end)
-        check(self._books.adjustments(self.account))
+        check(self._data.adjustments(self.account))
 
     def _head(self) -> str:
         try:
-            return self._books.chain_head(self.chain)
+            return self._data.chain_head(self.chain)
         except signing.BrokenChainError:
             if self._headless:
                 return ""  # Verification of the report names the missing batch.
@@ -158,7 +158,7 @@ class Closing:
         return report
 
     def _included(self, start: int, end: int) -> Included:
-        return self._books.included(self.account, start, end)
+        return self._data.included(self.account, start, end)
 
     def _used_by(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
         """Return the included units, by meter, on reports of the account's other names, which share its allowance.
@@ -185,7 +185,7 @@ class Closing:
         """Return whether a closed period has gaps or lost replies that its report does not contain."""
         versions = self._versions(start)
         shards = [state.shard for state in self._states]
-        now = self._books.gaps(self.account, shards, start, versions[-1].period_end)
+        now = self._data.gaps(self.account, shards, start, versions[-1].period_end)
         return says_more(versions[-1].gaps, now) or bool(self._late_unknown(versions))
 
     def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
@@ -194,7 +194,7 @@ class Closing:
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
         known = Counter({(key, meter): count for key, meter, count in sums})
-        lost: Counter[KeyAndMeter] = self._books.unknown(self.account, versions[0].period_start, versions[0].period_end)
+        lost: Counter[KeyAndMeter] = self._data.unknown(self.account, versions[0].period_start, versions[0].period_end)
         return lost - known
 
     def _covered(self, start: int) -> Positions:
@@ -233,9 +233,9 @@ class Closing:
         for late in carried:
             before = self._versions(late.start)[-1]
             allowances[late.start] = self._allowance(late, before.included, before.plan)
-        lost = self._books.unknown(self.account, period.start, period.end)
-        groups = self._books.limits.of(self._groups([billing_period, *carried], report.since))
-        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        lost = self._data.unknown(self.account, period.start, period.end)
+        groups = self._data.limits.of(self._groups([billing_period, *carried], report.since))
+        lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         return self._write(report, lines, adjustments, allowances[billing_period.start])
 
     def _next_version(self, billing_period: BillingPeriod, adjustments: list[Adjustment], *, versioned: bool) -> Report:
@@ -251,8 +251,8 @@ class Closing:
         report.prices = self._prices(report, [billing_period], before.prices.get("names", ()))
         allowances = {billing_period.start: self._allowance(billing_period, report.included)}
         lost = self._late_unknown(versions)
-        groups = self._books.limits.of(self._groups(taken, report.since))
-        lines = usage_lines(report, groups, self._books.rules, allowances, lost)
+        groups = self._data.limits.of(self._groups(taken, report.since))
+        lines = usage_lines(report, groups, self._data.rules, allowances, lost)
         if not (versioned or lost or adjustments):
             lines = iter([gap_line(report)])
         return self._write(report, lines, adjustments, allowances[billing_period.start])
@@ -261,7 +261,7 @@ class Closing:
         """Return the groups of ledger lines of these billing periods that are not on a report yet."""
         billing_starts = {start: period.start for period in taken for start in period.members}
         groups = (
-            self._books.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
+            self._data.groups(self.account, start // SECOND, since[str(start // SECOND)], self.chain)
             for start in sorted(billing_starts)
         )
         return with_billing_starts(chained.from_iterable(groups), billing_starts)
@@ -281,7 +281,7 @@ class Closing:
             chain=self.chain,
             chain_head=self._head(),
             columns_version=VERSION,
-            gaps=self._books.gaps(self.account, shards, period.start, period.end),
+            gaps=self._data.gaps(self.account, shards, period.start, period.end),
         )
 
     def _reported(self, line_ids: set[str]) -> set[str]:
@@ -307,7 +307,7 @@ class Closing:
             str(start // SECOND): str(period.start // SECOND) for period in taken for start in period.members
         }
         members = {member: billing_start for member, billing_start in billing_starts.items() if member != billing_start}
-        prices = {"account_name": self._books.account_name(self.account), "periods": periods, "members": members}
+        prices = {"account_name": self._data.account_name(self.account), "periods": periods, "members": members}
         return prices | ({"names": list(names)} if names else {})
 
     def _priced_before(self, names: Sequence[str]) -> list[Report]:
@@ -321,7 +321,7 @@ class Closing:
 
         Raises ValueError for an invalid price.
         """
-        return self._books.prices.of(*self._included(start, end).priced)
+        return self._data.prices.of(*self._included(start, end).priced)
 
     def _write(
         self, report: Report, usage: Iterator[ReportLine], adjustments: list[Adjustment], allowance: Allowance

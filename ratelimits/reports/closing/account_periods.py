@@ -10,7 +10,7 @@ from django.db.models import Max
 from ratelimits.models import Adjustment, Line
 from ratelimits.reports.adjusting import start_of
 from ratelimits.reports.billing_periods import BillingPeriod, billing_periods, reported_periods
-from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, period_at, period_from
 from ratelimits.reports.terms import Terms
 
@@ -19,27 +19,29 @@ SHORTEST = 27 * 86_400 * SECOND
 
 
 class AccountPeriods:
-    """An account's billing periods; `counted` are the starts (µs) of more periods of usage than those in the books.
+    """An account's billing periods; `counted` are the starts (µs) of more periods of usage than those in the data.
 
     Methods that need the account's terms raise ValueError if its time zone no longer exists; with `lenient` they use
     UTC.
     """
 
-    def __init__(self, books: Books, account: str, counted: Collection[int] = (), *, lenient: bool = False) -> None:
-        self._books, self._account, self._counted, self._lenient = books, account, counted, lenient
+    def __init__(
+        self, data: ClosingData, account: str, counted: Collection[int] = (), *, lenient: bool = False
+    ) -> None:
+        self._data, self._account, self._counted, self._lenient = data, account, counted, lenient
 
     @cached_property
     def billing_periods(self) -> list[BillingPeriod]:
         """The billing periods that have usage, adjustments or a report, sorted by their starts."""
         used: dict[int, int] = {}
-        for usage in self._books.usage(self._account):
+        for usage in self._data.usage(self._account):
             start = usage.period * SECOND
             end = self._end(start) if usage.period_end is None else usage.period_end * SECOND
             used[start] = max(end, used.get(start, 0))
         used |= {start: self._end(start) for start in self._counted if start not in used}
-        reported = reported_periods(self._books.reports(self._account), used)
+        reported = reported_periods(self._data.reports(self._account), used)
         spans = [*used.items(), *((period.start, period.end) for period in reported)]
-        for start in map(start_of, self._books.adjustments(self._account)):
+        for start in map(start_of, self._data.adjustments(self._account)):
             if not any(first <= start < end for first, end in spans):
                 used[start] = self._end(start)
         return billing_periods(used, reported, self._last_used)
@@ -68,11 +70,11 @@ class AccountPeriods:
     def next(self) -> Period:
         """Return the period after the last one, by the present terms."""
         last = max(period.end for period in self.billing_periods)
-        return self._books.terms(self._account, None).period(last)
+        return self._data.terms(self._account, None).period(last)
 
     def adjustments(self, billing_period: BillingPeriod) -> list[Adjustment]:
         """Return the adjustments of a billing period that are not on a report yet."""
-        adjustments = self._books.adjustments(self._account)
+        adjustments = self._data.adjustments(self._account)
         return [adjustment for adjustment in adjustments if _is_of(start_of(adjustment), billing_period)]
 
     def around(self, start: int) -> BillingPeriod | None:
@@ -81,27 +83,27 @@ class AccountPeriods:
 
     def oldest(self) -> int:
         """Return the start (µs since 1970 UTC) of the oldest period with usage but without a report."""
-        usage = self._books.usage(self._account)
+        usage = self._data.usage(self._account)
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
     def _end(self, start: int) -> int:
         """Return the end (µs) of a period without a stored end: where the next one starts by the terms of that time."""
         terms = self._terms(start, None)
-        return period_from(terms.timezone, terms.anchor, start, self._books.terms(self._account, None).kept).end
+        return period_from(terms.timezone, terms.anchor, start, self._data.terms(self._account, None).kept).end
 
     def _terms(self, start: int, otherwise: int | None) -> Terms:
         """Return the account's terms by which a month starts at `start`; if none do, the terms at `otherwise`."""
-        candidates = [self._books.terms(self._account, at) for at in (start, start + SHORTEST, None)]
+        candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:
-            return next(matching, None) or self._books.terms(self._account, otherwise)
+            return next(matching, None) or self._data.terms(self._account, otherwise)
         except ValueError:
             if self._lenient:
                 return Terms()
             raise
 
     def _last_used(self, starts: Collection[int]) -> dict[int, int]:
-        lines = Line.objects.using(self._books.using).filter(account=self._account)
+        lines = Line.objects.using(self._data.using).filter(account=self._account)
         lines = lines.filter(period__in=[start // SECOND for start in starts])
         bins = lines.values_list("period").order_by().annotate(Max("bin"))
         return {period * SECOND: newest for period, newest in bins}

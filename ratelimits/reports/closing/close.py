@@ -24,7 +24,7 @@ from ratelimits.models import Account, ChainMark, PeriodUsage, Report, ShardStat
 from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
-from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.closing.late_gaps import LateGaps, Starts
 from ratelimits.reports.closing.writing import ReportWriter
 from ratelimits.reports.periods import SECOND
@@ -128,7 +128,7 @@ def _is_overflow(error: Exception) -> bool:
 def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:
     """Close all periods of these accounts that can be closed, in one transaction; if one account fails, close none.
 
-    `gapped` are, by account, the starts of the closed periods that are touched by a gap which was declared later.
+    `gapped` has, by account, the starts of closed periods. A gap that was declared later touches each of them.
     """
     # Read before the transaction, whose first statement must lock: SQLite does not let a reader become a writer.
     shards = shards_of(using, names)
@@ -136,11 +136,11 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
     written: list[Report] = []
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
-        books = Books(using, names, {state.shard: state for state in locked if state is not None})
+        data = ClosingData(using, names, {state.shard: state for state in locked if state is not None})
         crash.reached("close:locked")
         writer = ReportWriter(using)
         for name in names:
-            written += Closing(books, name, shards[name], now, gapped.get(name, ()), writer).close()
+            written += Closing(data, name, shards[name], now, gapped.get(name, ()), writer).close()
         writer.flush()
         mark(using, written)
         crash.reached("close:marked")
@@ -151,7 +151,7 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
 
 
 def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
-    """Return the shards that have usage of each account, always with the one where its usage is counted now."""
+    """Return the shards with usage of each account. The shard that counts its usage now is always one of them."""
     by_account = {name: {home_shard(name)} for name in names}
     rows = PeriodUsage.objects.using(using).filter(account__in=names).order_by()
     for name, shard in rows.values_list("account", "shard").distinct():
@@ -173,7 +173,7 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Mark the ends of reports, across which compaction joins no batches, and their usage as covered."""
+    """Mark where reports end, so that compaction joins no batches across these ends, and their usage as covered."""
     mark_ends(using, [report.chain for report in reports])
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:

@@ -18,8 +18,8 @@ from ratelimits.reports.adjusting import unreported
 from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import SHORTEST
-from ratelimits.reports.closing.books import Books
 from ratelimits.reports.closing.close import ended, in_chunks, locked_with, mark, shards_of
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, Period, iso
 
 
@@ -60,13 +60,13 @@ def open_periods(now: int | None = None, *, account: str | None = None) -> Itera
     for chunk in in_chunks(names if account is None else names & {account}):
         shards = shards_of(using, chunk)
         states = ShardState.objects.using(using).in_bulk({shard for group in shards.values() for shard in group})
-        books = Books(using, chunk, states)
+        data = ClosingData(using, chunk, states)
         for name in chunk:
-            closing = Closing(books, name, shards[name], now)
-            yield from _of_account(books, closing, now)
+            closing = Closing(data, name, shards[name], now)
+            yield from _of_account(data, closing, now)
 
 
-def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod]:
+def _of_account(data: ClosingData, closing: Closing, now: int) -> Iterator[OpenPeriod]:
     periods = closing.periods
     try:
         billing_periods = [period for period in periods.open() if period.end <= now or period.start <= now - SHORTEST]
@@ -74,12 +74,12 @@ def _of_account(books: Books, closing: Closing, now: int) -> Iterator[OpenPeriod
         yield OpenPeriod(closing.account, periods.oldest(), None, True, f"{error}: correct the account", {})
         return
     for billing_period in billing_periods:
-        yield _described(closing, billing_period, now, _units(books, closing, billing_period))
+        yield _described(closing, billing_period, now, _units(data, closing, billing_period))
 
 
-def _units(books: Books, closing: Closing, billing_period: BillingPeriod) -> dict[str, int]:
+def _units(data: ClosingData, closing: Closing, billing_period: BillingPeriod) -> dict[str, int]:
     units: Counter[str] = Counter()
-    for row in books.usage(closing.account):
+    for row in data.usage(closing.account):
         if row.period * SECOND in billing_period.members:
             units[row.meter] += row.admitted_units - row.refunded_units
     for adjustment in closing.periods.adjustments(billing_period):
@@ -113,7 +113,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
     with transaction.atomic(using=using, durable=True):
         locked = [ShardState.lock(using, shard) for shard in to_lock]
         states = {state.shard: state for state in locked if state is not None}
-        closing = Closing(Books(using, [account], states), account, shards[account], now)
+        closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         billing_period, period = _forcible(closing, start, now)
         why = closing.why(period)
         DurabilityGap.objects.using(using).create(
@@ -124,8 +124,8 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
             until=period.end - 1,
             detail=f"{by}: {reason} ({why})",
         )
-        # The books are read again, so that the report contains the gap.
-        closing = Closing(Books(using, [account], states), account, shards[account], now)
+        # The data is read again, so that the report contains the gap.
+        closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         report = closing.close_one(billing_period)
         mark(using, [report])
     return report

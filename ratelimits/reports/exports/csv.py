@@ -24,7 +24,7 @@ _SIGNS = re.escape(_SIGN)
 _ENDS = ";|\\t\\r\\n"
 #: The positions at which a text needs an apostrophe: at its start and after each such character, if a formula follows.
 _FORMULA = re.compile(f'^(?=[{_SIGNS}\\t\\r\\n])|(?<=[{_ENDS}])(?=[ "]*[{_SIGNS}])')
-#: Found in every line that contains such a text (except at its start), and rarely in other lines.
+#: A quick test. It matches each line that needs an apostrophe after its first character, and rarely another line.
 _SUSPECT = re.compile(f'[,{_ENDS}][{_SIGNS}\\t\\r\\n "]')
 #: The same for lines in ASCII; it is faster.
 _SUSPECT_ASCII = re.compile(f'[,{_ENDS}][=+\\-@\\t\\r\\n "]')
@@ -86,7 +86,7 @@ def _shown_as_text(values: list[str]) -> list[str]:
 
 
 def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    """Yield the header and a line for each row of values, without formulae; columns of `no_texts` never have any."""
+    """Yield the header, and each row as a line without formulae. Columns of `no_texts` never contain formulae."""
     texts, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
     # The writer quotes values with characters of its line terminator. With CR LF it also quotes a lone CR, which some
     # readers take for the end of a line.
@@ -100,7 +100,7 @@ def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list
                 values[index] = neutral(values[index])
             line = ",".join(values)
         if line.count(",") == commas and '"' not in line and "\n" not in line and "\r" not in line:
-            yield f"{line}\n"  # The writer would write the same, but in three times as long.
+            yield f"{line}\n"  # The writer would yield the same, but take three times as long.
         else:
             yield _ended(write(values))
 

@@ -24,8 +24,8 @@ from ratelimits.reports.build import (
     usage_lines,
 )
 from ratelimits.reports.closing.account_periods import AccountPeriods
-from ratelimits.reports.closing.books import Books
 from ratelimits.reports.closing.close import home_shard
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.gaps import Gaps
 from ratelimits.reports.included import Included
 from ratelimits.reports.limits import Limits
@@ -188,15 +188,15 @@ def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
             starts = counted.setdefault(group["account"], set())
             if "meter" in group:  # The group may be of lines that are not tallied yet.
                 starts.add(group["period"] * SECOND)
-        books = Books(using, list(counted), {})
+        data = ClosingData(using, list(counted), {})
         # Lenient, so that an account whose time zone no longer exists does not stop the export of all others.
-        periods = {name: AccountPeriods(books, name, starts, lenient=True) for name, starts in counted.items()}
+        periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in counted.items()}
         found = {name: each.open_by_member() for name, each in periods.items()}
         for group in chunk:
             name = group["account"]
             if (group["period"] * SECOND) in found[name]:
                 billing_period, period = found[name][group["period"] * SECOND]
-                included = books.included(name, period.start, period.end)
+                included = data.included(name, period.start, period.end)
                 yield (
                     {**group, "billing_start": period.start},
                     _Open(period, included, periods[name].adjustments(billing_period)),

@@ -17,7 +17,7 @@ from ratelimits.reports.billing_periods import BillingPeriod
 from ratelimits.reports.build import Allowance
 from ratelimits.reports.closing.account import Closing
 from ratelimits.reports.closing.account_periods import AccountPeriods
-from ratelimits.reports.closing.books import Books
+from ratelimits.reports.closing.closing_data import ClosingData
 from ratelimits.reports.periods import SECOND, month_of
 from ratelimits.reports.rows import USAGE
 from ratelimits.reports.statements import statements
@@ -99,13 +99,13 @@ def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
     """Return the effect of an adjustment that is not on a report, after the adjustments that count already."""
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
-    books = Books(using, [account], {})
-    closing = Closing(books, account, [], 0)
+    data = ClosingData(using, [account], {})
+    closing = Closing(data, account, [], 0)
     billing_period = closing.periods.around(start_of(adjustment))
     if billing_period is not None and billing_period.closed:
-        period = _final(using, books, billing_period, closing.left(billing_period), adjustment)
+        period = _final(using, data, billing_period, closing.left(billing_period), adjustment)
     else:
-        period = _provisional(using, books, closing.periods, billing_period, adjustment)
+        period = _provisional(using, data, closing.periods, billing_period, adjustment)
     allowance, record = period.allowance, period.record
     others = [] if billing_period is None else closing.periods.adjustments(billing_period)
     waiting = [other for other in others if other.pk != adjustment.pk]
@@ -124,8 +124,10 @@ def _quantities(allowance: Allowance, meter: str) -> Quantities:
     return Quantities(allowance.used.get(meter, 0), allowance.over.get(meter, 0))
 
 
-def _final(using: str, books: Books, billing_period: BillingPeriod, left: Allowance, adjustment: Adjustment) -> _Before:
-    reports = books.reports(adjustment.account)
+def _final(
+    using: str, data: ClosingData, billing_period: BillingPeriod, left: Allowance, adjustment: Adjustment
+) -> _Before:
+    reports = data.reports(adjustment.account)
     newest = max(
         (other for other in reports if other.period_start == billing_period.start), key=lambda other: other.version
     )
@@ -142,15 +144,15 @@ def _final(using: str, books: Books, billing_period: BillingPeriod, left: Allowa
 
 
 def _provisional(
-    using: str, books: Books, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
+    using: str, data: ClosingData, periods: AccountPeriods, billing_period: BillingPeriod | None, adjustment: Adjustment
 ) -> _Before:
     account, meter = adjustment.account, adjustment.meter
     period = (
-        books.terms(account, None).period(start_of(adjustment))
+        data.terms(account, None).period(start_of(adjustment))
         if billing_period is None
         else periods.period(billing_period)
     )
-    included = books.included(account, period.start, period.end)
+    included = data.included(account, period.start, period.end)
     allowance, used, has_usage = Allowance(included.included), 0, False
     for statement in statements(month_of(period.start, period.timezone), account=account, using=using):
         rows = statement.rows if statement.report.period_start == period.start else ()
@@ -161,7 +163,7 @@ def _provisional(
             used += row.consumed_quantity - row.refunded_quantity if row.meter == meter else 0
     record, other_names = billed(priced_together(using, (), account, sorted(included.names)), period.start)
     try:
-        record = record or books.prices.of(*included.priced)
+        record = record or data.prices.of(*included.priced)
     except ValueError:
         record = {}  # The list of open periods shows the error in the price.
     return _Before(used, 0, allowance, record, other_names, exists=has_usage or bool(other_names))

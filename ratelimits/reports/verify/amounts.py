@@ -40,11 +40,11 @@ def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterato
     )
     for period in sorted(periods.keys() | before.keys()):
         if periods.get(period) != before.get(period):
-            yield "its prices are not those with which the period was billed first"
+            yield "its prices differ from those that were used when the period was billed for the first time"
 
 
 def _compare_history(using: str, record: dict[str, Any]) -> Iterator[str]:
-    """Yield an error for each recorded price that differs from the configuration's history in its version."""
+    """Yield an error for each recorded price that differs from the history record of the same price and version."""
     history: Any = PlanPrice.history
     for meter, price in record["meters"].items():
         row = history.using(using).filter(id=price["id"], version=price["version"]).first()

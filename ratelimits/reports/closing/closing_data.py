@@ -23,7 +23,7 @@ from ratelimits.reports.terms.price_book import PriceBook
 from ratelimits.reports.unknown import KeyAndMeter, Unknown
 
 
-class Books:
+class ClosingData:
     """The totals, reports, adjustments and terms of some accounts, each read only once.
 
     It must be made in the transaction that closes them, after their shards are locked.
