@@ -111,7 +111,7 @@ class AuditedAdmin(TypedNumbers, _Base):
     ) -> HttpResponse:
         """Show a former state of the row; a POST restores it as a new edit.
 
-        Raises PermissionDenied if a user who may only view posts it: django-simple-history would let that user save.
+        Raises PermissionDenied for a POST by a user who may only view: django-simple-history would save it.
         """
         pk = self._primary_key(unquote(object_id))
         if not version_id.isdecimal():
@@ -123,7 +123,7 @@ class AuditedAdmin(TypedNumbers, _Base):
             return self._saved(request, response)
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may not restore: that needs the permission to change, or to add a deleted row."""
+        """Return whether the user may not restore: that needs permission to change and, for a deleted row, to add."""
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
             return True
         exists = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()

@@ -31,7 +31,7 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a delivery belongs to the process that claimed it, which moves `due_at` by this. No attempt takes longer.
+#: How long a delivery belongs to the process that claimed it: a claim moves `due_at` by this. No attempt takes longer.
 CLAIM = timedelta(minutes=5)
 #: Time limit (s) of an attempt in a Celery worker; it is longer than the longest ALERT_TIMEOUT.
 MAX_ATTEMPT = 120
@@ -54,7 +54,7 @@ class Gone(Exception):
 
 
 def due(now: datetime | None = None) -> list[UUID]:
-    """Return at most 1000 deliveries that are due, those that have been due for longest first."""
+    """Return at most 1000 deliveries that are due, the oldest `due_at` first."""
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(state=State.WAITING, due_at__lte=now or timezone.now())
     return list(rows.order_by("due_at").values_list("pk", flat=True)[:_MAX_DUE])
 

@@ -123,7 +123,7 @@ class Algorithm(ABC):
     def params(self, now: int) -> Params:
         """Return the numbers for the script, at most eight, valid at `now` (µs since 1970 UTC)."""
 
-    def right_at(self, now: int) -> tuple[int, int] | None:
+    def valid_span(self, now: int) -> tuple[int, int] | None:
         """Return since when and until when (µs since 1970 UTC) the `params` of `now` are valid; None: at any time."""
         return None
 

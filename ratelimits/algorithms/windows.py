@@ -101,12 +101,12 @@ class CalendarWindow(Bounded):
         _before, start, end, _after, _unused, capacity = params
         return FastPath(_RECORD_SIZE, _RECORD, (start, end, capacity))
 
-    def right_at(self, now: int) -> tuple[int, int]:
+    def valid_span(self, now: int) -> tuple[int, int]:
         _before, start, end, _after = calendar.boundaries(self.calendar_unit, self.timezone, self.anchor, now)
         return start, end
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
-        return self.right_at(moment) if self.calendar_unit == "month" else None
+        return self.valid_span(moment) if self.calendar_unit == "month" else None
 
 
 @dataclass(frozen=True, slots=True)

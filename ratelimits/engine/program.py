@@ -15,7 +15,8 @@ from ratelimits.engine.keys import name_id, own_name
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
 #: Bytes at the beginning of each record in a packed state, before those of its algorithm (see lua/prelude.lua).
 _HEAD_SIZE = 11
-#: Maximum number of limits in one decision. The script numbers states in one byte; replies are read by their length.
+#: Maximum number of limits in one decision. The script numbers states in one byte, and engine.decision has a
+#: function for each length of a reply.
 MAX_LIMITS = 120
 
 
@@ -36,7 +37,10 @@ class Term:
 
 
 class StateKey(NamedTuple):
-    """A Redis key of states: the position of the key in a call; for an own key also its name and further endings."""
+    """A Redis key that has states: `key` is the position of the limited key in the call.
+
+    If a limit has a Redis key of its own, `own` is its name, and `endings` are the endings of its further Redis keys.
+    """
 
     key: int
     own: str | None = None
@@ -46,7 +50,8 @@ class StateKey(NamedTuple):
 class Packed(NamedTuple):
     """A program as bytes, valid from `start` until `end` (µs since 1970 UTC).
 
-    `program` is for decide.lua. `fast` is for fast.lua: its numbers and the formats of these, or nothing.
+    `program` is for decide.lua. `fast` is for fast.lua: packed numbers, their format, and the formats of the states and
+    of the reply. It is empty if fast.lua does not know the terms.
     """
 
     program: bytes
@@ -119,7 +124,10 @@ class Program:
 
     @cached_property
     def fast_parts(self) -> int:
-        """Return how many parts of a command are only for fast.lua. All but the first are the command's last parts."""
+        """Return the number of arguments that only fast.lua reads, 0 if it does not know all terms.
+
+        The first of them follows the program; the others are the last arguments of the command.
+        """
         return len(self._packed_keys) + 3 if self._fast else 0
 
     def _pack_fast(self, now: int) -> tuple[bytes, ...]:
@@ -141,8 +149,8 @@ class Program:
 
     @cached_property
     def _fixed(self) -> Packed | None:
-        moving = any(term.algorithm.right_at(0) is not None for term in self.terms)
-        return None if moving else Packed(*self._compile(0), float("-inf"), float("inf"))
+        varies = any(term.algorithm.valid_span(0) is not None for term in self.terms)
+        return None if varies else Packed(*self._compile(0), float("-inf"), float("inf"))
 
     def packed(self, now: int) -> Packed:
         """Return the terms as bytes for the scripts at `now` (µs since 1970 UTC), and how long these are valid."""
@@ -151,8 +159,8 @@ class Program:
             return fixed
         current = self._current
         if current is None or not current.start <= now < current.end:
-            right = [span for span in (term.algorithm.right_at(now) for term in self.terms) if span is not None]
-            start, end = max(start for start, _end in right), min(end for _start, end in right)
+            spans = [span for span in (term.algorithm.valid_span(now) for term in self.terms) if span is not None]
+            start, end = max(start for start, _end in spans), min(end for _start, end in spans)
             current = Packed(*self._compile(now), start, end)
             # A cache, which is not part of the frozen value.
             object.__setattr__(self, "_current", current)

@@ -1,11 +1,11 @@
--- Finishes the counting for a request that fast.lua has decided: counters with a cost other than 1, and the first counters
--- of a batch. Loaded after fast.lua, batch.lua and usage.lua.
+-- Finishes the counting of a request that fast.lua has decided: counts each cost other than 1, and opens the batch if this
+-- request made its first counters. Loaded after fast.lua, batch.lua and usage.lua.
 if fast_reply then
-  local run, ones, full = string.match(ARGV[2], ' (.*)$'), 0, false
+  local run, new_counters, full = string.match(ARGV[2], ' (.*)$'), 0, false
   for _, counter in ipairs(fast_new) do
-    if counter[2] == 1 then ones = ones + 1 end
+    if counter[2] == 1 then new_counters = new_counters + 1 end
   end
-  if ones > 0 then full = usage_new(fast_new.open, ARGV[1], run, fast_new.now, ones) end
+  if new_counters > 0 then full = usage_new(fast_new.open, ARGV[1], run, fast_new.now, new_counters) end
   for _, counter in ipairs(fast_new) do
     if counter[2] ~= 1 then
       full = usage_add(fast_new.open, counter[1], counter[2], 1, ARGV[1], run, fast_new.now) or full

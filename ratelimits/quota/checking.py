@@ -46,15 +46,18 @@ local = LocalLimiter()
 os.register_at_fork(after_in_child=local.clear)
 
 
-def _follow(version: int) -> None:
-    """Load the rules at a version that the server has: a process that only repeats refusals would not learn of it."""
+def _load_version(version: int) -> None:
+    """Load the rules of a version that the server reported when it counted refusals.
+
+    A process that only repeats refusals asks for no decision, so nothing else tells it that the rules have changed.
+    """
     try:
         rules.reload(version)
     except RulesUnavailable as error:
         logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
 
 
-sender = Sender(denials, current_server, _follow)
+sender = Sender(denials, current_server, _load_version)
 
 
 class Answer(NamedTuple):
@@ -76,7 +79,7 @@ class Answer(NamedTuple):
 
     @property
     def binding(self) -> AppliedRule | None:
-        """Return the rule that binds, or None."""
+        """Return the rule of the binding limit, or None."""
         binding = self.decision.binding if self.decision is not None else None
         return self.prepared.rules[binding] if self.prepared is not None and binding is not None else None
 
@@ -163,7 +166,7 @@ def check(
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
         _note(error, identity, costs, metered)
-    return _without(prepared, identity, costs, metered)
+    return _answer_without_decision(prepared, identity, costs, metered)
 
 
 async def acheck(
@@ -174,7 +177,7 @@ async def acheck(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """Do as `check`, awaited. A caller that is cancelled meanwhile is not charged."""
+    """Do the same as `check`, in async code. A caller that is cancelled meanwhile is not charged."""
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
@@ -214,7 +217,7 @@ async def acheck(
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
         _note(error, identity, costs, metered)
-    return _without(prepared, identity, costs, metered)
+    return _answer_without_decision(prepared, identity, costs, metered)
 
 
 def _cache_key(
@@ -230,7 +233,7 @@ def _answer(
     decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], identity: Identity, costs: Mapping[str, int]
 ) -> Answer:
     if decision.call.op is Op.PEEK:
-        return _without(prepared, identity, costs, metered=True)
+        return _answer_without_decision(prepared, identity, costs, metered=True)
     if decision.allowed:
         # Copy the mapping: the view may change it later.
         process_totals.admitted(identity.account, costs if costs is ONE_REQUEST else dict(costs), decision.reply[8])
@@ -250,7 +253,7 @@ def _recorded(
 
 def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
-    # Not without a version to compare: an edit would take effect later than promised.
+    # Do not keep a refusal that has no version to compare: an edit would take effect later than promised.
     if seconds > 0 and decision.call.version is not None:
         sender.start()
         denials.keep(cache_key, decision, seconds, prepared)
@@ -275,7 +278,7 @@ def _reread(commands: PreparedCommands) -> bool:
 
 
 async def _areread(commands: PreparedCommands) -> bool:
-    """Do as `_reread`, awaited."""
+    """Do the same as `_reread`, in async code."""
     commands.publications = publications()
     try:
         return await rules.areload() is not commands.snapshot
@@ -305,10 +308,12 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
         process_totals.unanswered(identity.owner, usage_key(identity), costs)
     if not answered:
         raise error
-    logger.error("No decision could be had, the failure policy decides: %s", error)
+    logger.error("There is no decision, so the failure policy decides: %s", error)
 
 
-def _without(prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool) -> Answer:
+def _answer_without_decision(
+    prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool
+) -> Answer:
     """Return the answer by the rules' failure policies, or by the setting if the rules could not be read."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):

@@ -1,7 +1,7 @@
 """The billing periods that an account's usage belongs to: they never overlap, and all usage is in one of them.
 
-The periods under which usage was counted do not overlap either, with one exception: usage that was not in the ledger
-yet when the account's terms changed, or when raw SQL changed them. Such overlapping periods are billed as one.
+Usage is counted under a period, its counted period. Counted periods overlap only if some usage was not in the ledger
+yet when the account's terms changed, or if raw SQL changed the terms. Such overlapping periods are billed as one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
 from ratelimits.reports.periods import MAX_LENGTH, SECOND
 
-#: Returns when the last usage of periods was counted (s since 1970 UTC), by the periods' starts (µs).
+#: Receives the starts (µs) of counted periods, and returns for each start when its usage was last counted (s since
+#: 1970 UTC).
 LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 
 
@@ -34,8 +35,8 @@ def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[i
     """Return, for the start of each counted period, the start of the reported period that its usage belongs to.
 
     All moments are µs since 1970 UTC. `reports` are the account's, oldest first; `ends` are the ends of the counted
-    periods. Usage belongs to the period that reported it first. If the report of a later period contains it, it belongs
-    to the closed period that overlaps it.
+    periods. Usage belongs to the period that reported it first. But if that was the first report of another period than
+    the counted one, and closed periods overlap almost all of the counted period, the usage belongs to one of these.
     """
     starts: dict[int, int] = {}
     closed: dict[int, BillingPeriod] = {}
@@ -68,11 +69,11 @@ def billing_periods(
 ) -> list[BillingPeriod]:
     """Return an account's billing periods, sorted by their starts.
 
-    `used` are the counted periods, which usage was counted under: their ends by their starts. `reported` are the
-    billing periods that have a report. A counted period that overlaps reported ones is shortened to the time between
-    them, or, if that is too short, belongs to one of them. Counted periods that overlap each other are one billing
-    period: from the start of the first to the end of the one that was used last. If that were longer than a billing
-    period can be, the last of them is a billing period of its own, which starts where the others end.
+    `used` has the end of each counted period, by its start. `reported` are the billing periods that have a report. A
+    counted period that overlaps reported ones is shortened to the time between them, or, if that is too short, belongs
+    to one of them. Counted periods that overlap each other are one billing period, from the start of the first to the
+    end of the one that was used last. If this would be longer than MAX_LENGTH, the one that starts last becomes a
+    billing period of its own, which starts where the others end.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -104,8 +105,8 @@ def billing_periods(
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
     """Return the end of the counted period, among `members`, that was used last.
 
-    The time of a use is known to the quarter of an hour. If several were used last in the same one, it is the period on
-    whose end another counted period follows; without such a period it is the one that starts last.
+    The time of a use is known only to the quarter of an hour. If several periods were used in the last quarter, prefer
+    those at whose end another counted period starts. If there are still several, take the one that starts last.
     """
     newest = max(used_at.get(member, 0) for member in members)
     latest = sorted(member for member in members if used_at.get(member, 0) == newest)
@@ -114,17 +115,17 @@ def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mappin
 
 
 def _between(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
-    """Return the part of a counted period that is between reported ones; if there is none, it starts after its end."""
+    """Return start and end of what reported periods leave of a counted one; if they leave nothing, end <= start."""
     reported = list(closed)
     begin = max([start, *(period.end for period in reported if period.start <= start)])
     return begin, min([end, *(period.start for period in reported if period.start >= begin)])
 
 
 def _around(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
-    """Return the reported period that a counted period belongs to, because reported periods overlap almost all of it.
+    """Return the reported period that a counted period belongs to, or None.
 
-    That is the case if the rest is shorter than the shortest billing period. The reported period in which it begins
-    comes before the one in which it ends. Return None if the rest is longer.
+    It belongs to one if reported periods leave less of it than SHORTEST. If several reported periods overlap it, it
+    belongs to the one that contains its start, otherwise to the first that starts within it.
     """
     reported = list(closed)
     begin, until = _between(reported, start, end)

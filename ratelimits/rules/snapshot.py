@@ -277,9 +277,9 @@ class Snapshot:
                 self.log_once(f"Overrides {pks} of {row.name} are not in force, its failure policy decides: {error}")
             return None if mode == "shadow" else UnreadableRule(row.name, row.pk, row.meter, on_failure)
         now = self._clock()
-        right = algorithm.right_at(now)
-        if right is not None:
-            self._seen(now, right[1])
+        span = algorithm.valid_span(now)
+        if span is not None:
+            self._seen(now, span[1])
         return AppliedRule(
             name=row.name,
             key="",

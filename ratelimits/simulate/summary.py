@@ -81,7 +81,7 @@ class Summary:
         if not total or self.first is None:
             return
         yield f"admitted      {self.admitted:,} ({self.admitted / total:.1%}), {self.permits:,} permits"
-        never = f", {self.never:,} of them for more than can ever pass" if self.never else ""
+        never = f", {self.never:,} of them can never be admitted" if self.never else ""
         yield f"refused       {self.refused:,} ({self.refused / total:.1%}){never}"
         yield f"longest wait  {duration(self.longest_wait)}"
         yield f"keys          {len(self.asked):,}; the busiest:"

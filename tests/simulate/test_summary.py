@@ -30,7 +30,7 @@ def test_it_tells_how_much_passed_who_was_busiest_and_when(tmp_path: Path) -> No
     assert summary(tmp_path, QUEUE, lines) == [
         "requests      6",
         "admitted      4 (66.7%), 4 permits",
-        "refused       2 (33.3%), 1 of them for more than can ever pass",
+        "refused       2 (33.3%), 1 of them can never be admitted",
         "longest wait  1 s",
         "keys          3; the busiest:",
         "  busy  4 asked, 3 admitted",

@@ -50,8 +50,8 @@ class Command(BaseCommand):
             raise CommandError(_printable(str(error))) from error
         self.stderr.write(f"{verification.summary()}{'' if options['all'] or not count else ' Then it stopped.'}")
         if count:
-            raise CommandError("the ledger or a report does not hold", returncode=1)
-        self.stdout.write(self.style.SUCCESS("All holds."))
+            raise CommandError("the ledger or a report has errors", returncode=1)
+        self.stdout.write(self.style.SUCCESS("No errors were found."))
         self.stderr.write(completeness(conf.DATABASE))
         for sentence in verification.unseen():
             self.stderr.write(_printable(sentence))
@@ -59,8 +59,8 @@ class Command(BaseCommand):
     def _tell(self, verification: Verification, *, every: bool) -> int:
         """Write the findings, or the first one, and return how many there were."""
         count = 0
-        # Closed here: a cursor that is left to the garbage collector may be closed in the midst of another statement of
-        # its connection, which would wait for itself.
+        # Close the database cursor here. The garbage collector could close it while its connection runs another
+        # statement, and the connection would then wait for ever.
         with closing(verification.findings()) as findings:
             for finding in findings:
                 count += 1
@@ -71,7 +71,7 @@ class Command(BaseCommand):
 
 
 def _printable(finding: str) -> str:
-    """Return a finding on one line that no name in it can make look like another: a terminal obeys what it is sent."""
+    """Return a finding on one line, its control characters escaped: in a name they could hide or fake other lines."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in finding)
 
 

@@ -40,9 +40,9 @@ class Format:
     #: Whether it has the second schema, which is made of charges: rows with their amounts.
     priced: bool = False
 
-    def stream(self, found: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
+    def stream(self, rows: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
         """Return the file in chunks; `version` is that of the file's columns."""
-        return self.written_by(found, version)
+        return self.written_by(rows, version)
 
     @property
     def missing(self) -> str:

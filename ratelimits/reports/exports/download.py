@@ -15,13 +15,13 @@ from ratelimits.reports.exports import Format
 class Download(StreamingHttpResponse):
     """A file of rows, written while it is sent; also under ASGI, where Django would read a plain iterator completely.
 
-    `found` and `version` are the arguments of the format's `stream`.
+    `rows` and `version` are the arguments of the format's `stream`.
     """
 
-    def __init__(self, form: Format, found: Iterable[Any], version: int, stem: str) -> None:
+    def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:
         name = content_disposition_header(True, f"{stem}{form.suffix}")
         super().__init__(
-            form.stream(found, version),
+            form.stream(rows, version),
             content_type=form.content_type,
             headers={"Content-Disposition": name or "attachment"},
         )

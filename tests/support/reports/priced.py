@@ -69,4 +69,4 @@ def findings(*arguments: Any) -> str:
         call_command("ratelimits_verify", "--all", *arguments, stdout=out, stderr=io.StringIO())
     except CommandError:
         return out.getvalue()
-    return out.getvalue().replace("All holds.\n", "")
+    return out.getvalue().replace("No errors were found.\n", "")
