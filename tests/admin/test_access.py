@@ -157,13 +157,28 @@ CLIENT = Client()
 
 def client_with(model: type[models.Model], held: Permissions, *, staff: bool = True) -> Client:
     """Return a client whose user has these permissions of one table, and all permissions of the other tables."""
+    return now_with(signed_in(model, staff=staff), model, held)
+
+
+def signed_in(model: type[models.Model], *, staff: bool = True) -> User:
+    """Sign a new user in, who has all permissions of the other tables."""
     user = User.objects.create(username=f"user{next(_numbers)}", is_staff=staff)
-    own = {pk: codename.rpartition("_")[0] for pk, codename in permissions_of(model).values_list("pk", "codename")}
-    given = [pk for pk in Permission.objects.values_list("pk", flat=True) if pk not in own or own[pk] in held]
+    others = Permission.objects.exclude(pk__in=permissions_of(model)).values_list("pk", flat=True)
     through: Any = User.user_permissions.through
-    through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in given)
-    CLIENT.cookies.clear()  # unread messages are stored there
+    through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in others)
+    CLIENT.cookies.clear()
     CLIENT.force_login(user)
+    return user
+
+
+def now_with(user: User, model: type[models.Model], held: Permissions) -> Client:
+    """Let a user who is signed in have these permissions of a table from now on, and no others of it."""
+    through: Any = User.user_permissions.through
+    own = dict(permissions_of(model).values_list("pk", "codename"))
+    through.objects.filter(user_id=user.pk, permission_id__in=own).delete()
+    given = [pk for pk, codename in own.items() if codename.rpartition("_")[0] in held]
+    through.objects.bulk_create(through(user_id=user.pk, permission_id=pk) for pk in given)
+    CLIENT.cookies.pop("messages", None)  # the unread ones
     return CLIENT
 
 
@@ -245,9 +260,9 @@ CASES = [(model, name) for model in ADMINS for name in pages(model)]
 
 @pytest.mark.parametrize(("model", "name"), CASES, ids=lambda case: case if isinstance(case, str) else case.__name__)
 def test_a_page_is_for_those_who_may(model: type[models.Model], name: str) -> None:
-    page = page_of(model, name)
+    page, user = page_of(model, name), signed_in(model)
     for held in held_by_people(model):
-        row, client = row_of(model), client_with(model, held)
+        row, client = row_of(model), now_with(user, model, held)
         url = address(model, name, row) + page.query
         about = f"{sorted(held)} at {url}"
         values = posted(model, name, row)
@@ -306,9 +321,9 @@ def action_names(model: type[models.Model]) -> list[str]:
     ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_an_action_is_for_those_who_may(model: type[models.Model], name: str) -> None:
-    test, changes = ACTIONS[model.__name__, name]
+    (test, changes), user = ACTIONS[model.__name__, name], signed_in(model)
     for held in held_by_people(model):
-        row, client = row_of(model), client_with(model, held)
+        row, client = row_of(model), now_with(user, model, held)
         if name == "again":
             model._default_manager.filter(pk=row.pk).update(state="failed")
         if name in ("approve", "refuse"):
@@ -340,8 +355,9 @@ def test_names_are_completed_for_those_who_may_see_them(model: type[models.Model
     target: Any = model._meta.get_field(field).related_model
     row_of(target)
     about: dict[str, Any] = {"app_label": "ratelimits", "model_name": model._meta.model_name, "field_name": field}
+    user = signed_in(target)
     for held in held_by_people(target):
-        client = client_with(target, held)
+        client = now_with(user, target, held)
         response = client.get(reverse("admin:autocomplete"), about)
         assert response.status_code == (200 if see(held) else 403), sorted(held)
     assert Client().get(reverse("admin:autocomplete"), about).status_code == 302
