@@ -12,6 +12,8 @@ from ratelimits.embedded import EmbeddedServer, valkey_binary
 
 REDIS_SERVERS = ("valkey", "redis6")
 DATABASES = ("sqlite", "postgres")
+#: Bytes that the files of a session's servers may need.
+MEMORY = 2 * 2**30
 
 
 def server_binary(kind: str) -> Path:
@@ -26,6 +28,12 @@ def server_binary(kind: str) -> Path:
     raise ValueError(f"{kind!r} is not one of {', '.join(REDIS_SERVERS)}")
 
 
+def _memory() -> Path | None:
+    """Return a folder that is in memory, where an fsync of each write takes no time; None where that is small."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > MEMORY else None
+
+
 class TestServers:
     """The servers of one test session: one Redis or Valkey, one database."""
 
@@ -34,7 +42,7 @@ class TestServers:
     def __init__(self, redis: str, database: str) -> None:
         if database not in DATABASES:
             raise ValueError(f"{database!r} is not one of {', '.join(DATABASES)}")
-        self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="ratelimits-tests-", dir=_memory()))
         self.redis_kind, self.database_kind = redis, database
         self.redis = EmbeddedServer(self.directory / redis, aof=True, binary=server_binary(redis))
         if database == "postgres":
