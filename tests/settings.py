@@ -25,6 +25,8 @@ for _cache in CACHES.values():
 RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0
 # Tests decide at times that they choose, but give back by the server's clock.
 RATELIMITS["RECEIPT_TTL"] = 10 * 365 * 86_400
+# A client of a test need not look through all static files before its first request.
+WHITENOISE_AUTOREFRESH = True
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # Processes that a test starts push to the test's own receivers.
 RATELIMITS["PUSH"] = json.loads(os.environ.get("RATELIMITS_TEST_PUSH", "{}"))
