@@ -31,6 +31,23 @@ os.environ.update(_SERVERS.environment)
 os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
 
+#: Tests that take five seconds and more, each one or the fixture of its module.
+_FIRST = (
+    "tests/end_to_end/",
+    "tests/models/test_migrations.py",
+    "tests/models/test_testcase.py",
+    "tests/reports/test_kept_database.py",
+    "tests/reports/test_same_bytes.py",
+    "tests/reports/verify/test_tampering.py",
+    "tests/test_benchmarks.py",
+    "tests/test_readme.py",
+    "tests/usage/test_celery.py",
+    "tests/usage/test_crashes.py",
+    "tests/usage/test_fence.py",
+    "tests/usage/test_power_cuts.py",
+    "tests/usage/test_runs.py",
+)
+
 #: Fixtures that several directories use. They are modules, because they need models.
 pytest_plugins = ["tests.support.usage.quarantine"]
 
@@ -59,7 +76,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out (deselected, never skipped) unless they were asked for."""
+    """Leave the long tests out (deselected, never skipped) unless they were asked for; begin with what takes longest.
+
+    A worker that came to one of these last would work on alone. They also wait most, while the others compute.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
     if config.option.long:
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -90,9 +111,10 @@ def servers() -> TestServers:
 @pytest.fixture(scope="session", autouse=True)
 def _quick_flush() -> None:
     """Let Django empty the tables after a test by a command that keeps the rows made by migrations."""
-    from tests.support.database import Flush
+    from tests.support.database import Flush, keep_connections
 
     get_commands()["flush"] = Flush()  # type: ignore[assignment]
+    keep_connections()
 
 
 @pytest.fixture(scope="session")
@@ -108,8 +130,15 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def _steward(redis_url: str) -> Iterator[redis.Redis]:
+    """Return the client that makes the server ready for each test; to make a client takes longer than its work."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
 @pytest.fixture(autouse=True)
-def _empty_server(redis_url: str) -> None:
+def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send."""
     from ratelimits.engine.server import isolate
     from ratelimits.quota import checking
@@ -117,17 +146,15 @@ def _empty_server(redis_url: str) -> None:
     isolate("")  # a test that was rolled back had its own keys
     checking.denials.clear()
     checking.sender.flush()  # after what its thread was just sending
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
+    _steward.flushall()
 
 
 @pytest.fixture
-def fsync_at_once(redis_url: str) -> Iterator[None]:
+def fsync_at_once(_steward: redis.Redis) -> Iterator[None]:
     """Have the session's server fsync every write during the test, so that it does not wait for the fence."""
-    with redis.Redis.from_url(redis_url) as client:
-        client.config_set("appendfsync", "always")
-        yield
-        client.config_set("appendfsync", "everysec")
+    _steward.config_set("appendfsync", "always")
+    yield
+    _steward.config_set("appendfsync", "everysec")
 
 
 @pytest.fixture(scope="session")
