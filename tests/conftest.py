@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import django
@@ -31,25 +32,36 @@ os.environ.update(_SERVERS.environment)
 os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
 
-#: Tests that take five seconds and more, each one or the fixture of its module.
-_FIRST = (
-    "tests/end_to_end/",
-    "tests/models/test_migrations.py",
-    "tests/models/test_testcase.py",
-    "tests/reports/test_kept_database.py",
-    "tests/reports/test_same_bytes.py",
-    "tests/reports/verify/test_tampering.py",
-    "tests/test_benchmarks.py",
-    "tests/test_readme.py",
-    "tests/usage/test_celery.py",
-    "tests/usage/test_crashes.py",
-    "tests/usage/test_fence.py",
-    "tests/usage/test_power_cuts.py",
-    "tests/usage/test_runs.py",
-)
-
 #: Fixtures that several directories use. They are modules, because they need models.
 pytest_plugins = ["tests.support.usage.quarantine"]
+
+#: Folders and modules that `-m "not slow"` leaves out: they start or kill processes and servers, cut the power,
+#: measure, write very large reports, or judge very many cases.
+SLOW = (
+    "end_to_end",
+    "alerts/test_crashes.py",
+    "algorithms/test_new.py",
+    "engine/test_fast.py",
+    "models/test_migrations.py",
+    "models/test_testcase.py",
+    "reports/closing/test_any_terms.py",
+    "reports/exports/test_streaming.py",
+    "reports/test_kept_database.py",
+    "reports/test_new_column.py",
+    "reports/test_push_crashes.py",
+    "reports/test_same_bytes.py",
+    "reports/verify/test_attacks.py",
+    "reports/verify/test_tampering.py",
+    "test_benchmarks.py",
+    "test_readme.py",
+    "usage/test_celery.py",
+    "usage/test_crashes.py",
+    "usage/test_fence.py",
+    "usage/test_power_cuts.py",
+    "usage/test_runs.py",
+)
+_TESTS = Path(__file__).parent
+_SLOW = {_TESTS / place for place in SLOW}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,12 +87,18 @@ def pytest_report_header() -> str:
     return f"server: {_SERVERS.redis_kind} {version}; database: {_SERVERS.database_kind}"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what SLOW names. System tests too: a `-m` on the command line replaces the one that leaves them out."""
+    if not _SLOW.isdisjoint((item.path, *item.path.parents)) or item.get_closest_marker("system"):
+        item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out (deselected, never skipped) unless they were asked for; begin with what takes longest.
+    """Leave the long tests out (deselected, never skipped) unless they were asked for; begin with the slow ones.
 
     A worker that came to one of these last would work on alone. They also wait most, while the others compute.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.option.long:
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.conftest import SLOW
+
 ROOT = Path(__file__).resolve().parent.parent
 APP = ROOT / "ratelimits"
 #: The most modules, or Lua files, that a folder may have, and the most floors.
@@ -181,3 +183,7 @@ def test_the_page_on_how_it_works_names_functions_where_they_are() -> None:
     defined = {file: set(_defined(ast.parse((APP / file).read_text()))) for file, _names in rows}
     named = [(file, name) for file, names in rows for name in re.findall(r"`([\w.]+)`", names)]
     assert [(file, name) for file, name in named if name not in defined[file]] == []
+
+
+def test_every_place_of_slow_tests_is_there() -> None:
+    assert [place for place in SLOW if not (ROOT / "tests" / place).exists()] == []
