@@ -105,9 +105,21 @@ class Fsyncs(Background):
 
 
 def _fsync_thread(pid: int) -> Path:
-    """Return the kernel's file about the server's fsync thread."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return next(task for task in tasks if (task / "comm").read_text().startswith("bio_aof"))
+    """Return the kernel's file about the server's fsync thread, which may not have its name at once."""
+    tasks = Path(f"/proc/{pid}/task")
+
+    def named() -> Path | None:
+        return next((task for task in tasks.iterdir() if _name(task).startswith("bio_aof")), None)
+
+    thread: Path = until(named, "the server's fsync thread")
+    return thread
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except FileNotFoundError:  # it has ended
+        return ""
 
 
 @contextmanager
