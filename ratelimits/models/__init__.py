@@ -24,6 +24,9 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
+from ratelimits.models.status.page import Status
+from ratelimits.models.status.task_runs import TaskRun
+from ratelimits.models.status.totals import KeyTotal, RuleTotal
 from ratelimits.models.versions import ConfigVersion, Tombstone
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "KeptPeriod",
     "KeyKind",
     "KeyOverride",
+    "KeyTotal",
     "Line",
     "PeriodUsage",
     "Plan",
@@ -57,6 +61,9 @@ __all__ = [
     "Report",
     "ReportLine",
     "Rule",
+    "RuleTotal",
     "ShardState",
+    "Status",
+    "TaskRun",
     "Tombstone",
 ]
