@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
+from django.contrib import admin
 
-__all__ = ["accounts", "adjustments", "alerts", "push", "reports", "rules", "usage"]
+from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
+from ratelimits.admin.status import page as status
+
+__all__ = ["accounts", "adjustments", "alerts", "push", "reports", "rules", "status", "usage"]
+
+# The index with the strip of the status, unless the project has an index of its own. Not as a template that overrides
+# Django's, since that would depend on the order of INSTALLED_APPS.
+if admin.site.index_template is None:
+    admin.site.index_template = "ratelimits/admin/index.html"
