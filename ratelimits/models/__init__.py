@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
@@ -30,6 +31,7 @@ from ratelimits.models.status.totals import KeyTotal, RuleTotal
 from ratelimits.models.versions import ConfigVersion, Tombstone
 
 __all__ = [
+    "Access",
     "Account",
     "Adjustment",
     "Alert",

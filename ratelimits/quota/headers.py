@@ -7,6 +7,7 @@ syntax (RFC 9651).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -70,6 +71,11 @@ def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
 def unavailable() -> dict[str, Any]:
     """Return the body of a refusal because no decision could be made."""
     return {"title": "The quota of this request cannot be checked now", "status": 503}
+
+
+def blocked(status: int, message: str) -> dict[str, Any]:
+    """Return the body of a refusal by a block. The message is the reason for the client, or ""."""
+    return {"title": HTTPStatus(status).phrase, "status": status} | ({"detail": message} if message else {})
 
 
 def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:
