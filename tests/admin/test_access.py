@@ -200,7 +200,7 @@ def page_of(model: type[models.Model], name: str) -> Page:
     if model in AUDITED:
         pages["simple_history"] = Page(see, may("change"))
     if model is Rule:
-        pages["preview"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
+        pages["preview"] = pages["trial"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
     if model is Report:
         pages["download"] = Page(see)
         pages["download_month"] = Page(see, query="?period=2026-11")
@@ -222,7 +222,7 @@ def pages(model: type[models.Model]) -> Iterator[str]:
 
 def address(model: type[models.Model], name: str, row: Any) -> str:
     arguments: list[Any] = (
-        [] if name in ("changelist", "add", "preview", "download_month", "open", "force") else [row.pk]
+        [] if name in ("changelist", "add", "preview", "trial", "download_month", "open", "force") else [row.pk]
     )
     if name == "simple_history":
         arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]
