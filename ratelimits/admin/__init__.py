@@ -9,7 +9,9 @@ from ratelimits.admin.status import page as status
 
 __all__ = ["accounts", "adjustments", "alerts", "push", "reports", "rules", "status", "usage"]
 
-# The index with the strip of the status, unless the project has an index of its own. Not as a template that overrides
-# Django's, since that would depend on the order of INSTALLED_APPS.
+# The index with the strip of the status, and the tables in the order of work, unless the project has an index of its
+# own. Not as templates that override Django's, since that would depend on the order of INSTALLED_APPS.
 if admin.site.index_template is None:
     admin.site.index_template = "ratelimits/admin/index.html"
+if admin.site.app_index_template is None:
+    admin.site.app_index_template = "ratelimits/admin/app_index.html"

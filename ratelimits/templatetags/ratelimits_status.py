@@ -1,4 +1,4 @@
-"""The strip of the status above the admin's index."""
+"""The strip of the status above the admin's index, and the order of its tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django import template
 from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 
+from ratelimits.admin.status.index import in_groups
 from ratelimits.admin.status.page import strip
 
 register = template.Library()
@@ -25,3 +26,10 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
         return {"facts": strip(request), "url": url}
     except (DatabaseError, NoReverseMatch):
         return {"facts": [], "url": ""}
+
+
+@register.simple_tag(takes_context=True)
+def ratelimits_groups(context: template.Context) -> str:
+    """Put the app's tables into groups, in the order of work, for the rest of the block."""
+    context["app_list"] = in_groups(context["app_list"])
+    return ""

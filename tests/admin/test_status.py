@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import NoReverseMatch
 from django.utils.timezone import now
 
+from ratelimits.admin.status.index import GROUPS, in_groups
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, DurabilityGap, QuarantinedBatch, Rule
 from tests.support.engine.proxy import Proxy
@@ -170,3 +171,38 @@ def test_a_site_without_the_page_has_no_strip(monkeypatch: pytest.MonkeyPatch, a
 
     monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.reverse", no_page)
     assert "ratelimits-level" not in page(admin_client, INDEX)
+
+
+GROUPED = {name for _title, names in GROUPS for name in names}
+
+
+def test_every_table_of_the_index_has_a_place_in_the_order_of_work() -> None:
+    registered = {model.__name__ for model in admin.site._registry if model._meta.app_label == "ratelimits"}
+    assert registered == GROUPED
+    assert len(GROUPED) == sum(len(names) for _title, names in GROUPS)
+
+
+@pytest.mark.parametrize("url", [INDEX, "/admin/ratelimits/"])
+def test_the_index_is_in_the_order_of_work(admin_client: Client, url: str) -> None:
+    html = page(admin_client, url)
+    captions = [" ".join(text(each).split()) for each in re.findall(r"<caption>(.*?)</caption>", html, re.DOTALL)]
+    ours = [caption for caption in captions if caption.startswith("Rate limits")]
+    assert ours == [f"Rate limits and usage: {group}" for group in ("Operate", "Configure", "Bill", "Evidence")]
+    order = re.findall(r'id="ratelimits-(\w+)"', html)
+    assert order == [name.lower() for _title, names in GROUPS for name in names]
+
+
+def test_a_group_without_a_table_that_one_may_see_is_left_out() -> None:
+    html = page(user_with("view_rule"), INDEX)
+    assert re.findall(r"Rate limits and usage: (\w+)", text(html)) == ["Configure"]
+
+
+def test_a_table_without_a_place_comes_last_in_the_first_group() -> None:
+    app = {"app_label": "ratelimits", "name": "Limits", "models": [{"object_name": "New"}, {"object_name": "Rule"}]}
+    other = {"app_label": "shop", "name": "Shop", "models": []}
+    found = in_groups([other, app])
+    assert [(each["name"], [model["object_name"] for model in each["models"]]) for each in found] == [
+        ("Shop", []),
+        ("Limits: Operate", ["New"]),
+        ("Limits: Configure", ["Rule"]),
+    ]
