@@ -28,7 +28,7 @@ from ratelimits.models.rules import Rule
 from ratelimits.models.status.page import Status
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.models.status.totals import KeyTotal, RuleTotal
-from ratelimits.models.versions import ConfigVersion, Tombstone
+from ratelimits.models.versions import Change, ConfigVersion, Tombstone
 
 __all__ = [
     "Access",
@@ -41,6 +41,7 @@ __all__ = [
     "ArchivedRange",
     "Batch",
     "ChainMark",
+    "Change",
     "ConfigVersion",
     "DurabilityGap",
     "GapChange",

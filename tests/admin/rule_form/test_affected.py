@@ -69,7 +69,7 @@ class TestByTheLedger:
 
     def test_accounts_are_counted_once_and_have_the_sum_of_their_keys(self) -> None:
         used(use("user:1", 60, account="a"), use("user:2", 60, account="a"), use("user:3", 60))
-        day = {"algorithm": "calendar_window", "calendar_unit": "day", "capacity": 100}
+        day: dict[str, Any] = {"algorithm": "calendar_window", "calendar_unit": "day", "capacity": 100}
         assert found(unsaved(key_kind="account", **day)) == (1, 1)
         assert found(unsaved(key_kind="user", **day)) == (3, 0)
 
