@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import re
 import time
 from html import unescape
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import NoReverseMatch
 from django.utils.timezone import now
 
+from ratelimits import admin as pages
 from ratelimits.admin.status.index import GROUPS, in_groups
 from ratelimits.conf import DEFAULTS
 from ratelimits.models import ConfigVersion, DurabilityGap, QuarantinedBatch, Rule
@@ -155,14 +157,19 @@ def test_a_hanging_redis_adds_at_most_its_timeout(
         taken, shown = shortest()
     assert "does not answer" in shown
     assert "active: allow" in shown
-    # Half of it again is for a busy machine.
-    assert taken - before < DEFAULTS["TIMEOUT"] * 1.5
+    # The page waits once: a second wait would take as long again. What is between is for a busy machine.
+    assert taken - before < DEFAULTS["TIMEOUT"] * 2
 
 
-def test_the_index_stays_a_project_s_own(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
-    assert admin.site.index_template == "ratelimits/admin/index.html"
-    monkeypatch.setattr(admin.site, "index_template", "admin/index.html")
-    assert "ratelimits-level" not in page(admin_client, INDEX)
+def test_the_index_stays_a_project_s_own(admin_client: Client) -> None:
+    ours = admin.site.index_template
+    assert ours == "ratelimits/admin/index.html"
+    admin.site.index_template = "admin/index.html"  # by hand: pytest's monkeypatch cannot restore what a proxy wraps
+    try:
+        importlib.reload(pages)
+        assert "ratelimits-level" not in page(admin_client, INDEX)
+    finally:
+        admin.site.index_template = ours
 
 
 def test_a_site_without_the_page_has_no_strip(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
@@ -206,3 +213,16 @@ def test_a_table_without_a_place_comes_last_in_the_first_group() -> None:
         ("Limits: Operate", ["New"]),
         ("Limits: Configure", ["Rule"]),
     ]
+
+
+def test_a_database_that_fails_is_said_above_the_index(
+    monkeypatch: pytest.MonkeyPatch, admin_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: Any) -> Any:
+        raise OperationalError("no such table")
+
+    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.strip", fail)
+    html = page(admin_client, INDEX)
+    assert "Database: OperationalError" in text(html)
+    assert html.count("ratelimits-level") == 1
+    assert "no such table" in caplog.text
