@@ -13,7 +13,7 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         gettext_lazy("Operate"),
         ("Status", "QuarantinedBatch", "DurabilityGap", "Alert", "AlertDelivery", "PushReceiver", "PushDelivery"),
     ),
-    (gettext_lazy("Configure"), ("Rule", "Plan", "PlanMembership", "KeyOverride", "Account", "AlertChannel")),
+    (gettext_lazy("Configure"), ("Rule", "Plan", "PlanMembership", "KeyOverride", "Account", "AlertChannel", "Change")),
     (gettext_lazy("Bill"), ("Report", "ReportLine", "Adjustment", "PeriodUsage")),
     (gettext_lazy("Evidence"), ("Line", "Batch", "ShardState", "ArchivedRange")),
 )
