@@ -207,6 +207,10 @@ class KeyOverrideAdmin(AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm
+
+    class Media:
+        css = {"all": ["ratelimits/rule_form.css"]}
+
     list_filter = [InForceFilter, "rule", "mode"]
     search_fields = ["key", "rule", "reason"]
     fieldsets = [

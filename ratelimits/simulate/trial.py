@@ -18,8 +18,8 @@ from ratelimits.engine.transport.wire import Wire
 from ratelimits.simulate.lines import TraceLine
 from ratelimits.simulate.replay import Replay, Simulator
 
-#: Number of slots in which a load is counted.
-SLOTS = 48
+#: Maximum and minimum number of slots in which a load is counted.
+SLOTS, FEW_SLOTS = 48, 12
 #: Maximum number of requests of one load. Requests that are larger stand for several.
 MAX_LINES = 240
 #: The load lasts this many times as long as all permits need to come back, and bursts come twice in that time.
@@ -72,6 +72,12 @@ class _Load:
     #: Moments in µs after the start, and permits.
     requests: tuple[tuple[int, int], ...]
 
+    @property
+    def slots(self) -> int:
+        """Return a number of slots into which the requests divide evenly, so that a steady load looks steady."""
+        even = (slots for slots in range(SLOTS, FEW_SLOTS - 1, -1) if len(self.requests) % slots == 0)
+        return SLOTS if self.kind == "bursts" else next(even, SLOTS)
+
     def lines(self, start: int, timeout: int) -> Iterator[TraceLine]:
         """Yield the lines of the trace in the order of time; a request ends before another of that moment begins."""
         events = [(at, 1, cost, str(number)) for number, (at, cost) in enumerate(self.requests)]
@@ -98,15 +104,15 @@ def try_rule(wire: Wire, algorithm: Algorithm, max_wait: Decimal | None, now: in
     for replay, of_one in groupby(outcomes, key=lambda outcome: outcome[0]):
         load = replays[replay]
         results = [(line, outcome) for _replay, line, outcome in of_one if line.op is Op.TRY]
-        slots = [[0, 0, 0] for _ in range(SLOTS)]
+        slots = [[0, 0, 0] for _ in range(load.slots)]
         for line, outcome in results:
-            asked = (line.now - start) * SLOTS // load.length
+            asked = (line.now - start) * load.slots // load.length
             slots[asked][0] += line.cost
             if not outcome.allowed:
                 slots[asked][2] += line.cost
                 continue
-            proceeds = (line.now + outcome.wait - start) * SLOTS // load.length
-            if proceeds < SLOTS:
+            proceeds = (line.now + outcome.wait - start) * load.slots // load.length
+            if proceeds < load.slots:
                 slots[proceeds][1] += line.cost
         admitted = [(line.cost, outcome.wait) for line, outcome in results if outcome.allowed]
         tried.append(

@@ -52,7 +52,7 @@ def test_a_length_of_time_is_typed_with_its_unit(admin_client: Client) -> None:
 
 def test_a_capacity_of_zero_is_taken_as_what_lets_nothing_pass(admin_client: Client) -> None:
     closed = {**BUCKET, "capacity": "0"}
-    assert "Every one of them would be refused." in errors(admin_client.post(RULES, closed))["__all__"]
+    assert "Everyone would be refused." in errors(admin_client.post(RULES, closed))["__all__"]
     assert not Rule.objects.exists()
     assert admin_client.post(RULES, {**closed, "_everyone_meant": "1"}).status_code == 302
     assert Rule.objects.get().sentence() == "nothing passes, per API key"

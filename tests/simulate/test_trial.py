@@ -10,7 +10,7 @@ import redis
 
 from ratelimits.algorithms.limits import ALGORITHMS, algorithm_from_json
 from ratelimits.engine.server import current_server
-from ratelimits.simulate.trial import MAX_LINES, SLOTS, Tried, try_rule
+from ratelimits.simulate.trial import FEW_SLOTS, MAX_LINES, SLOTS, Tried, try_rule
 from tests.support.rows import NEEDED
 
 NOW = 1_800_000_000_123_456
@@ -33,6 +33,8 @@ def test_a_token_bucket_admits_its_burst_and_then_its_rate() -> None:
     # 10 a second come; 10 tokens and 5 a second are there.
     assert (overload.asked, overload.admitted) == (60, 10 + 29)
     assert overload.longest_wait == 0
+    # A steady load looks steady.
+    assert {slot.asked for slot in overload.slots} == {2}
 
 
 def test_a_fixed_window_admits_its_capacity_in_each_window() -> None:
@@ -75,7 +77,7 @@ def test_every_algorithm_is_tried_with_bounded_work_and_leaves_nothing(
             numbers[name] *= scale
     before = redis_client.info("commandstats")
     for one in tried(max_wait, algorithm=algorithm, **numbers):
-        assert len(one.slots) == SLOTS
+        assert FEW_SLOTS <= len(one.slots) <= SLOTS
         assert sum(slot.asked for slot in one.slots) == one.asked
         assert 0 < one.admitted < one.asked
     assert redis_client.keys() == []

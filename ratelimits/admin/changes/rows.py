@@ -137,7 +137,7 @@ def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Di
         if field.name in _HIDDEN:
             continue
         values = [None if one is None else getattr(one, field.attname) for one in (old, new)]
-        if values[0] != values[1] and not all(value in (None, "", False) for value in values):
+        if values[0] != values[1] and not all(value is None or value is False or value == "" for value in values):
             yield Difference(str(field.verbose_name), *(_shown(value, field, plans) for value in values))
 
 

@@ -58,7 +58,7 @@ class Affected:
         """Return the numbers as a sentence."""
         if not self.known:
             applies = _("The ledger has no addresses, so the number of keys that this applies to is not known.")
-            return f"{applies} {_('Every one of them would be refused.')}" if self.everyone else applies
+            return f"{applies} {_('Everyone would be refused.')}" if self.everyone else applies
         if self.more:
             applies = _("Applies to at least %(n)s keys of the last 24 hours.")
         else:
@@ -67,7 +67,7 @@ class Affected:
             )
         said = [applies % {"n": f"{self.keys:,}"}]
         if self.everyone:
-            said.append(_("Every one of them would be refused."))
+            said.append(_("Everyone would be refused."))
         elif self.above is None:
             said.append(_("The ledger cannot tell how many of them are above it."))
         elif self.keys:

@@ -9,12 +9,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ratelimits.algorithms.wording import Wording, amount, number
-from ratelimits.simulate.trial import SLOTS, Slot, Tried
+from ratelimits.simulate.trial import Slot, Tried
 
 #: Size of the drawing in its own units, without its labels.
 WIDTH, HEIGHT = 480, 96
-#: Number of slots in one row of the table.
-_PER_ROW = 6
+#: Number of rows of the table, about.
+_ROWS = 8
 
 
 class Bar(NamedTuple):
@@ -44,7 +44,7 @@ def chart(tried: Tried, unit: str) -> dict[str, Any]:
     return {
         "title": _title(tried, unit, words),
         "said": _said(tried, unit, words),
-        "bars": [_bar(place, slot, highest) for place, slot in enumerate(tried.slots)],
+        "bars": [_bar(place, len(tried.slots), slot, highest) for place, slot in enumerate(tried.slots)],
         "width": WIDTH,
         "height": HEIGHT,
         "highest": number(highest),
@@ -54,7 +54,7 @@ def chart(tried: Tried, unit: str) -> dict[str, Any]:
 
 
 def _title(tried: Tried, unit: str, words: Wording) -> str:
-    shown = {"each": amount(tried.each, unit), "every": words.span(_short(tried.every))}
+    shown = {"each": amount(tried.each, unit), "every": words.span(_short(tried.every), bare=True)}
     shown |= {"length": words.span(_short(tried.length)), "held": words.span(tried.held)}
     if tried.kind == "bursts":
         text = _("Bursts: %(each)s at once, every %(every)s")
@@ -78,8 +78,8 @@ def _short(seconds: Decimal) -> Decimal:
     return seconds if not seconds % 1 else Decimal(f"{seconds:.3g}")
 
 
-def _bar(place: int, slot: Slot, highest: int) -> Bar:
-    width = Decimal(WIDTH) / SLOTS
+def _bar(place: int, slots: int, slot: Slot, highest: int) -> Bar:
+    width = Decimal(WIDTH) / slots
     admitted, refused = (Decimal(HEIGHT * count) / highest for count in (slot.admitted, slot.refused))
     # Written by the "C" rules of SVG: no language's comma may come between the digits.
     numbers = (place * width, width - 1, HEIGHT - admitted, admitted, HEIGHT - admitted - refused, refused)
@@ -88,8 +88,9 @@ def _bar(place: int, slot: Slot, highest: int) -> Bar:
 
 def _rows(tried: Tried, words: Wording) -> list[TableRow]:
     rows = []
-    for first in range(0, SLOTS, _PER_ROW):
-        slots = tried.slots[first : first + _PER_ROW]
-        sums = (sum(counts) for counts in zip(*slots, strict=True))
-        rows.append(TableRow(words.span(_short(tried.length * first / SLOTS)), *map(number, sums)))
+    number_of_slots = len(tried.slots)
+    per_row = max(number_of_slots // _ROWS, 1)
+    for first in range(0, number_of_slots, per_row):
+        sums = (sum(counts) for counts in zip(*tried.slots[first : first + per_row], strict=True))
+        rows.append(TableRow(words.span(_short(tried.length * first / number_of_slots)), *map(number, sums)))
     return rows

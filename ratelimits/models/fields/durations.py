@@ -46,7 +46,7 @@ class LengthInput(forms.MultiWidget):
     use_fieldset = False
 
     def __init__(self, attrs: dict[str, Any] | None = None) -> None:
-        unit = forms.Select({"aria-label": gettext_lazy("Unit of time")}, _UNITS)
+        unit = forms.Select({"aria-label": gettext_lazy("Unit of time"), "class": "ratelimits-unit"}, _UNITS)
         super().__init__({"": forms.TextInput(), "unit": unit}, attrs)
 
     def id_for_label(self, id_: str) -> str:

@@ -117,6 +117,12 @@ class TestAllChanges:
         assert f"version {Rule.objects.get().version}" in page
         assert "sub-windows" not in page
 
+    def test_a_capacity_of_zero_is_said(self, admin_client: Client) -> None:
+        rule("block", "fixed_window", capacity=0)
+        page = text(admin_client.get(CHANGES))
+        assert "capacity: 0" in page
+        assert "bills" not in page
+
     def test_each_change_can_be_undone(self, admin_client: Client) -> None:
         changed, deleted, added = rule("a"), rule("b"), rule("c")
         before = changed.history.latest()

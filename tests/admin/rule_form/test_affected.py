@@ -122,7 +122,7 @@ class TestInRedis:
         row.capacity = 30
         whom = affected(row, row.to_algorithm(), NOW)
         assert whom == Affected(2, 2, False, True)
-        assert whom.text == "Applies to 2 keys of the last 24 hours. Every one of them would be refused."
+        assert whom.text == "Applies to 2 keys of the last 24 hours. Everyone would be refused."
         # Asking took nothing.
         row.capacity = 71
         assert found(row) == (2, 0)
@@ -142,7 +142,7 @@ class TestTheSecondClick:
         url = f"{RULES}{row.pk}/change/"
         response = admin_client.post(url, closed)
         said = errors(response)["__all__"]
-        assert "Every one of them would be refused." in said
+        assert "Everyone would be refused." in said
         button = '<button type="submit" class="button" name="_everyone_meant" value="1">'
         assert button in response.content.decode()
         row.refresh_from_db()

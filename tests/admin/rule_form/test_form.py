@@ -151,7 +151,7 @@ class TestWhatItAdmits:
     def test_the_chart_is_drawn_with_a_table_of_the_same_numbers(self, admin_client: Client) -> None:
         response = admin_client.post(TRIAL + "?fragment=1", BUCKET)
         page = text(response)
-        assert "Bursts: 20 requests at once, every 1 second: 35 of 120 requests admitted." in page
+        assert "Bursts: 20 requests at once, every second: 35 of 120 requests admitted." in page
         assert "Steady overload: 60 requests, spread evenly over 6 seconds: 39 of 60 requests admitted." in page
         drawn = response.content.decode()
         assert drawn.count("<svg") == drawn.count("<table>") == 2
@@ -187,7 +187,7 @@ class TestWhatItAdmits:
 
     def test_a_rule_of_nothing_needs_no_chart(self, admin_client: Client) -> None:
         page = admin_client.post(TRIAL + "?fragment=1", {**BUCKET, "capacity": "0"}).content.decode()
-        assert "Every one of them would be refused." in page
+        assert "Everyone would be refused." in page
         assert "<svg" not in page
 
     def test_without_redis_it_says_so(self, admin_client: Client, settings: Any) -> None:
