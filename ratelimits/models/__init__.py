@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratelimits.models.access.resets import KeyReset
 from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.adjustments import Adjustment
@@ -49,6 +50,7 @@ __all__ = [
     "KeptPeriod",
     "KeyKind",
     "KeyOverride",
+    "KeyReset",
     "KeyTotal",
     "Line",
     "PeriodUsage",
