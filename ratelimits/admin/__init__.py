@@ -6,9 +6,22 @@ from django.contrib import admin
 
 from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
 from ratelimits.admin.changes import page as changes
+from ratelimits.admin.operate import access, resets
 from ratelimits.admin.status import page as status
 
-__all__ = ["accounts", "adjustments", "alerts", "changes", "push", "reports", "rules", "status", "usage"]
+__all__ = [
+    "access",
+    "accounts",
+    "adjustments",
+    "alerts",
+    "changes",
+    "push",
+    "reports",
+    "resets",
+    "rules",
+    "status",
+    "usage",
+]
 
 # The index with the strip of the status, and the tables in the order of work, unless the project has an index of its
 # own. Not as templates that override Django's, since that would depend on the order of INSTALLED_APPS.

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
+from ratelimits import rules
 from ratelimits.conf import conf
 from ratelimits.engine import Standing
 from ratelimits.engine.call import Op
@@ -82,7 +83,23 @@ def _rules_named(name: str = "") -> Choice:
 
 def limits_of(identity: Identity) -> list[tuple[AppliedRule, str, Standing]]:
     """Return every rule that limits an identity, the key that it counts, and what is left. Raise UNAVAILABLE."""
+    rules.reload()
     return sorted(standings(identity, _rules_named()), key=lambda one: one[0].name)
+
+
+def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
+    """Return the rules of a name that count exactly this key, and what is left.
+
+    Raise as `identity_of` does, NotOperatedError if there is no such rule, and UNAVAILABLE.
+    """
+    # The server says nothing of newer rules if none of the known ones concerns the key.
+    rules.reload()
+    rules_of_name = standings(identity_of(key, account), _rules_named(rule))
+    counted = [one for one in rules_of_name if one[1] == key]
+    if not counted:
+        text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
+        raise NotOperatedError(text % {"rule": rule, "key": key})
+    return counted
 
 
 def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None) -> KeyReset:
@@ -94,16 +111,13 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     identity = identity_of(key, account)
     row = KeyReset(key=key, account=identity.owner, rule=rule, reason=reason, by=by)
     row.full_clean(exclude=["by"])
-    counted = [one for one, counted_key, _standing in standings(identity, _rules_named(rule)) if counted_key == key]
-    if not counted:
-        text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
-        raise NotOperatedError(text % {"rule": rule, "key": key})
+    counted_under(key, rule, account)
 
     def choose(snapshot: Snapshot, who: Identity) -> Iterable[Selection]:
         for selection in _rules_named(rule)(snapshot, who):
             keys = selection.keys(who)
-            rules = tuple(one for one, its in zip(selection.rules, keys, strict=True) if its == key)
-            yield replace(selection, rules=rules)
+            own = tuple(one for one, its in zip(selection.rules, keys, strict=True) if its == key)
+            yield replace(selection, rules=own)
 
     with transaction.atomic(using=conf.DATABASE):
         # First, so that nothing is reset without a record; if the server cannot be asked, there is no record either.

@@ -173,20 +173,27 @@ def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
     return found
 
 
+def of_model(row: Access) -> AccessRow:
+    """Return a row of the table, saved or not, as it is kept here."""
+    return _of_values((row.pk or 0, row.target, row.effect, row.status, row.message, row.valid_from, row.valid_until))
+
+
+def _of_values(values: tuple[Any, ...]) -> AccessRow:
+    pk, target, effect, status, message, begins, ends = values
+    return AccessRow(
+        pk,
+        target,
+        effect != Access.Effect.ALLOW,
+        status,
+        message,
+        0 if begins is None else instant(begins),
+        NEVER if ends is None else instant(ends),
+    )
+
+
 def read(using: str, above: int | None = None) -> list[AccessRow]:
     """Read the rows that have not ended; with `above`, all rows that changed after that version."""
     wanted = Q(version__gt=above) if above is not None else ~Q(valid_until__lte=timezone.now())
     rows = Access.objects.using(using).filter(wanted).order_by("pk")
     columns = "pk", "target", "effect", "status", "message", "valid_from", "valid_until"
-    return [
-        AccessRow(
-            pk,
-            target,
-            effect != Access.Effect.ALLOW,
-            status,
-            message,
-            0 if begins is None else instant(begins),
-            NEVER if ends is None else instant(ends),
-        )
-        for pk, target, effect, status, message, begins, ends in rows.values_list(*columns).iterator(_CHUNK)
-    ]
+    return [_of_values(values) for values in rows.values_list(*columns).iterator(_CHUNK)]

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from ratelimits.algorithms.limits import fields_of
 from ratelimits.conf import conf
 from ratelimits.models import Account, KeyOverride, PlanMembership, Rule
+from ratelimits.models.history import MAX_REASON
 from ratelimits.models.versions import editing
 
 
@@ -88,7 +89,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 def _describe(row: Any, reason: str, by: Any) -> None:
     """Have the history record the reason, and the user if there is one."""
-    row._change_reason = reason[:100]
+    row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by
 

@@ -17,11 +17,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits.models import (
+    Access,
     Account,
     Adjustment,
     AlertChannel,
     Change,
     KeyOverride,
+    KeyReset,
     Plan,
     PlanMembership,
     QuarantinedBatch,
@@ -33,7 +35,13 @@ from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db
 
-ADMINS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "ratelimits"}
+#: Models whose pages ask for the permission to operate: tests/admin/test_operate.py.
+OPERATED = {Access, KeyReset}
+ADMINS = {
+    model: page
+    for model, page in admin.site._registry.items()
+    if model._meta.app_label == "ratelimits" and model not in OPERATED
+}
 #: Models that people edit. Workers write the other tables; adjustments can only be added.
 EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
 AUDITED = EDITED - {AlertChannel}

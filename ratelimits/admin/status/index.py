@@ -11,7 +11,10 @@ from django.utils.translation import gettext_lazy
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         gettext_lazy("Operate"),
-        ("Status", "QuarantinedBatch", "DurabilityGap", "Alert", "AlertDelivery", "PushReceiver", "PushDelivery"),
+        (
+            *("Status", "Access", "KeyReset", "QuarantinedBatch", "DurabilityGap"),
+            *("Alert", "AlertDelivery", "PushReceiver", "PushDelivery"),
+        ),
     ),
     (gettext_lazy("Configure"), ("Rule", "Plan", "PlanMembership", "KeyOverride", "Account", "AlertChannel", "Change")),
     (gettext_lazy("Bill"), ("Report", "ReportLine", "Adjustment", "PeriodUsage")),

@@ -17,6 +17,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
+from ratelimits.models.history import MAX_REASON
 from ratelimits.quota.operating import NotOperatedError, identity_of, limits_of, reset
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.rules.grants import grant
@@ -110,7 +111,7 @@ class Command(BaseCommand):
             message=options.get("message", ""),
         )
         row.full_clean()
-        row._history_user, row._change_reason = who, options["reason"][:100]
+        row._history_user, row._change_reason = who, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)
         self.stdout.write(f"{row}, {_until(row)}")
 

@@ -43,6 +43,7 @@ class KeyReset(models.Model):
         verbose_name = _("reset")
         verbose_name_plural = _("resets")
         ordering = ["-pk"]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.rule}"

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.access.targets import canonical, validate_target
 from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
-from ratelimits.models.history import History
+from ratelimits.models.history import MAX_REASON, History
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
@@ -79,6 +79,7 @@ class Access(Versioned):
         verbose_name = _("block or allow")
         verbose_name_plural = _("blocks and allows")
         ordering = ["-pk"]
+        default_permissions = ("view",)
         permissions = [("operate", _("Can block, allow, reset and grant"))]
         indexes = [models.Index(fields=["target"], name="ratelimits_access_of")]
         constraints = [
@@ -119,7 +120,7 @@ class Access(Versioned):
     def end(self, reason: str) -> None:
         """End the row now, and record the reason in its history. One that has not begun yet is deleted."""
         now = timezone.now()
-        self._change_reason = reason
+        self._change_reason = reason[:MAX_REASON]
         if self.valid_from is not None and self.valid_from >= now:
             self.delete()
             return
