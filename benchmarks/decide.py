@@ -73,6 +73,8 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
     for name, text, bound in (
         ("engine_ahead", "permits taken ahead: a decision, µs", 4.0),
         ("engine_refused", "deny cache: a refusal in the engine, µs", 1.0),
+        ("check_blocked", "a blocked key in quota, µs", 5.0),
+        ("check_blocked_network", "a blocked network in quota, µs", 5.0),
         ("throttle_refused", "deny cache: a refusal in the throttle, µs", 12.0),
     ):
         if name in results:
@@ -122,6 +124,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     for name in absent:
         tell(f"{name} is not installed and left out: pip install -r benchmarks/requirements.txt")
     ours.save_rules()
+    ours.save_blocks()
     servers.pin(core)
 
     def progress(number: int) -> None:
@@ -137,6 +140,13 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
 
     with redis.Redis.from_url(url) as client:
         sent = ours.refusals_sent(options.refusals, lambda: commands_sent(client))
+        asked, each = ours.blocked_sent(options.refusals, client)
+    claims.append(report.Claim(f"commands sent to decide {options.refusals:,} blocked requests", 0, asked))
+    claims.append(
+        report.Claim(
+            f"each of {options.refusals:,} blocked requests in quota, with its counting, µs of processor time", 5, each
+        )
+    )
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
     # Throughput: the server has a core of its own where there are two.
@@ -164,6 +174,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
         },
         in_place=places,
         refusals={"refusals": options.refusals, "commands": sent},
+        blocked={"requests": options.refusals, "commands": asked, "us_each": round(each, 3), "blocks": ours.BLOCKS},
         throughput=throughput,
     )
 
@@ -202,6 +213,11 @@ def text_of(run: dict[str, Any]) -> str:
         )
     )
     out.append(f"{run['refusals']['refusals']:,} refusals in a row sent {run['refusals']['commands']:,} commands.")
+    both = run["blocked"]
+    out.append(
+        f"{both['requests']:,} blocked requests sent {both['commands']:,} commands to decide, and took"
+        f" {both['us_each']:.1f} µs each, beside {both['blocks']:,} other blocks."
+    )
     if run["missing"]:
         out.append(f"Not installed, so not measured: {', '.join(run['missing'])}.")
     out.append(report.claims_table(run["claims"]))

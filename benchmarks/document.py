@@ -184,6 +184,23 @@ def ledger(runs: dict[str, Run]) -> str:
     return markdown((*heads, over, "its rows", "its peak memory, MB"), rows)
 
 
+def pages(runs: dict[str, Run]) -> str:
+    """The status page and the admin's index."""
+    names = {"postgres": "PostgreSQL", "sqlite": "SQLite"}
+    rows = [
+        (
+            f"{name}, on {names[kind]}",
+            *(float(page[column]) for column in ("ms", "processor_ms")),
+            page["queries"],
+            float(page["hanging_adds_ms"]),
+        )
+        for kind, one in runs["pages.status"]["results"].items()
+        for name, page in one["pages"].items()
+    ]
+    over = f"{int(runs['pages.status']['options']['lines']):,} lines in the ledger: page"
+    return markdown((over, "ms", "of processor time in its process", "queries", "a hanging Redis adds, ms"), rows)
+
+
 def closing(runs: dict[str, Run]) -> str:
     """A month's closing."""
     run = runs["closing"]
@@ -298,6 +315,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "growth": (("growth",), growth),
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
+    "pages": (("pages.status",), pages),
     "closing": (("closing",), closing),
     "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),

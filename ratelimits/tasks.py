@@ -27,11 +27,12 @@ from ratelimits.push import send as sending
 from ratelimits.reports.closing import close as closing
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import drain as draining
-from ratelimits.usage import process_totals
+from ratelimits.usage import process_totals, span_totals
 from ratelimits.usage import seal as sealing
 from ratelimits.usage import tally as tallying
 from ratelimits.usage.fence import NotFencedError
 from ratelimits.usage.retention import compact as compacting
+from ratelimits.usage.task_runs import Task, noted
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ _SEAL_EXPIRES = 3600
 def seal() -> None:
     """Seal the open batches of all shards."""
     try:
-        sealing.seal()
+        with noted(Task.SEAL):
+            sealing.seal()
     except RedisError as error:
         logger.warning("Usage could not be sealed; the next run of the task tries again: %s", error)
 
@@ -53,7 +55,8 @@ def seal() -> None:
 def drain() -> None:
     """Write all sealed batches to the ledger, and add them to the totals by account and period."""
     try:
-        draining.drain()
+        with noted(Task.DRAIN):
+            draining.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
     # Also after an error, which can be of one shard or server alone: the others were drained.
@@ -63,8 +66,9 @@ def drain() -> None:
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
     """Close the billing periods whose usage is complete, and correct closed ones by new report versions."""
-    for _closed in closing.finalise_each():
-        pass
+    with noted(Task.FINALISE):
+        for _closed in closing.finalise_each():
+            pass
 
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
@@ -103,10 +107,11 @@ def push_to(name: str) -> None:
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
 def compact() -> None:
-    """Join the batches of past hours in the ledger, and the totals of processes that have ended."""
+    """Join the batches of past hours in the ledger, and the totals of processes that have ended; delete old totals."""
     for _joined in compacting.compact():
         pass
     process_totals.fold(int(time.time()))
+    span_totals.expire(conf.DATABASE, int(time.time()))
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from ratelimits.quota.checking import ONE_REQUEST, Answer
 from ratelimits.quota.costs import WrongCost
 from ratelimits.quota.http import costs_of, scope_of, wrong_cost
 from ratelimits.quota.waiting import check_and_wait
+from ratelimits.rules import AccessRow
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView  # which itself imports the throttle classes
@@ -29,6 +30,16 @@ class QuotaUnavailable(APIException):
     status_code = 503
     default_detail = _("The quota of this request cannot be checked now.")
     default_code = "quota_unavailable"
+
+
+class QuotaBlocked(APIException):
+    """A block refuses the request, with its own status and the reason that it has for the client."""
+
+    default_code = "blocked"
+
+    def __init__(self, row: AccessRow) -> None:
+        self.status_code = row.status
+        super().__init__(row.message or _("You are blocked."))
 
 
 class QuotaThrottle(BaseThrottle):
@@ -46,7 +57,8 @@ class QuotaThrottle(BaseThrottle):
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.
 
-        Raise QuotaUnavailable if a failure policy refuses, and WrongCost if the view's cost makes no sense.
+        Raise QuotaUnavailable if a failure policy refuses, QuotaBlocked if a block does, and WrongCost if the view's
+        cost makes no sense.
         """
         # Use Django's request: the middleware looks there for the answer, and DRF's passes attributes on slowly.
         plain: Any = getattr(request, "_request", request)
@@ -71,6 +83,8 @@ class QuotaThrottle(BaseThrottle):
             headers.update(answer.headers())
         if answer.unavailable:
             raise QuotaUnavailable
+        if answer.access is not None and not answer.allowed:
+            raise QuotaBlocked(answer.access)
         return answer.allowed
 
     def wait(self) -> float | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
+
+import redis
 
 from benchmarks.support.timing import Case
 from ratelimits import engine, rules
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.algorithms.limits import Algorithm, CalendarWindow, FixedWindow, TokenBucket
 from ratelimits.engine.call import Call, Command
+from ratelimits.engine.counting import Count
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.keys import Keyspace
 from ratelimits.engine.program import Term, program
 from ratelimits.engine.server import Server, current_server
 from ratelimits.identity import Identity
-from ratelimits.models import Rule
+from ratelimits.models import Access, Rule
 from ratelimits.models.versions import editing
 from ratelimits.quota import checking as quota
 from ratelimits.quota.deny_cache import DenyCache
@@ -43,6 +48,9 @@ def someone(user: str) -> Identity:
 
 
 REFUSED = someone("43")
+BLOCKED, BLOCKED_NETWORK = someone("44"), "198.18.0.0/16"
+#: Blocks beside the two that the cases meet.
+BLOCKS = 10_000
 
 
 def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any) -> Rule:
@@ -181,7 +189,7 @@ def cases(now: int) -> list[Case]:
         ("ten", "10 rules"),
     ):
         out.append(Case(f"check_{scope}", f"quota.check, {label} + metering", "ours", checking(scope)))
-    out += [engine_ahead(server, now), check_ahead(), engine_refusal(), check_refusal()]
+    out += [engine_ahead(server, now), check_ahead(), engine_refusal(), check_refusal(), *blocked_cases()]
     return out
 
 
@@ -244,6 +252,53 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
         assert not quota.check(REFUSED, "refused", "GET").allowed
     quota.sender.flush()
     return commands() - before
+
+
+def save_blocks() -> None:
+    """Block a key, a network, and as many others as a long list has: one edit."""
+    others = (f"10.{n >> 8}.{n & 255}.0/24" if n % 2 else f"user:blocked-{n}" for n in range(BLOCKS))
+    targets = [str(BLOCKED.user), BLOCKED_NETWORK, *others]
+    with editing("default"):
+        Access.objects.bulk_create(Access(target=target, reason="benchmark") for target in targets)
+
+
+def blocked_check() -> Callable[[], object]:
+    """quota.check for a blocked network: each request comes from another address."""
+    callers = itertools.cycle([Identity(address=f"ip:198.18.{host >> 8}.{host & 255}") for host in range(2**16)])
+    return lambda: not quota.check(next(callers), "three", "GET").allowed
+
+
+def blocked_cases() -> list[Case]:
+    """What is blocked, beside BLOCKS other blocks: a key, and a network whose addresses are all different."""
+    return [
+        Case(
+            "check_blocked",
+            "quota.check, blocked key",
+            "ours",
+            lambda: not quota.check(BLOCKED, "three", "GET").allowed,
+            inner=50,
+        ),
+        Case("check_blocked_network", "quota.check, blocked network", "ours", blocked_check(), inner=50),
+    ]
+
+
+def blocked_sent(count: int, client: redis.Redis) -> tuple[int, float]:
+    """Return how many commands, but for counts, so many blocked requests send, and the processor time of each (µs)."""
+    check = blocked_check()
+    check()
+    with client.monitor() as monitor:
+        began = time.process_time()
+        for _ in range(count):
+            assert check()
+        seconds = time.process_time() - began
+        quota.sender.flush()
+        client.echo("the end")
+        sent: list[str] = []
+        while "the end" not in (one := monitor.next_command())["command"]:
+            # Without the commands of scripts.
+            sent += [one["command"]] if one["client_type"] != "lua" else []
+    counting = f"EVALSHA {Count.script.sha.decode()}"
+    return sum(not one.startswith(counting) for one in sent), seconds / count * 1e6
 
 
 def selected(scope: str, identity: Identity) -> Selection:

@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
-from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
+from django.contrib import admin
 
-__all__ = ["accounts", "adjustments", "alerts", "push", "reports", "rules", "usage"]
+from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
+from ratelimits.admin.changes import page as changes
+from ratelimits.admin.operate import access, resets
+from ratelimits.admin.status import page as status
+
+__all__ = [
+    "access",
+    "accounts",
+    "adjustments",
+    "alerts",
+    "changes",
+    "push",
+    "reports",
+    "resets",
+    "rules",
+    "status",
+    "usage",
+]
+
+# The index with the strip of the status, and the tables in the order of work, unless the project has an index of its
+# own. Not as templates that override Django's, since that would depend on the order of INSTALLED_APPS.
+if admin.site.index_template is None:
+    admin.site.index_template = "ratelimits/admin/index.html"
+if admin.site.app_index_template is None:
+    admin.site.app_index_template = "ratelimits/admin/app_index.html"

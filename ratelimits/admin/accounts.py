@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, QuerySet
-from django.http import HttpRequest
+from django.contrib.admin.utils import unquote
+from django.db.models import Count, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
+from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.algorithms.wording import amount
@@ -43,6 +46,7 @@ class PlanAdmin(AuditedAdmin):
     readonly_fields = ["rules_listed"]
     fields = ["name", "slug", "currency", "rules_listed"]
     inlines = [PlanInclusionInline, PlanPriceInline]
+    object_history_template = "ratelimits/admin/plan_history.html"
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Leave the rules out for users who may not view rules."""
@@ -57,6 +61,15 @@ class PlanAdmin(AuditedAdmin):
             key_total=Count("memberships", distinct=True),
             account_total=Count("accounts", distinct=True),
         )
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show below the plan's own history the newest changes of what it includes and of its prices."""
+        pk = self._primary_key(unquote(object_id))
+        rows = changed_rows(PARTS, None, 0, PER_PAGE, Q(plan=pk))
+        changes = [shown_change(self.admin_site, request, row) for row in rows]
+        return super().history_view(request, object_id, {"changes": changes, **(extra_context or {})})
 
     @admin.display(description=_("included"))
     def included(self, plan: Plan) -> str:

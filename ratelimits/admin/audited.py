@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.contrib import messages
-from django.contrib.admin.helpers import AdminForm
+from django.contrib.admin.helpers import ActionForm, AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.models import HistoricalRecords
 
 from ratelimits import unknown_names
 from ratelimits.admin.typed import TypedNumbers
+from ratelimits.models.history import MAX_REASON, because
 from ratelimits.models.versions import editing
 
 if TYPE_CHECKING:
@@ -27,24 +30,70 @@ else:
     _Base = SimpleHistoryAdmin
 
 
+#: The input on all audited forms in which people say why.
+REASON = "change_reason"
+
+
+class ReasonField(forms.CharField):
+    """The reason of a change, which is itself no change of the row."""
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return False
+
+
+def _reason_field() -> ReasonField:
+    return ReasonField(
+        label=_("Why this change"),
+        required=False,
+        max_length=MAX_REASON,
+        help_text=_("For those who read the history later, such as a ticket's number."),
+        widget=forms.TextInput({"class": "vTextField"}),
+    )
+
+
+class ReasonedActionForm(ActionForm):
+    """The form of a list's actions, which asks for the reason too."""
+
+    change_reason = forms.CharField(label=_("Why:"), required=False, max_length=MAX_REASON)
+
+
 @contextmanager
 def _recorded_user(request: HttpRequest) -> Iterator[None]:
-    """Record the request's user in the history, whether or not django-simple-history's middleware is installed."""
+    """Record the request's user and reason in the history.
+
+    The user is recorded whether or not django-simple-history's middleware is installed.
+    """
     context = HistoricalRecords.context
-    if hasattr(context, "request"):
-        yield
-        return
-    context.request = request
-    try:
-        yield
-    finally:
-        del context.request
+    with because(request.POST.get(REASON)):
+        if hasattr(context, "request"):
+            yield
+            return
+        context.request = request
+        try:
+            yield
+        finally:
+            del context.request
 
 
 class AuditedAdmin(TypedNumbers, _Base):
     """An admin page that records user and version of every change: by a form, inline, deletion, action or revert."""
 
     history_list_display = ["version"]
+    action_form = ReasonedActionForm
+    delete_confirmation_template = "ratelimits/admin/delete_confirmation.html"
+    delete_selected_confirmation_template = "ratelimits/admin/delete_selected_confirmation.html"
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the form with an input for the reason, which is no column of the row."""
+        asking = type(self.form.__name__, (self.form,), {REASON: _reason_field(), "__module__": self.form.__module__})
+        return super().get_form(request, obj, change, **{"form": asking, **kwargs})
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Ask for the reason at the end of the form, but only those who may save it."""
+        fieldsets = [*super().get_fieldsets(request, obj)]
+        may = self.has_change_permission(request, obj) if obj else self.has_add_permission(request)
+        shown = flatten_fieldsets(fieldsets)
+        return [*fieldsets, (None, {"fields": [REASON]})] if may and REASON not in shown else fieldsets
 
     @contextmanager
     def _edit(self, request: HttpRequest) -> Iterator[None]:

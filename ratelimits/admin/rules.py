@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -13,14 +11,19 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
-from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.admin.rule_form import starting_points
+from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
+from ratelimits.admin.rule_form.reading import reading
+from ratelimits.admin.rule_form.trial import trial_of
+from ratelimits.admin.rule_form.typed_forms import TypedRates
 from ratelimits.algorithms.wording import number
 from ratelimits.conf import conf
 from ratelimits.models import KeyOverride, Rule
@@ -30,55 +33,48 @@ from ratelimits.models.overrides import readable_rules
 _NOT_IN_FORCE = _("not in force: %(error)s")
 
 
-def _fields_by_algorithm() -> dict[str, list[str]]:
-    return {name: [*fields_of(name), *(["max_wait"] if kind.may_wait else [])] for name, kind in ALGORITHMS.items()}
-
-
-def _trim(form: forms.ModelForm[Any]) -> None:
-    """Show decimals without the trailing zeros of the column."""
-    for name, value in form.initial.items():
-        if isinstance(value, Decimal):
-            form.initial[name] = number(value).replace(",", "")
-
-
-class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form for a rule. The page's script shows only the fields of the chosen algorithm; `clean` clears the others."""
-
-    class Meta:
-        model = Rule
-        exclude: list[str] = []  # RuleAdmin.fieldsets names the fields.
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _trim(self)
-        algorithm = self.fields.get("algorithm")
-        if algorithm is not None:
-            algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
-
-
 @admin.register(Rule)
 class RuleAdmin(AuditedAdmin):
     """Rules, each shown as a sentence."""
 
-    form = RuleForm
+    form = SavedRuleForm
     list_display = ["sentence", "name", "plan", "mode", "bills"]
     list_filter = ["mode", "plan", "key_kind", "algorithm", "meter", "bills"]
     list_select_related = ["plan"]
     search_fields = ["name", "scope", "meter", "plan__name"]
     show_facets = admin.ShowFacets.ALWAYS
-    readonly_fields = ["reads"]
+    readonly_fields = ["reads", "starts", "admits"]
     save_as = True
     actions = ["enforce", "shadow", "switch_off"]
     fieldsets = [
-        (None, {"fields": ["reads", "name", "plan", "mode"]}),
+        (None, {"fields": ["reads"], "classes": ["ratelimits-reads"]}),
+        (None, {"fields": ["starts", "name", "plan", "mode"]}),
         (_("What it counts"), {"fields": ["scope", "key_kind", "meter", "bills"]}),
-        (_("How it counts"), {"fields": ["algorithm", *PARAMETERS, "max_wait"]}),
+        (_("How it counts"), {"fields": ["algorithm", *MAIN_NUMBERS]}),
+        (_("Only for some algorithms"), {"fields": [name for name in PARAMETERS if name not in MAIN_NUMBERS]}),
+        (_("What it admits"), {"fields": ["admits"]}),
         (_("When Redis is away"), {"fields": ["on_failure"]}),
         (_("Speed"), {"fields": ["prefetch"]}),
     ]
 
     class Media:
+        css = {"all": ["ratelimits/rule_form.css"]}
         js = ["ratelimits/rule_form.js"]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave out what only a new rule has, and what only those who may save can use."""
+        left_out = set() if obj is None else {"starts"}
+        if not self._may_try(request):
+            left_out.add("admits")
+        shown = []
+        for title, options in super().get_fieldsets(request, obj):
+            fields = [name for name in options["fields"] if name not in left_out]
+            if fields:
+                shown.append((title, {**options, "fields": fields}))
+        return shown
+
+    def _may_try(self, request: HttpRequest) -> bool:
+        return self.has_add_permission(request) or self.has_change_permission(request)
 
     @admin.display(description=_("rule"), ordering="name")
     def sentence(self, rule: Rule) -> str:
@@ -87,27 +83,59 @@ class RuleAdmin(AuditedAdmin):
 
     @admin.display(description=_("reads as"))
     def reads(self, rule: Rule | None) -> str:
-        """Return the sentence of the saved rule; the page's script updates it while values are typed."""
-        url = reverse(f"{self.admin_site.name}:ratelimits_rule_preview")
-        saved = rule is not None and rule.pk is not None
+        """Return the sentences of the saved rule; the page's script updates them while values are typed."""
+        url = self._url("preview", rule)
+        saved = reading(rule) if rule is not None and rule.pk is not None else "–"
+        return format_html('<output data-ratelimits-preview="{}">{}</output>', url, saved)
+
+    @admin.display(description=_("start from"))
+    def starts(self, rule: Rule | None) -> str:
+        """Return links to this form with some fields filled in."""
+        return format_html_join(" · ", '<a href="{}" data-ratelimits-start>{}</a>', starting_points.links())
+
+    @admin.display(description=_("under load"))
+    def admits(self, rule: Rule | None) -> str:
+        """Return the place of the chart, and a button that shows it on a page of its own without the script."""
         return format_html(
-            '<output data-ratelimits-preview="{}">{}</output>', url, rule.sentence() if rule and saved else "–"
+            '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
+            ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button>',
+            self._url("trial", rule),
+            _("Show what it admits, without saving"),
         )
 
+    def _url(self, name: str, rule: Rule | None) -> str:
+        url = reverse(f"{self.admin_site.name}:ratelimits_rule_{name}")
+        return url if rule is None or rule.pk is None else f"{url}?rule={rule.pk}"
+
     def get_urls(self) -> list[URLPattern]:
-        preview = path("preview/", self.admin_site.admin_view(self.preview_view), name="ratelimits_rule_preview")
-        return [preview, *super().get_urls()]
+        views = (("preview", self.preview_view), ("trial", self.trial_view))
+        own = [
+            path(f"{name}/", self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, view in views
+        ]
+        return [*own, *super().get_urls()]
+
+    def _typed(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
+        """Return the rule that a request's values describe, or the errors in them. Raises PermissionDenied."""
+        if not self._may_try(request):
+            raise PermissionDenied
+        pk = request.GET.get("rule", "")
+        edited = self.get_queryset(request).filter(pk=int(pk)).first() if pk.isdecimal() and len(pk) < 19 else None
+        return RuleForm(request.POST or request.GET, instance=edited).typed_rule()
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the sentence for the form's values in the query string, or the errors in them."""
-        if not (self.has_add_permission(request) or self.has_change_permission(request)):
-            raise PermissionDenied
-        form = RuleForm(request.GET)
-        names = {*PARAMETERS, "algorithm", "max_wait"}
-        errors = {name: messages for name, messages in form.errors.items() if name in names}
-        if errors:
-            return JsonResponse({"errors": errors})
-        return JsonResponse({"sentence": form.instance.sentence()})
+        """Return, as JSON, the sentences for the form's values, or the errors in them."""
+        rule, errors = self._typed(request)
+        return JsonResponse({"errors": errors} if rule is None else {"sentence": reading(rule)})
+
+    def trial_view(self, request: HttpRequest) -> HttpResponse:
+        """Return what the form's rule admits and whom it meets, as a fragment (`?fragment=1`) or a page of its own."""
+        rule, errors = self._typed(request)
+        context = trial_of(rule, errors)
+        if "fragment" in request.GET:
+            return TemplateResponse(request, "ratelimits/admin/rule_trial.html", context)
+        context |= {**self.admin_site.each_context(request), "title": _("What a rule admits")}
+        context |= {"opts": self.model._meta, "reading": rule and reading(rule)}
+        return TemplateResponse(request, "ratelimits/admin/rule_trial_page.html", context)
 
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
@@ -135,7 +163,7 @@ class RuleAdmin(AuditedAdmin):
         self.message_user(request, message % {"n": count, "mode": mode.value}, messages.SUCCESS)
 
 
-class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
+class KeyOverrideForm(TypedRates):
     """A form for an override; its rule is chosen from the names of the existing rules."""
 
     rule = forms.ChoiceField(
@@ -148,7 +176,6 @@ class KeyOverrideForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _trim(self)
         rule = self.fields.get("rule")
         if isinstance(rule, forms.ChoiceField):
             names = {*Rule.objects.order_by().values_list("name", flat=True), self.instance.rule} - {""}
@@ -180,6 +207,10 @@ class KeyOverrideAdmin(AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm
+
+    class Media:
+        css = {"all": ["ratelimits/rule_form.css"]}
+
     list_filter = [InForceFilter, "rule", "mode"]
     search_fields = ["key", "rule", "reason"]
     fieldsets = [

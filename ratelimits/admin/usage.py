@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db.models import QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -16,7 +16,16 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from ratelimits.admin.readonly import ReadOnlyAdmin
-from ratelimits.models import ArchivedRange, Batch, DurabilityGap, Line, PeriodUsage, QuarantinedBatch, ShardState
+from ratelimits.models import (
+    ArchivedRange,
+    Batch,
+    DurabilityGap,
+    Line,
+    PeriodUsage,
+    QuarantinedBatch,
+    Rule,
+    ShardState,
+)
 from ratelimits.models.ledger import moment
 from ratelimits.usage import resolve
 from ratelimits.usage.packet import values
@@ -44,6 +53,24 @@ def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
     yield {"account": term}
     for space in (index for index, letter in enumerate(term) if letter == " "):
         yield {"account": term[:space], "key": term[space + 1 :]}
+
+
+def with_rule_names(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the rows with the name of each one's rule, by a query that reads them only for the rows of the page."""
+    names = Rule.objects.filter(pk=OuterRef("rule")).values("name")
+    named: QuerySet[Any] = rows.annotate(rule_name=Subquery(names[:1]))
+    return named
+
+
+def link_to_rule(site: admin.AdminSite, row: Any) -> str:
+    """Return a link with the name of a row's rule; its number if it was deleted, "–" for none."""
+    if not row.rule:
+        return "–"
+    if not row.rule_name:
+        return str(row.rule)
+    return format_html(
+        '<a href="{}">{}</a>', reverse(f"{site.name}:ratelimits_rule_change", args=[row.rule]), row.rule_name
+    )
 
 
 class ShardFilter(admin.SimpleListFilter):
@@ -118,7 +145,10 @@ class BatchAdmin(ReadOnlyAdmin):
 class LineAdmin(ReadOnlyAdmin):
     """The lines of the ledger."""
 
-    list_display = ["start", "account", "key", "meter", "admitted_units", "denied_requests", "refunded_units", "batch"]
+    list_display = [
+        *("start", "account", "key", "meter", "rule_link"),
+        *("admitted_units", "denied_requests", "shadow_requests", "refunded_units", "in_batch"),
+    ]
     list_select_related = ["batch"]
     search_fields = ["account"]  # Only shows the search box: see get_search_results.
     search_help_text = _(
@@ -126,7 +156,22 @@ class LineAdmin(ReadOnlyAdmin):
     )
     sortable_by = ()
     ordering = ["-id"]
-    readonly_fields = ["start"]
+    readonly_fields = ["start", "rule_link"]
+    exclude = ["rule"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Line]:
+        return with_rule_names(super().get_queryset(request))
+
+    @admin.display(description=_("rule"))
+    def rule_link(self, line: Line) -> str:
+        """Return the rule that bills or refused."""
+        return link_to_rule(self.admin_site, line)
+
+    @admin.display(description=_("batch"))
+    def in_batch(self, line: Line) -> str:
+        """Return the line's batch by its shard and number, since its whole name makes the list too wide."""
+        url = reverse(f"{self.admin_site.name}:ratelimits_batch_change", args=[line.batch_id])
+        return format_html('<a href="{}">{}</a>', url, f"{line.batch.shard:02d}:{line.batch.seq}")
 
     @admin.display(description=_("15 minutes from"))
     def start(self, line: Line) -> str:
@@ -158,17 +203,26 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
         "account",
         "starts",
         "meter",
-        "rule",
+        "rule_link",
         "admitted_units",
-        "refunded_units",
         "denied_requests",
+        "refunded_units",
         "closed",
     ]
     search_fields = ["account__exact"]
     search_help_text = _("Search for a whole account identifier.")
     sortable_by = ()
     ordering = ["-period", "-id"]
-    readonly_fields = ["starts"]
+    readonly_fields = ["starts", "rule_link"]
+    exclude = ["rule"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PeriodUsage]:
+        return with_rule_names(super().get_queryset(request))
+
+    @admin.display(description=_("rule"))
+    def rule_link(self, usage: PeriodUsage) -> str:
+        """Return the rule under which it was counted."""
+        return link_to_rule(self.admin_site, usage)
 
     @admin.display(description=_("billing period"))
     def starts(self, usage: PeriodUsage) -> str:

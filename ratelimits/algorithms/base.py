@@ -47,6 +47,8 @@ class Algorithm(ABC):
     id: ClassVar[str]
     #: Its name for people.
     label: ClassVar[str]
+    #: One plain sentence for people who choose an algorithm; "" if there is none.
+    explanation: ClassVar[str] = ""
     #: Its number in programs and states, from 1 to 255. Never give the number to another algorithm.
     code: ClassVar[int]
     #: Its file in lua/algorithms, and the files that must be loaded before it.

@@ -16,6 +16,9 @@ class Concurrency(Bounded):
 
     id = "concurrency"
     label = gettext_noop("concurrency")
+    explanation = gettext_noop(
+        "Limits how many requests are under way at the same moment; each gives its place back when it ends."
+    )
     code = 11
     script = "concurrency"
     storage = Storage(own="c", endings={"by_name": ":n", "beyond_one": ":x"})

@@ -90,6 +90,9 @@ class TokenBucket(_Level):
 
     id = "token_bucket"
     label = gettext_noop("token bucket")
+    explanation = gettext_noop(
+        "Permits come back at a steady rate and are saved up to the capacity, so short bursts pass: the usual choice."
+    )
     code = 1
     may_wait = True
     initial: int | str = "full"
@@ -126,6 +129,9 @@ class Gcra(_Level):
 
     id = "gcra"
     label = gettext_noop("GCRA")
+    explanation = gettext_noop(
+        "The same limit as a token bucket, stored as one moment; choose it if you know it from redis-cell."
+    )
     code = 2
     may_wait = True
 
@@ -136,6 +142,9 @@ class LeakyBucket(_Level):
 
     id = "leaky_bucket"
     label = gettext_noop("leaky bucket")
+    explanation = gettext_noop(
+        "Each request fills a bucket that drains at a steady rate; what would overflow is refused."
+    )
     code = 3
 
     def sentence(self, words: Wording, unit: str) -> list[str]:
@@ -154,6 +163,9 @@ class LeakyBucketQueue(_Level):
 
     id = "leaky_bucket_queue"
     label = gettext_noop("leaky bucket as a queue")
+    explanation = gettext_noop(
+        "Requests wait in a queue and proceed one by one at an even pace; those that find the queue full are refused."
+    )
     code = 4
     may_wait = True
     needs_max_wait = True
@@ -233,6 +245,9 @@ class SmoothBursty(_Smooth):
 
     id = "smooth_bursty"
     label = gettext_noop("smooth, with bursts")
+    explanation = gettext_noop(
+        "Requests wait until the rate allows them; permits of quiet seconds are saved for a burst (as in Guava)."
+    )
     code = 9
     max_burst_seconds: Decimal = Decimal(1)
 
@@ -259,6 +274,10 @@ class SmoothWarmingUp(_Smooth):
 
     id = "smooth_warming_up"
     label = gettext_noop("smooth, warming up")
+    explanation = gettext_noop(
+        "Requests wait until the rate allows them, and after a pause the rate climbs slowly: for servers that"
+        " need to warm up."
+    )
     code = 10
     script = "smooth_warming_up"
     builds_on = ("smooth",)

@@ -29,6 +29,10 @@ class FixedWindow(Bounded):
 
     id = "fixed_window"
     label = gettext_noop("fixed window")
+    explanation = gettext_noop(
+        "Counts requests in windows of a fixed length, each from 0; around the end of a window up to twice the"
+        " capacity can pass."
+    )
     code = 5
     script = "window"
     has_fast_path = True
@@ -69,6 +73,10 @@ class CalendarWindow(Bounded):
 
     id = "calendar_window"
     label = gettext_noop("calendar window")
+    explanation = gettext_noop(
+        "Counts requests per hour, day, week, month or year of the calendar, in a time zone: for quotas such as"
+        " 100,000 per month."
+    )
     code = 6
     script = "window"
     has_fast_path = True
@@ -119,6 +127,10 @@ class SlidingWindow(Bounded):
 
     id = "sliding_window"
     label = gettext_noop("sliding window")
+    explanation = gettext_noop(
+        "Counts the requests of the last period, which slides in steps: no jump at the end of a window, and"
+        " little memory."
+    )
     code = 7
     script = "sliding_window"
     storage = Storage(packed=False, own="w")
@@ -163,6 +175,10 @@ class SlidingLog(Bounded):
 
     id = "sliding_log"
     label = gettext_noop("sliding log")
+    explanation = gettext_noop(
+        "In any stretch of time as long as the period at most the capacity passes; exact, but it stores the time"
+        " of every request."
+    )
     code = 8
     script = "sliding_log"
     storage = Storage(own="l", endings={"tree": ":b"})

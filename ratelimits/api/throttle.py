@@ -13,15 +13,24 @@ from ratelimits.conf import conf
 from ratelimits.engine.call import Op
 from ratelimits.identity import Identity, identify
 from ratelimits.quota import finishing
-from ratelimits.quota.checking import Answer
+from ratelimits.quota.checking import Answer, by_row
+from ratelimits.quota.prepared import commands_by
 from ratelimits.quota.standings import UNAVAILABLE, Choice, uncounted
 from ratelimits.rules import Selection, Snapshot
-from ratelimits.throttling import QuotaUnavailable
+from ratelimits.throttling import QuotaBlocked, QuotaUnavailable
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 logger = logging.getLogger(__name__)
+
+
+class _Decided(Exception):
+    """A block or an allow has decided the request, so no rule is chosen."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
 
 
 def _rules_of_scope(scope: str, method: str) -> Choice:
@@ -31,6 +40,9 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
     """
 
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
+        answer = by_row(commands_by(snapshot), identity)
+        if answer is not None:
+            raise _Decided(answer)
         selection = snapshot.select(scope, method, identity)
         rows = snapshot.rows.rules
         if any(rule.refuses and rows[rule.rule].scope == scope for rule in selection.unreadable):
@@ -49,8 +61,14 @@ class UnbilledThrottle(BaseThrottle):
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         choose = _rules_of_scope(getattr(view, "throttle_scope", None) or "", request.method or "")
+        plain = getattr(request, "_request", request)
         try:
             prepared, decision = uncounted(identify(request), choose, Op.TRY)
+        except _Decided as decided:
+            finishing.begin(plain, decided.answer)
+            if decided.answer.access is not None and not decided.answer.allowed:
+                raise QuotaBlocked(decided.answer.access) from None
+            return True
         except UNAVAILABLE as error:
             logger.error("Redis made no decision, so FAILURE_POLICY decides: %s", error)
             if conf.FAILURE_POLICY == "deny":
@@ -59,7 +77,7 @@ class UnbilledThrottle(BaseThrottle):
         if decision is None:
             return True
         answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
-        finishing.begin(getattr(request, "_request", request), answer)
+        finishing.begin(plain, answer)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ratelimits.models.access.resets import KeyReset
+from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.adjustments import Adjustment
 from ratelimits.models.alerts import Alert, AlertChannel, AlertDelivery, AlertState
@@ -24,9 +26,13 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 from ratelimits.models.rules import Rule
-from ratelimits.models.versions import ConfigVersion, Tombstone
+from ratelimits.models.status.page import Status
+from ratelimits.models.status.task_runs import TaskRun
+from ratelimits.models.status.totals import KeyTotal, RuleTotal
+from ratelimits.models.versions import Change, ConfigVersion, Tombstone
 
 __all__ = [
+    "Access",
     "Account",
     "Adjustment",
     "Alert",
@@ -36,6 +42,7 @@ __all__ = [
     "ArchivedRange",
     "Batch",
     "ChainMark",
+    "Change",
     "ConfigVersion",
     "DurabilityGap",
     "GapChange",
@@ -43,6 +50,8 @@ __all__ = [
     "KeptPeriod",
     "KeyKind",
     "KeyOverride",
+    "KeyReset",
+    "KeyTotal",
     "Line",
     "PeriodUsage",
     "Plan",
@@ -57,6 +66,9 @@ __all__ = [
     "Report",
     "ReportLine",
     "Rule",
+    "RuleTotal",
     "ShardState",
+    "Status",
+    "TaskRun",
     "Tombstone",
 ]

@@ -170,7 +170,10 @@ class AlertDelivery(models.Model):
         verbose_name = _("alert delivery")
         verbose_name_plural = _("alert deliveries")
         ordering = ["due_at"]
-        indexes = [models.Index(fields=["due_at"], condition=Q(state="waiting"), name="ratelimits_delivery_due")]
+        indexes = [
+            models.Index(fields=["due_at"], condition=Q(state="waiting"), name="ratelimits_delivery_due"),
+            models.Index(fields=["state", "due_at"], name="ratelimits_delivery_state"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()}: {self.get_state_display()}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +13,20 @@ from django.utils import timezone
 from simple_history.models import HistoricalRecords
 
 from ratelimits.models import users
+
+#: Length of the column of reasons, in characters.
+MAX_REASON = 100
+_reason: ContextVar[str | None] = ContextVar("ratelimits_change_reason", default=None)
+
+
+@contextmanager
+def because(reason: str | None) -> Iterator[None]:
+    """Record this reason with all changes in the block that have no reason of their own; None or "" for no reason."""
+    token = _reason.set((reason or "").strip()[:MAX_REASON] or None)
+    try:
+        yield
+    finally:
+        _reason.reset(token)
 
 
 class History(HistoricalRecords):  # type: ignore[misc]
@@ -24,6 +40,9 @@ class History(HistoricalRecords):  # type: ignore[misc]
             settings.AUTH_USER_MODEL, users.set_null, null=True, related_name="+", db_constraint=False
         )
         return {**super().get_extra_fields(model, fields), "history_user": user}
+
+    def get_change_reason_for_object(self, instance: Any, history_type: str, using: str) -> str | None:
+        return super().get_change_reason_for_object(instance, history_type, using) or _reason.get()
 
 
 def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | None = None) -> None:
@@ -42,7 +61,7 @@ def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | No
             history.model(
                 history_date=getattr(row, "_history_date", now),
                 history_user=_user(history.model, row),
-                history_change_reason=getattr(row, "_change_reason", None) or reason,
+                history_change_reason=getattr(row, "_change_reason", None) or reason or _reason.get(),
                 history_type=kind,
                 **{field.attname: getattr(row, field.attname) for field in fields},
             )

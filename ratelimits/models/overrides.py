@@ -103,6 +103,10 @@ class KeyOverride(Versioned):
         tombstone.key, tombstone.shard, tombstone.rule = self.key, self.shard, self.rule
         return tombstone
 
+    def clean_numbers(self) -> None:
+        """Raise ValidationError if no rule can use the numbers, whatever other overrides there are."""
+        validation.check_numbers(self, Rule.objects.all())
+
     def clean(self) -> None:
         """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
         validate_period(self.valid_from, self.valid_until)

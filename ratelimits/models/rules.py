@@ -120,8 +120,10 @@ class Rule(Versioned):
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")
     )
-    rate = decimal_field(_("rate"), _("Permits that are added again per period."))
-    period = seconds_field(_("period"))
+    rate = decimal_field(_("rate"), _("Permits that are added again per period. You may type both: 10/5min."))
+    period = seconds_field(
+        _("period"), _("Length of the window, or the time in which the permits of the rate are added.")
+    )
     initial = models.CharField(
         _("initial"),
         max_length=20,
@@ -167,16 +169,16 @@ class Rule(Versioned):
         help_text=_("Number of requests that pass without delay before others are queued."),
     )
     max_burst_seconds = seconds_field(
-        _("max burst seconds"), _("Seconds without requests whose permits are saved. Leave it empty for 1.")
+        _("max burst seconds"), _("Time without requests whose permits are saved. Leave it empty for 1 second.")
     )
-    warm_up = seconds_field(_("warm-up"), _("Seconds until the full rate is reached. Leave it empty for 1."))
+    warm_up = seconds_field(_("warm-up"), _("Time until the full rate is reached. Leave it empty for 1 second."))
     cold_factor = decimal_field(
         _("cold factor"), _("How many times slower than the full rate a cold start is. Leave it empty for 3.")
     )
     lease_ttl = seconds_field(
-        _("lease time to live"), _("Seconds after which a lease that was not released ends by itself.")
+        _("lease time to live"), _("Time after which a lease that was not released ends by itself.")
     )
-    max_wait = seconds_field(_("max wait"), _("Maximum seconds that a request may wait instead of being refused."))
+    max_wait = seconds_field(_("max wait"), _("Longest time that a request may wait instead of being refused."))
 
     mode = models.CharField(
         _("mode"),
@@ -188,7 +190,10 @@ class Rule(Versioned):
     bills = models.BooleanField(
         _("bills"),
         default=False,
-        help_text=_("Usage is billed under this rule. Only one rule can bill a kind of key and a meter."),
+        help_text=_(
+            "Ledger lines and reports of what this rule admits name this rule. It does not switch billing on: usage is"
+            " counted, and costs the same, without it. Only one rule can do this for a kind of key and a meter."
+        ),
     )
     on_failure = models.CharField(
         _("when Redis is away"),

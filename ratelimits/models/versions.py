@@ -77,6 +77,15 @@ class ConfigVersion(models.Model):
         cls.objects.using(using).filter(pk=_ROW).update(complete=version)
 
 
+class Change(ConfigVersion):
+    """Stands for the admin's page of all changes, so that the page is listed and permitted like any other."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("change")
+        verbose_name_plural = _("all changes")
+
+
 class Tombstone(models.Model):
     """The subject (key, rule name, plan) that a row had before it was deleted or an edit changed its subject."""
 

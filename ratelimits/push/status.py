@@ -31,7 +31,7 @@ class Former(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Status:
+class PushStatus:
     """The state of a receiver."""
 
     name: str
@@ -54,13 +54,13 @@ class Status:
         return bool(self.open or self.failing or self.former)
 
 
-def status(receiver: Receiver, now: datetime) -> Status:
+def status(receiver: Receiver, now: datetime) -> PushStatus:
     """Return the state of a receiver."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name)
     sums = rows.order_by("state").values_list("state").annotate(Count("pk"), Sum("overage"))
     state = PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).first()
     paused = state.paused_until if state is not None else None
-    return Status(
+    return PushStatus(
         name=receiver.name,
         counts={name: (count, overage) for name, count, overage in sums},
         unplanned=unplanned(receiver).count(),

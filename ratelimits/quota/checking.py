@@ -25,18 +25,19 @@ from ratelimits.engine.transport.breaker import Breaker, NodeUnavailable
 from ratelimits.engine.transport.connection import Interrupted
 from ratelimits.identity import Identity
 from ratelimits.models import testcase
-from ratelimits.quota import headers, process_totals
+from ratelimits.quota import access, headers, process_totals
 from ratelimits.quota.costs import valid
 from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import Prepared, PreparedCommands, RequestShape, commands_by, usage_key
-from ratelimits.rules import AppliedRule, RulesUnavailable
+from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
 
 #: The cost of a request by default.
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
+ONE_ITEM = tuple(ONE_REQUEST.items())
 #: Maximum number of repeated decisions, with newer rules or for fewer permits, before the failure policy decides.
 RELOADS = 3
 
@@ -57,7 +58,7 @@ def _load_version(version: int) -> None:
         logger.warning("Version %s of the rules cannot be read, the current ones stay in force: %s", version, error)
 
 
-sender = Sender(denials, current_server, _load_version)
+sender = Sender(denials, current_server, _load_version, access.take)
 
 
 class Answer(NamedTuple):
@@ -68,6 +69,7 @@ class Answer(NamedTuple):
     retry_after  in seconds; None if the same request can never be admitted
     wait         seconds that the caller must wait before the request proceeds
     unavailable  a failure policy refused, so the client has done nothing wrong
+    access       the block that refused or the allow that exempted the request; then no rule was asked
     """
 
     allowed: bool
@@ -76,6 +78,7 @@ class Answer(NamedTuple):
     retry_after: float | None = 0.0
     wait: float = 0.0
     unavailable: bool = False
+    access: AccessRow | None = None
 
     @property
     def binding(self) -> AppliedRule | None:
@@ -105,6 +108,7 @@ class Answer(NamedTuple):
 def _begin_test(**kwargs: object) -> None:
     """Forget refusals, failures and spent permits of the test before."""
     denials.clear()
+    access.clear()
     breaker.succeeded()
     local.clear()
 
@@ -139,6 +143,9 @@ def check(
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
+                answer = by_row(commands, identity, costs)
+                if answer is not None:
+                    return answer
                 shape = RequestShape(identity, scope, method, costs, at_once)
                 ready = commands.add(cache_key, shape, snapshot.select(scope, method, identity))
             prepared, fetch, permits, blocked = ready
@@ -159,9 +166,11 @@ def check(
                 rules.reload(stale.version)
                 continue
             breaker.succeeded()
-            if permits is None:
-                return _answer(decision, prepared, cache_key, identity, costs)
-            answer = _recorded(decision, prepared, cache_key, permits, fetch)
+            answer = (
+                _answer(decision, prepared, cache_key, identity, costs)
+                if permits is None
+                else _recorded(decision, prepared, cache_key, permits, fetch)
+            )
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
@@ -190,6 +199,9 @@ async def acheck(
             commands = commands_by(snapshot)
             ready = commands.by_key.get(cache_key)
             if ready is None:
+                answer = await _aby_row(commands, identity, costs)
+                if answer is not None:
+                    return answer
                 shape = RequestShape(identity, scope, method, costs, at_once)
                 ready = commands.add(cache_key, shape, await rules.aselect(snapshot, scope, method, identity))
             prepared, fetch, permits, blocked = ready
@@ -210,9 +222,11 @@ async def acheck(
                 await rules.areload(stale.version)
                 continue
             breaker.succeeded()
-            if permits is None:
-                return _answer(decision, prepared, cache_key, identity, costs)
-            answer = _recorded(decision, prepared, cache_key, permits, fetch)
+            answer = (
+                _answer(decision, prepared, cache_key, identity, costs)
+                if permits is None
+                else _recorded(decision, prepared, cache_key, permits, fetch)
+            )
             if answer is not None:
                 return answer
     except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
@@ -265,6 +279,38 @@ def _blocked(decision: Decision, prepared: Prepared) -> Answer:
     denials.count(decision)
     sender.start()
     return Answer(False, decision, prepared, None)
+
+
+def by_row(
+    commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
+) -> Answer | None:
+    """Return the answer of a block or an allow to a request, and count it; None if the rules decide.
+
+    Neither needs a call. With `again`, first read what this process has edited since it read its rules.
+    """
+    snapshot = commands.snapshot
+    assert snapshot is not None
+    row = snapshot.access(identity)
+    if row is None:
+        return None
+    if again and not commands.newest and _reread(commands):
+        return by_row(commands_by(rules.current()), identity, costs, again=False)
+    if access.count(row, snapshot, identity, ONE_ITEM if costs is ONE_REQUEST else tuple(costs.items())):
+        sender.start()
+        process_totals.start()
+    if not row.blocks:
+        return Answer(True, None, None, 0.0, 0.0, False, row)
+    left = access.seconds_left(row) if row.status == access.TOO_MANY else None
+    return Answer(False, None, None, left, 0.0, False, row)
+
+
+async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
+    """Do as `by_row`, awaited."""
+    if commands.newest or not commands.snapshot or commands.snapshot.access(identity) is None:
+        return by_row(commands, identity, costs, again=False)
+    if await _areread(commands):
+        commands = commands_by(await rules.acurrent())
+    return by_row(commands, identity, costs, again=False)
 
 
 def _reread(commands: PreparedCommands) -> bool:

@@ -178,12 +178,18 @@ class Sender:
     """Sends a cache's counts every INTERVAL seconds, from the first refusal on, and when the process ends.
 
     `on_version` is called with the version of the configuration that the server has, but not when the process ends.
+    `more` returns what others have counted.
     """
 
     def __init__(
-        self, cache: DenyCache, server: Callable[[], Server], on_version: Callable[[int], object] | None = None
+        self,
+        cache: DenyCache,
+        server: Callable[[], Server],
+        on_version: Callable[[int], object] | None = None,
+        more: Callable[[], list[Counted]] = list,
     ) -> None:
         self._cache = cache
+        self._more = more
         self._server = server
         self._on_version = on_version
         self._background = Background("ratelimits-denied", lambda: INTERVAL, self._send, self._send_last, turn=2)
@@ -192,11 +198,11 @@ class Sender:
         os.register_at_fork(after_in_child=cache.clear)
 
     def _send(self) -> None:
-        counted = self._cache.take()
+        counted = self._cache.take() + self._more()
         if counted:
             self._cache.put_back(send(self._server(), counted, self._on_version))
 
     def _send_last(self) -> None:
-        counted = self._cache.take()
+        counted = self._cache.take() + self._more()
         if counted:
             self._cache.put_back(send(self._server(), counted))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
 from math import ceil
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -77,6 +78,11 @@ def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
 def unavailable() -> dict[str, Any]:
     """Return the body of a refusal because no decision could be made."""
     return {"title": "The quota of this request cannot be checked now", "status": 503}
+
+
+def blocked(status: int, message: str) -> dict[str, Any]:
+    """Return the body of a refusal by a block. The message is the reason for the client, or ""."""
+    return {"title": HTTPStatus(status).phrase, "status": status} | ({"detail": message} if message else {})
 
 
 def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:

@@ -50,6 +50,9 @@ def refusal(answer: Answer) -> HttpResponse:
     """Return the response to a refused request: a problem document (RFC 9457) with the RateLimit fields."""
     if answer.unavailable:
         body, status = headers.unavailable(), 503
+    elif answer.access is not None:
+        status = answer.access.status
+        body = headers.blocked(status, answer.access.message)
     else:
         rule = answer.binding
         body, status = headers.problem([rule.name] if rule is not None else [], answer.retry_after), 429

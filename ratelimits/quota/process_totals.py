@@ -2,8 +2,9 @@
 
 "admitted" counts what the server admitted, by account alone: the ledger must have at least that. Two kinds of requests
 may be missing from the ledger, and are counted by key: "unanswered" requests, whose reply was lost, and "unmetered"
-ones, which the failure policy let through. A thread writes the totals that have grown every PROCESS_TOTALS_INTERVAL
-seconds and when the process ends. It writes the latter two kinds at once, so that every report can state them.
+ones, which the failure policy let through. "blocked" and "exempt" count what blocks refused and allows let through, by
+the key or network of the row. A thread writes the totals that have grown every PROCESS_TOTALS_INTERVAL
+seconds and when the process ends. It writes unanswered and unmetered ones at once, so that every report can state them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ratelimits.engine.call import nonce
 from ratelimits.engine.keys import BIN_SECONDS, ledger_name
 from ratelimits.models.testcase import tests
 
-Kind = Literal["admitted", "unanswered", "unmetered"]
+Kind = Literal["admitted", "unanswered", "unmetered", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
 #: This many seconds after a bin its totals are complete. Once they are written they are forgotten.
@@ -56,6 +57,7 @@ _forgotten = 0
 _process = ""
 _pid = 0
 _write: Callable[[str, Totals], None] | None = None
+_adders: list[Callable[[], None]] = []
 
 
 def process() -> str:
@@ -77,7 +79,7 @@ def _begin() -> None:
 os.register_at_fork(after_in_child=_begin)
 
 
-def _add(total_key: TotalKey, cost: int) -> None:
+def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     total = _totals.get(total_key)
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
@@ -85,17 +87,33 @@ def _add(total_key: TotalKey, cost: int) -> None:
                 return  # the ledger must have at least these totals, so it is safe to leave some out
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
-    total[0] += 1
-    total[1] += cost
+    total[0] += requests
+    total[1] += cost * requests
 
 
-def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
+def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int) -> None:
+    """Count requests of the same costs, in the present bin."""
     start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
         # Do not begin a bin again that was written and forgotten, even if the clock steps back.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
-            _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost)
+            _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost, requests)
+
+
+def before_totals(add_more: Callable[[], None]) -> None:
+    """Call `add_more` whenever the totals are read: it adds what others have counted, by `add`."""
+    _adders.append(add_more)
+
+
+def start() -> None:
+    """Have the totals written from now on."""
+    if not _background.running:
+        _start()
+
+
+def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
+    add(kind, account, key, costs, 1)
     _start()
     # Nothing else records it, so write it soon: it must not be lost with the process.
     _background.wake()
@@ -112,7 +130,9 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
 
 
 def _add_up() -> None:
-    """Add the admitted requests to the totals."""
+    """Add the admitted requests to the totals, and what others have counted."""
+    for add_more in _adders:
+        add_more()
     with _lock:
         for _ in range(len(_granted)):
             account, costs, now = _granted.popleft()

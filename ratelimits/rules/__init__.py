@@ -12,6 +12,7 @@ from django.core.signals import setting_changed
 from django.db.models.signals import post_migrate
 
 from ratelimits.models.versions import raised_above_redis
+from ratelimits.rules.access import AccessRow
 from ratelimits.rules.loader import Loader, RulesUnavailable
 from ratelimits.rules.selection import AppliedRule, Selection, UnreadableRule
 from ratelimits.rules.snapshot import Billing, Snapshot
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ratelimits.identity import Identity
 
 __all__ = [
+    "AccessRow",
     "AppliedRule",
     "Billing",
     "RulesUnavailable",

@@ -19,7 +19,8 @@ from ratelimits.models.accounts import Plan
 from ratelimits.models.fields.scopes import split_scope
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import KEY_SHARDS, ConfigVersion, Tombstone
-from ratelimits.rules import keyed
+from ratelimits.rules import access, keyed
+from ratelimits.rules.access import NO_ACCESS, AccessIndex
 from ratelimits.rules.keyed import KeyRows
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Rows:
     """What the database says at `version`.
 
     deleted_at  by (plan, rule name): the version and moment at which such a rule was last deleted
+    access      blocks and allows
     shards      the rows of keys, which the loader reads when it needs them; None for a shard that was not read yet
     logged      messages that were logged, so that each is logged once
     """
@@ -77,6 +79,7 @@ class Rows:
     rules: Mapping[int, RuleRow] = field(default_factory=dict)
     plans: Mapping[int, str] = field(default_factory=dict)
     deleted_at: DeletedAt = field(default_factory=dict)
+    access: AccessIndex = NO_ACCESS
     shards: list[KeyRows | None] = field(default_factory=lambda: [None] * KEY_SHARDS)
     logged: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -133,6 +136,7 @@ def _read_all(using: str, version: int) -> Rows:
         {row.pk: row for row in rules},
         dict(Plan.objects.using(using).values_list("pk", "slug")),
         {(p or 0, name): (v, since) for p, name, v, since in tombstones.annotate(Max("version"), Max("since"))},
+        AccessIndex(access.read(using)),
     )
 
 
@@ -152,4 +156,6 @@ def _read_changes(using: str, current: Rows, version: int) -> Rows:
     shards = list(current.shards)
     if loaded:
         keyed.merge(shards, keyed.read(using, loaded, above=current.version), tombstones)
-    return Rows(version, rules, plans, deleted_at, shards)
+    deleted = [tombstone.row for tombstone in tombstones if tombstone.kind == "access"]
+    index = current.access.changed(access.read(using, above=current.version), deleted)
+    return Rows(version, rules, plans, deleted_at, index, shards)

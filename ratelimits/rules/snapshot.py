@@ -20,8 +20,9 @@ from ratelimits.algorithms.limits import Algorithm, Mode
 from ratelimits.conf import conf
 from ratelimits.models.keys import COUNTED, COVERS
 from ratelimits.models.versions import KEY_SHARDS
+from ratelimits.rules.access import AccessRow
 from ratelimits.rules.facts import Facts
-from ratelimits.rules.keyed import NEVER, OverrideRow
+from ratelimits.rules.keyed import OverrideRow
 from ratelimits.rules.rows import Rows, RuleRow
 from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, Selection, UnreadableRule
 
@@ -103,7 +104,8 @@ class Snapshot:
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        self.good_until = NEVER
+        # A row that comes into force later may concern an identity whose requests are prepared by then.
+        self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._load = load
         self._facts: list[Facts | None] = [None] * KEY_SHARDS
@@ -116,6 +118,11 @@ class Snapshot:
         self._methods = {method for row in rows.rules.values() for method in row.methods}
         #: Whether a rule may let a request wait.
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
+
+    def access(self, identity: Identity) -> AccessRow | None:
+        """Return the block or allow that decides this identity's requests now, before any rule; None without one."""
+        index = self.rows.access
+        return index.find(identity, self._clock()) if index else None
 
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """Return the rules that apply to a request of this identity. `method` is the HTTP method.

@@ -143,7 +143,9 @@ class Simulator:
     """Runs replays on a server, in a namespace of its own. `close` deletes everything."""
 
     def __init__(self, wire: Wire) -> None:
-        self._server = Server(wire, Keyspace(f"simulate-{secrets.token_hex(8)}", 1))
+        keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
+        # On a cluster, the node that has the only shard.
+        self._server = Server(wire.wire_of(keyspace, 0), keyspace)
         self._thread: ThreadPoolExecutor | None = None
         self._replays: dict[Replay, None] = {}
 

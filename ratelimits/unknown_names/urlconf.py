@@ -20,21 +20,42 @@ class ViewNames:
     meters: frozenset[str] | None
 
 
+@dataclass(slots=True)
+class _Found:
+    """The names that views write out, and whether all views do so."""
+
+    scopes: set[str]
+    meters: set[str]
+    every_scope: bool
+    every_meter: bool
+
+
 def named_by_views() -> ViewNames:
     """Return the scopes and meters of all views of ROOT_URLCONF."""
-    scopes: set[str] = set()
-    meters = {_DEFAULT_METER}
-    every_scope = every_meter = True
+    found = _found()
+    return ViewNames(
+        frozenset(found.scopes) if found.every_scope else None, frozenset(found.meters) if found.every_meter else None
+    )
+
+
+def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the scopes and meters that views of ROOT_URLCONF write out; others may be computed for each request."""
+    found = _found()
+    return frozenset(found.scopes), frozenset(found.meters)
+
+
+def _found() -> _Found:
+    found = _Found(set(), {_DEFAULT_METER}, every_scope=True, every_meter=True)
     for scope, cost in _governed(get_resolver().url_patterns):
         if scope is None or isinstance(scope, str):
-            scopes.add(scope or "*")
+            found.scopes.add(scope or "*")
         else:
-            every_scope = False
+            found.every_scope = False
         if isinstance(cost, Mapping):
-            meters |= {meter for meter in cost if isinstance(meter, str)}
+            found.meters |= {meter for meter in cost if isinstance(meter, str)}
         elif cost is not None and not isinstance(cost, int):
-            every_meter = False
-    return ViewNames(frozenset(scopes) if every_scope else None, frozenset(meters) if every_meter else None)
+            found.every_meter = False
+    return found
 
 
 def _governed(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:

@@ -23,6 +23,7 @@ POINTS = (
     "drain:watermark-locked",
     "drain:watermark-written",
     "tally:locked",
+    "tally:periods-added",
     "tally:added",
     "tally:committed",
     "compact:locked",

@@ -25,6 +25,10 @@ _SECOND = 1_000_000
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: Totals older than this (s) are summed over all processes, since no process writes that late.
 _FOLD_AGE = 86_400
+#: Kinds of totals that no invoice needs by process once no process writes them any more.
+_FOLDED = ("admitted", "blocked", "exempt")
+#: Kinds of requests that may be missing from the ledger.
+_GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED}
 #: Errors of the database or its driver for a value that cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
 
@@ -52,7 +56,7 @@ def write(process: str, totals: Totals) -> None:
         with transaction.atomic(using=using):
             rows = _save(using, rows)
             for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
-                if kind != "admitted":
+                if kind in _GAPS:
                     _declare(using, kind, account, start)
     finally:
         # Close this thread's own connection: the thread serves no requests, so Django would never close it.
@@ -86,7 +90,7 @@ def _shown(row: ProcessTotal) -> str:
 
 def _declare(using: str, kind: str, account: str, start: int) -> None:
     name = account or ANONYMOUS
-    gap = GapKind.UNKNOWN if kind == "unanswered" else GapKind.UNMETERED
+    gap = _GAPS[kind]
     new = DurabilityGap(
         event=f"{gap}:{name}:{start}",
         kind=gap,
@@ -108,18 +112,18 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def fold(now: int) -> int:
-    """Sum the totals of admitted requests over all processes, for bins that are too old to be written any more.
+    """Sum the totals, but for those of gaps, over all processes, for bins that are too old to be written any more.
 
     Return the number of rows saved by that. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
-    old = ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=now - _FOLD_AGE).exclude(process="")
+    old = ProcessTotal.objects.using(using).filter(kind__in=_FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")
     first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
             if first is not None:
                 ShardState.lock(using, first)  # So that two processes do not fold at the same time.
-            rows = ProcessTotal.objects.using(using).filter(kind="admitted", bin=start)
+            rows = ProcessTotal.objects.using(using).filter(kind__in=_FOLDED, bin=start)
             sums = list(rows.values(*_SUBJECT).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
             count += rows.count() - len(sums)
             rows._raw_delete(using)

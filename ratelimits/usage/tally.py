@@ -1,10 +1,11 @@
-"""Tallying: add the usage in a shard's new batches to the totals of accounts and billing periods.
+"""Tallying: add the usage in a shard's new batches to the totals of accounts and billing periods, and of short spans.
 
 The totals, and the position up to which a shard was tallied, change in one transaction under the shard's row lock.
 """
 
 from __future__ import annotations
 
+import time
 from functools import reduce
 from operator import or_
 
@@ -14,7 +15,7 @@ from django.db.models import F, Max, Q, Sum
 from ratelimits.conf import conf
 from ratelimits.models import Batch, Line, PeriodUsage, ShardState
 from ratelimits.models.kept import period_ends
-from ratelimits.usage import crash
+from ratelimits.usage import crash, span_totals
 
 _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 #: Number of batches that are added up in one query and one transaction.
@@ -41,6 +42,8 @@ def _tally_shard(using: str, shard: int) -> int:
         crash.reached("tally:locked")
         if batches:
             _add(using, shard, batches)
+            crash.reached("tally:periods-added")
+            span_totals.add(using, (batch.line_ids() for batch in batches), int(time.time()))
         crash.reached("tally:added")
         state.tallied = batches[-1].position if batches else state.position
         state.save(using=using, update_fields=["tallied"])

@@ -17,10 +17,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from ratelimits.models import (
+    Access,
     Account,
     Adjustment,
     AlertChannel,
+    Change,
     KeyOverride,
+    KeyReset,
     Plan,
     PlanMembership,
     QuarantinedBatch,
@@ -32,7 +35,13 @@ from tests.support.rows import NEEDED
 
 pytestmark = pytest.mark.django_db
 
-ADMINS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "ratelimits"}
+#: Models whose pages ask for the permission to operate: tests/admin/test_operate.py.
+OPERATED = {Access, KeyReset}
+ADMINS = {
+    model: page
+    for model, page in admin.site._registry.items()
+    if model._meta.app_label == "ratelimits" and model not in OPERATED
+}
 #: Models that people edit. Workers write the other tables; adjustments can only be added.
 EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
 AUDITED = EDITED - {AlertChannel}
@@ -74,6 +83,8 @@ def row_of(model: type[models.Model]) -> Any:
         return filled(AlertChannel, email="a@example.com")
     if model is QuarantinedBatch:
         return filled(QuarantinedBatch, shard=filled(ShardState).pk, name="3f9c:1", fields=[])
+    if model is Change:  # the only row of its table
+        return Change.objects.get_or_create(pk=1)[0]
     if model is Adjustment:
         return filled(Adjustment, author=User.objects.create(username=f"author{number}"), quantity=1)
     return filled(model)
@@ -215,7 +226,7 @@ def page_of(model: type[models.Model], name: str) -> Page:
     if model in AUDITED:
         pages["simple_history"] = Page(see, may("change"))
     if model is Rule:
-        pages["preview"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
+        pages["preview"] = pages["trial"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
     if model is Report:
         pages["download"] = Page(see)
         pages["download_month"] = Page(see, query="?period=2026-11")
@@ -237,7 +248,7 @@ def pages(model: type[models.Model]) -> Iterator[str]:
 
 def address(model: type[models.Model], name: str, row: Any) -> str:
     arguments: list[Any] = (
-        [] if name in ("changelist", "add", "preview", "download_month", "open", "force") else [row.pk]
+        [] if name in ("changelist", "add", "preview", "trial", "download_month", "open", "force") else [row.pk]
     )
     if name == "simple_history":
         arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]

@@ -47,18 +47,21 @@ def test_a_length_of_time_is_typed_with_its_unit(admin_client: Client) -> None:
     admin_client.post(OVERRIDES, {"key": "user:1", "rule": "burst", "period": "1h", "mode": ""})
     assert KeyOverride.objects.get().period == 3_600
     page = admin_client.get(f"/admin/ratelimits/rule/{row.pk}/change/")
-    assert page.context["adminform"].form["period"].value() == "86400"
+    assert page.context["adminform"].form["period"].value() == 86_400
 
 
 def test_a_capacity_of_zero_is_taken_as_what_lets_nothing_pass(admin_client: Client) -> None:
-    assert admin_client.post(RULES, {**BUCKET, "capacity": "0"}).status_code == 302
+    closed = {**BUCKET, "capacity": "0"}
+    assert "Everyone would be refused." in errors(admin_client.post(RULES, closed))["__all__"]
+    assert not Rule.objects.exists()
+    assert admin_client.post(RULES, {**closed, "_everyone_meant": "1"}).status_code == 302
     assert Rule.objects.get().sentence() == "nothing passes, per API key"
     typed = {"key": "api_key:4", "rule": "burst", "capacity": "0", "mode": ""}
     assert admin_client.post(OVERRIDES, typed).status_code == 302
     assert KeyOverride.objects.get().capacity == 0
 
 
-@pytest.mark.parametrize("typed", [{"period": "1 m"}, {"max_wait": "soon"}, {"rate": "5/min"}, {"capacity": "10k"}])
+@pytest.mark.parametrize("typed", [{"period": "1 m"}, {"max_wait": "soon"}, {"rate": "5/m"}, {"capacity": "10k"}])
 def test_what_could_be_misread_is_refused(admin_client: Client, typed: dict[str, str]) -> None:
     assert typed.keys() <= errors(admin_client.post(RULES, {**BUCKET, **typed})).keys()
     assert not Rule.objects.exists()

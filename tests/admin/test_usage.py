@@ -19,15 +19,18 @@ from ratelimits.admin import readonly
 from ratelimits.models import (
     ArchivedRange,
     Batch,
+    ConfigVersion,
     DurabilityGap,
     Line,
     PeriodUsage,
     QuarantinedBatch,
     Report,
     ReportLine,
+    Rule,
     ShardState,
 )
 from tests.support.reports.invoices import close, spend
+from tests.support.rows import rule
 from tests.support.usage.quarantine import Fork
 from tests.support.usage.traffic import flow, use
 
@@ -223,3 +226,28 @@ def test_who_may_only_look_at_the_quarantine_may_not_resolve_it(client: Client, 
 
 def test_every_page_of_the_app_is_registered() -> None:
     assert {model for model in MODELS if not admin.site.is_registered(model)} == set()
+
+
+def test_lines_and_usage_name_their_rules_by_a_fixed_number_of_queries(admin_client: Client) -> None:
+    def count(model: Any) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            admin_client.get(url(model))
+        return len(queries)
+
+    named, gone = rule("first").pk, rule("gone").pk
+    version = ConfigVersion.read("default")[0]
+    use("acme", rule=named, configuration=version)
+    flow()
+    before = [count(model) for model in (Line, PeriodUsage)]
+    for number in (gone, 0):
+        use("acme", rule=number, configuration=version)
+    flow()
+    assert [count(model) for model in (Line, PeriodUsage)] == before
+    Rule.objects.filter(pk=gone).delete()
+    for model in (Line, PeriodUsage):
+        page = admin_client.get(url(model))
+        cells = re.findall(r'<td class="field-rule_link">(.*?)</td>', page.content.decode())
+        link = f'<a href="/admin/ratelimits/rule/{named}/change/">first</a>'
+        assert sorted(cells) == sorted([link, str(gone), "–"])
+        row = model.objects.get(rule=named)
+        assert link in admin_client.get(url(model, "change", row.pk)).content.decode()

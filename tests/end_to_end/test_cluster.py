@@ -36,6 +36,7 @@ from ratelimits.models import Batch, DurabilityGap, Line, QuarantinedBatch
 from ratelimits.models.ledger import GapKind
 from ratelimits.quota import checking
 from ratelimits.quota.deny_cache import DenyCache, send
+from ratelimits.simulate.trial import try_rule
 from ratelimits.usage.drain import drain
 from ratelimits.usage.seal import seal
 from tests.support.cluster import NODES, Cluster, wait_until_loaded
@@ -79,6 +80,13 @@ def cluster(nodes: Cluster) -> Iterator[Cluster]:
     nodes.empty()
     with nodes.settings():
         yield nodes
+
+
+def test_a_typed_rule_is_tried_on_the_node_of_its_keys(cluster: Cluster) -> None:
+    rule = engine.algorithm_from_json({"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1})
+    bursts, _overload = try_rule(current_server().wire, rule, None, NOW)
+    assert (bursts.asked, bursts.admitted) == (120, 35)
+    assert [client.dbsize() for client in cluster.clients] == [0] * NODES
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from ratelimits.usage.seal import seal
 from ratelimits.usage.tally import tally
 from ratelimits.usage.verify.ledger import verify_ledger
 from tests.support.usage.load import Load
+from tests.support.usage.span_totals import check_span_totals
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -100,6 +101,7 @@ def check_ledger(load: Load) -> None:
         set(model.objects.values_list(*place).order_by().annotate(**sums)) for model in (Line, PeriodUsage)
     )
     assert lines == totals
+    check_span_totals()
     assert not QuarantinedBatch.objects.exists()
 
 

@@ -275,8 +275,12 @@ class ClusterWire(Wire):
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
         """Return a client of the node that has this shard. Raise NotReached."""
+        return self.wire_of(keyspace, shard).client
+
+    def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
+        """Return the connections to the node that has this shard. Raise NotReached."""
         slot, table = slot_of(keyspace, shard), self._owners
-        return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot)).client
+        return self._node(_owner(table if table and table[slot] else self._learn_slots((slot,)), slot))
 
 
 def _owner(table: Table, slot: int) -> Address:

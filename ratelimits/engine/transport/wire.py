@@ -67,6 +67,10 @@ class Wire:
         """Return a client of the server that has this shard. Raise NotReached."""
         return self.client
 
+    def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
+        """Return the connections to the one server that has this shard, for `stream`. Raise NotReached."""
+        return self
+
     def call(self, command: Sendable, name: bytes) -> Any:
         """Send a command with `name` as its nonce, and return the reply.
 

@@ -1,20 +1,34 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
+from ratelimits.conf import conf
+from ratelimits.usage import span_totals
 from ratelimits.usage.drain import drain
 from ratelimits.usage.fence import NotFencedError
+from ratelimits.usage.tally import tally
+from ratelimits.usage.task_runs import Task, noted
 
 
 class Command(BaseCommand):
     help = "Writes all sealed batches of usage in Redis to the ledger."
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--rebuild-totals",
+            action="store_true",
+            help="then make the totals that the status page shows again, from the lines of the ledger; other drains"
+            " wait meanwhile",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            drained = drain()
+            with noted(Task.DRAIN):
+                drained = drain()
         except NotFencedError as error:
             raise CommandError(str(error)) from error
         except RedisError as error:
@@ -23,3 +37,7 @@ class Command(BaseCommand):
         for outcome, count in drained.outcomes.items():
             if outcome.name not in ("APPLIED", "KNOWN"):
                 self.stdout.write(self.style.WARNING(f"{outcome.name.lower()}: {count}"))
+        if options["rebuild_totals"]:
+            tally()
+            span_totals.rebuild(conf.DATABASE, int(time.time()))
+            self.stdout.write("The totals of the status page were made again.")

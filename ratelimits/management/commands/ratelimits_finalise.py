@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from ratelimits.reports.closing.close import finalise_each
 from ratelimits.reports.closing.open_periods import NotForcedError, OpenPeriod, force, open_periods
 from ratelimits.reports.periods import iso
 from ratelimits.usage.tally import tally
+from ratelimits.usage.task_runs import Task, noted
 
 
 class Command(BaseCommand):
@@ -39,12 +41,17 @@ class Command(BaseCommand):
             self._force(options)
             return
         if not options["open"]:
-            for closed in finalise_each(account=options["account"]):
-                for report in closed.reports:
-                    self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
+            # A run for one account says nothing of the others.
+            with noted(Task.FINALISE) if options["account"] is None else nullcontext():
+                self._finalise(options["account"])
         for period in open_periods(account=options["account"]):
             if period.over or options["open"]:
                 self.stdout.write(_line(period))
+
+    def _finalise(self, account: str | None) -> None:
+        for closed in finalise_each(account=account):
+            for report in closed.reports:
+                self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
 
     def _force(self, options: dict[str, Any]) -> None:
         if options["account"] is None or not options["by"] or not options["reason"]:

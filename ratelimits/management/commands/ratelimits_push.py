@@ -12,7 +12,7 @@ from ratelimits.push.plan import plan
 from ratelimits.push.receivers import Receiver
 from ratelimits.push.send import resume, send
 from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
-from ratelimits.push.status import Status, preview, status
+from ratelimits.push.status import PushStatus, preview, status
 
 #: Maximum number of deliveries that --status names, by receiver and state; the admin lists all.
 _MAX_NAMED = 50
@@ -76,7 +76,7 @@ class Command(BaseCommand):
             raise CommandError(f"RATELIMITS['PUSH'] has no {name!r}, only {', '.join(conf.PUSH)}.")
         return [receivers.receiver(name)]
 
-    def _show(self, receiver: Status) -> None:
+    def _show(self, receiver: PushStatus) -> None:
         self.stdout.write(f"{receiver.name}:")
         for state, (count, overage) in receiver.counts.items():
             self.stdout.write(f"  {state}: {count:,} lines, {overage:,} units of overage")

@@ -6,6 +6,7 @@ from django.core.management.base import BaseCommand, CommandError
 from redis.exceptions import RedisError
 
 from ratelimits.usage.seal import seal
+from ratelimits.usage.task_runs import Task, noted
 
 
 class Command(BaseCommand):
@@ -13,7 +14,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            sealed = seal()
+            with noted(Task.SEAL):
+                sealed = seal()
         except RedisError as error:
             raise CommandError(f"Redis does not answer: {error}") from error
         self.stdout.write(f"Sealed {sum(bool(shard.batch) for shard in sealed)} batches of {len(sealed)} shards.")

@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-_SECONDS = {
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
-    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60),
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600),
-    **dict.fromkeys(("d", "day", "days"), 86_400),
-    **dict.fromkeys(("w", "week", "weeks"), 604_800),
-}
-_PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
-_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
-_WRONG = _("“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, min, h, day or week.")
+from ratelimits.algorithms import typed_rates
+from ratelimits.algorithms.typed_rates import Mistyped
+
+_UNITS = [
+    ("s", gettext_lazy("seconds")),
+    ("min", gettext_lazy("minutes")),
+    ("h", gettext_lazy("hours")),
+    ("day", gettext_lazy("days")),
+    ("week", gettext_lazy("weeks")),
+]
 
 
 def seconds(text: str) -> Decimal:
-    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
+    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h". Raises ValidationError."""
+    try:
+        return typed_rates.seconds(text)
+    except Mistyped as error:
+        raise mistyped(error) from error
 
-    Raises ValidationError for any other text. "1 m" is refused, since it may mean a minute or a month.
-    """
-    plain = text.strip().lower()
-    if _NUMBER.fullmatch(plain):
-        return Decimal(plain)
-    parts = re.findall(_PART, plain)
-    known = all(unit in _SECONDS for _count, unit in parts)
-    if not (parts and known and re.fullmatch(f"(?:{_PART})+", plain)):
-        raise ValidationError(_WRONG, code="invalid", params={"text": text})
-    return sum((Decimal(count) * _SECONDS[unit] for count, unit in parts), Decimal(0))
+
+def mistyped(error: Mistyped) -> ValidationError:
+    """Return the error of a parser as an error of a form, in the reader's language."""
+    return ValidationError(_(error.template), code="invalid", params=error.values)
 
 
 def _read(value: Any) -> Any:
     return seconds(value) if isinstance(value, str) and value.strip() else value
 
 
+class LengthInput(forms.MultiWidget):
+    """An input for a number, and a list of units. A unit that is typed into the input counts instead of the list's."""
+
+    use_fieldset = False
+
+    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+        unit = forms.Select({"aria-label": gettext_lazy("Unit of time"), "class": "ratelimits-unit"}, _UNITS)
+        super().__init__({"": forms.TextInput(), "unit": unit}, attrs)
+
+    def id_for_label(self, id_: str) -> str:
+        return f"{id_}_0" if id_ else id_
+
+    def decompress(self, value: Any) -> list[str]:
+        """Return the number and the unit of a value: seconds, or a text as it was typed."""
+        if value is None or value == "":
+            return ["", "s"]
+        try:
+            return [*typed_rates.length_and_unit(value if isinstance(value, Decimal) else seconds(str(value)))]
+        except ValidationError:
+            return [str(value), "s"]
+
+    def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
+        number, unit = super().value_from_datadict(data, files, name)
+        plain = isinstance(number, str) and number.replace(".", "", 1).strip().isdecimal()
+        return f"{number} {unit}" if plain and unit not in (None, "", "s") else number
+
+
 class SecondsFormField(forms.DecimalField):
     """A form field for seconds, or for a number with its unit.
 
-    Its widget is a text input: a number input would drop the letters of "1 day" and send 1.
+    Its input is one for text: a number input would drop the letters of "1 day" and send 1.
     """
 
-    widget = forms.TextInput
+    widget = LengthInput
 
     def to_python(self, value: Any) -> Any:
         return super().to_python(_read(value))

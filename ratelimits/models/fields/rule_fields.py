@@ -6,7 +6,6 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from django.db import models
-from django.utils.translation import gettext_lazy as _
 
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
@@ -42,8 +41,6 @@ def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
     return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
 
 
-def seconds_field(label: Any, help_text: Any = "") -> SecondsField:
+def seconds_field(label: Any, help_text: Any) -> SecondsField:
     """Return an optional field for seconds with the six places that the engine reads exactly."""
-    return SecondsField(
-        label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text or _("In seconds.")
-    )
+    return SecondsField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)

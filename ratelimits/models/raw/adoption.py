@@ -15,6 +15,7 @@ from django.db.models.lookups import IsNull
 from django.utils import timezone
 
 from ratelimits.conf import conf
+from ratelimits.models.access.rows import Access
 from ratelimits.models.accounts import Account, Plan, PlanInclusion, PlanMembership
 from ratelimits.models.history import record
 from ratelimits.models.overrides import KeyOverride
@@ -25,7 +26,9 @@ from ratelimits.models.versions import Edit, Versioned, editing
 #: Change reasons of history records that were made for such rows.
 ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
 #: Sorted so that no model refers to a later one.
-MODELS: tuple[type[Versioned], ...] = (Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride)
+MODELS: tuple[type[Versioned], ...] = (
+    *(Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride, Access),
+)
 
 
 class Unrecorded(NamedTuple):

@@ -184,6 +184,12 @@ def _may_prefetch(rule: Rule) -> bool:
 
 def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rules: QuerySet[Rule]) -> None:
     """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""
+    check_numbers(override, rules)
+    _check_overlap(override, overrides)
+
+
+def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
+    """Raise ValidationError if no rule can use the override's numbers, or if it changes nothing."""
     changes = override.changes()
     if not changes and not override.mode:
         raise ValidationError(_("The override changes nothing: give a capacity, rate, period or mode."))
@@ -195,7 +201,6 @@ def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rule
     if changes:
         for rule in named:
             _check_numbers(override, rule, changes)
-    _check_overlap(override, overrides)
 
 
 def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:

@@ -1,0 +1,38 @@
+"""Django's settings for the benchmarks of pages: those of the other benchmarks, and the admin."""
+
+from __future__ import annotations
+
+from benchmarks.support.settings import *  # noqa: F403
+from benchmarks.support.settings import INSTALLED_APPS, RATELIMITS
+
+INSTALLED_APPS += [
+    "django.contrib.admin",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+]
+MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "static/"
+ROOT_URLCONF = "benchmarks.pages.urls"
+# As by default: what a hanging server adds is measured.
+RATELIMITS["TIMEOUT"] = 0.25

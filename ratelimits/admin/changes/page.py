@@ -1,0 +1,141 @@
+"""The page of all changes, and the table of changes that other pages show too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.changes.rows import ChangedRow, audited_models, changed_rows
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.models import Change, Plan, PlanInclusion, PlanPrice
+from ratelimits.models.ledger import moment
+from ratelimits.models.versions import Versioned
+
+#: Number of changes on a page, and the most that an address may have it leave out.
+PER_PAGE, MAX_SKIP = 50, 10_000
+#: Rows that are edited on their plan's page.
+PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
+
+
+class ShownChange(NamedTuple):
+    """One line of the table. `url` and `undo_url` are "" for users who may not open or undo it."""
+
+    when: str
+    who: str
+    what: str
+    url: str
+    row: ChangedRow
+    reason: str
+    undo: str
+    undo_url: str
+
+
+def visible_models(site: AdminSite, request: HttpRequest) -> list[type[Versioned]]:
+    """Return the audited tables that the user may view; what a plan includes is seen with the plan."""
+    return [model for model in audited_models() if _may(site, request, model, "view")]
+
+
+def _may(site: AdminSite, request: HttpRequest, model: Any, name: str) -> bool:
+    page = site._registry.get(Plan if model in PARTS else model)
+    if page is None:
+        return False
+    # Whatever is done to a part changes its plan.
+    permission = "change" if model in PARTS and name != "view" else name
+    return bool(getattr(page, f"has_{permission}_permission")(request))
+
+
+def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> ShownChange:
+    """Return a changed row as a line of the table, with the links that the user may follow."""
+    record, instance, model = row.record, row.instance, row.model
+    what = f"{model._meta.verbose_name} {instance}"
+    if model in PARTS:
+        what += f" ({instance.plan})"
+    if model in PARTS:
+        name, pk = f"{site.name}:ratelimits_plan", record.plan_id
+        return ShownChange(*_said(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
+    name = f"{site.name}:ratelimits_{model._meta.model_name}"
+    undo, undo_url = "", ""
+    if row.kind == "+" and row.newest and _may(site, request, model, "delete"):
+        undo, undo_url = _("Undo: delete it"), reverse(f"{name}_delete", args=[instance.pk])
+    elif row.kind == "-" and row.newest and _may(site, request, model, "add") and _may(site, request, model, "change"):
+        undo, undo_url = _("Undo: bring it back"), _former(name, record)
+    elif row.kind == "~" and row.before is not None and _may(site, request, model, "change"):
+        undo = _("Undo") if row.newest else _("State before it")
+        undo_url = _former(name, row.before)
+    return ShownChange(
+        *_said(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
+    )
+
+
+def _former(name: str, record: Any) -> str:
+    return reverse(f"{name}_simple_history", args=[record.id, record.history_id])
+
+
+def _said(row: ChangedRow) -> tuple[str, str]:
+    return f"{row.record.history_date:%Y-%m-%d %H:%M:%S} UTC", str(row.record.history_user or "–")
+
+
+def _reason(row: ChangedRow) -> str:
+    return str(row.record.history_change_reason or "")
+
+
+@admin.register(Change)
+class ChangeAdmin(ReadOnlyAdmin):
+    """The one page of all changes, in place of a list. It shows the tables that the user may view."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the address of the page alone."""
+        return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_change_changelist")]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show a page of changes: `?table=` chooses one table, `?until=` (µs) and `?skip=` where the page begins."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        models = visible_models(self.admin_site, request)
+        table = request.GET.get("table", "")
+        chosen = [model for model in models if model._meta.model_name == table] or models
+        until, skip = _moment(request.GET.get("until", "")), _whole(request.GET.get("skip", ""))
+        rows = changed_rows(chosen, until, skip, PER_PAGE + 1)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("All changes"),
+            "opts": self.model._meta,
+            "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
+            "older": _older(rows, until, skip, table) if len(rows) > PER_PAGE else "",
+            "tables": [
+                (model._meta.verbose_name_plural, f"?table={model._meta.model_name}", chosen == [model])
+                for model in models
+            ],
+            "all_tables": chosen == models,
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "ratelimits/admin/changes.html", context)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return moment(int(text)) if text.isdecimal() and len(text) <= 18 else None
+    except OverflowError:
+        return None
+
+
+def _whole(text: str) -> int:
+    return min(int(text), MAX_SKIP) if text.isdecimal() and len(text) <= 9 else 0
+
+
+def _older(rows: list[ChangedRow], until: datetime | None, skip: int, table: str) -> str:
+    """Return the query of the next page: it begins at the last moment of this one, after the rows shown of it."""
+    last: datetime = rows[PER_PAGE - 1].record.history_date
+    shown = sum(row.record.history_date == last for row in rows[:PER_PAGE])
+    shown += skip if last == until else 0
+    microseconds = (last - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return "?" + urlencode({"until": microseconds, "skip": shown} | ({"table": table} if table else {}))

@@ -1,0 +1,155 @@
+"""Read changes of several tables from their histories, newest first, by a number of queries that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from heapq import merge
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.db.models import Exists, Model, OuterRef, Q, Subquery
+from django.utils.translation import gettext as _
+
+from ratelimits.algorithms.wording import number
+from ratelimits.conf import conf
+from ratelimits.models import Plan
+from ratelimits.models.versions import Versioned
+
+#: Columns that say nothing to people: they follow from others, or from the edit.
+_HIDDEN = {"id", "version", "since", "shard"}
+
+
+class Difference(NamedTuple):
+    """One field of a change: its name, and its values as texts ("–" for none)."""
+
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """One row that an edit added, changed or deleted.
+
+    record    the history's record of it; `before` the record before that, or None
+    instance  the row as the record has it
+    newest    whether the row was not changed again since
+    """
+
+    record: Any
+    before: Any
+    instance: Any
+    newest: bool
+    differences: tuple[Difference, ...]
+
+    @property
+    def kind(self) -> str:
+        """Return "+" for an added row, "~" for a changed one, "-" for a deleted one."""
+        return str(self.record.history_type)
+
+    @property
+    def did(self) -> str:
+        """Return what was done, in a word."""
+        return {"+": _("added"), "~": _("changed"), "-": _("deleted")}.get(self.kind, self.kind)
+
+    @property
+    def model(self) -> type[Model]:
+        """Return the table of the row."""
+        model: type[Model] = self.record.instance_type
+        return model
+
+
+def audited_models() -> list[type[Versioned]]:
+    """Return the tables whose changes are recorded."""
+    models = apps.get_app_config("ratelimits").get_models()
+    return [model for model in models if issubclass(model, Versioned) and hasattr(model, "history")]
+
+
+def changed_rows(
+    models: Iterable[type[Versioned]], until: datetime | None, skip: int, count: int, chosen: Q | None = None
+) -> list[ChangedRow]:
+    """Return changes of these tables until a moment (None: all), newest first, without the first `skip`.
+
+    `chosen` restricts the records. Many rows of one edit have one moment, so pages go by moment and number.
+    """
+    records = merge(
+        *(_records(model, until, skip + count, chosen) for model in models),
+        key=lambda record: (record.history_date, record.history_id),
+        reverse=True,
+    )
+    page = list(records)[skip : skip + count]
+    before = _records_before(page)
+    plans = _plan_names([*page, *before.values()])
+    rows = []
+    for record in page:
+        previous = before.get((type(record), record.previous_id)) if record.history_type != "+" else None
+        differences = tuple(_differences(record, previous, plans))
+        rows.append(ChangedRow(record, previous, _instance(record, plans), not record.is_followed, differences))
+    return rows
+
+
+def _records(model: type[Versioned], until: datetime | None, count: int, chosen: Q | None) -> Sequence[Any]:
+    history: Any = model.history  # type: ignore[attr-defined]
+    same_row = history.model._base_manager.filter(id=OuterRef("id"))
+    records = history.using(conf.DATABASE)
+    if until is not None:
+        records = records.filter(history_date__lte=until)
+    if chosen is not None:
+        records = records.filter(chosen)
+    older = same_row.filter(history_id__lt=OuterRef("history_id")).order_by("-history_id").values("history_id")[:1]
+    newer = Exists(same_row.filter(history_id__gt=OuterRef("history_id")))
+    records = records.annotate(previous_id=Subquery(older), is_followed=newer)
+    # The users may be in another database, so they are read with a query of their own.
+    return list(records.prefetch_related("history_user").order_by("-history_date", "-history_id")[:count])
+
+
+def _records_before(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
+    before: dict[tuple[type[Any], int], Any] = {}
+    for history in {type(record) for record in records}:
+        wanted = [record.previous_id for record in records if type(record) is history and record.previous_id]
+        found = history._base_manager.using(conf.DATABASE).in_bulk(wanted)
+        before |= {(history, pk): record for pk, record in found.items()}
+    return before
+
+
+def _plan_names(records: Iterable[Any]) -> dict[int, str]:
+    wanted = {record.plan_id for record in records if getattr(record, "plan_id", None) is not None}
+    history: Any = Plan.history
+    rows = history.using(conf.DATABASE).filter(id__in=wanted).order_by("history_id").values_list("id", "name")
+    return dict(rows) if wanted else {}
+
+
+def _instance(record: Any, plans: dict[int, str]) -> Any:
+    """Return the row of a record. Its plan has only a name, since it may be deleted, and is not read for each row."""
+    instance = record.instance
+    if getattr(instance, "plan_id", None) is not None:
+        instance.plan = Plan(pk=instance.plan_id, name=plans.get(instance.plan_id, f"#{instance.plan_id}"))
+    return instance
+
+
+def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Difference]:
+    """Yield the fields that differ; of a row that was added or deleted, those that are not empty."""
+    old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
+    for field in record.tracked_fields:
+        if field.name in _HIDDEN:
+            continue
+        values = [None if one is None else getattr(one, field.attname) for one in (old, new)]
+        if values[0] != values[1] and not all(value is None or value is False or value == "" for value in values):
+            yield Difference(str(field.verbose_name), *(_shown(value, field, plans) for value in values))
+
+
+def _shown(value: Any, field: Any, plans: dict[int, str]) -> str:
+    if value is None or value == "":
+        return "–"
+    if field.name == "plan":
+        return plans.get(value, f"#{value}")
+    if isinstance(value, bool):
+        return _("yes") if value else _("no")
+    if isinstance(value, Decimal | int) and not field.choices:
+        return number(value)
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+    return str(dict(field.flatchoices).get(value, value))

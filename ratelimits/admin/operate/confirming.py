@@ -1,0 +1,54 @@
+"""The page that says what will happen, before it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+#: The permission to block, allow, reset and grant.
+OPERATE = "ratelimits.operate"
+#: A hidden input of the page: its reader has confirmed what it says.
+CONFIRMED = "_confirmed"
+
+
+class Consequences(NamedTuple):
+    """What will happen: sentences, warnings, and a table with its heads."""
+
+    title: str
+    sentences: Sequence[Any]
+    warnings: Sequence[Any] = ()
+    heads: Sequence[Any] = ()
+    rows: Sequence[Sequence[Any]] = ()
+
+
+def may_operate(request: HttpRequest) -> bool:
+    """Return whether the user may block, allow, reset and grant."""
+    return request.user.has_perm(OPERATE)
+
+
+def is_confirmed(request: HttpRequest) -> bool:
+    """Return whether the page was seen and confirmed."""
+    return bool(request.POST.get(CONFIRMED))
+
+
+def confirmation(
+    request: HttpRequest, site: AdminSite, opts: Any, consequences: Consequences, back: str, *, form: Any = None
+) -> HttpResponse:
+    """Return the page. Its form posts again what was typed; `form` asks for more, and `back` is where one may leave."""
+    asked = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
+    typed = [(name, value) for name, values in request.POST.lists() if name not in asked for value in values]
+    context = {
+        **site.each_context(request),
+        "title": consequences.title,
+        "consequences": consequences,
+        "opts": opts,
+        "typed": typed,
+        "confirmed": CONFIRMED,
+        "back": back,
+        "form": form,
+    }
+    return TemplateResponse(request, "ratelimits/admin/operate_confirm.html", context)

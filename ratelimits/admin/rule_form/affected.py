@@ -1,0 +1,170 @@
+"""Count the keys that a rule applies to, and those that used more lately than it admits, from the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.algorithms.limits import Algorithm, Limit
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.conf import conf
+from ratelimits.engine.decide import peek
+from ratelimits.models import Account, Line, PlanMembership, Rule
+from ratelimits.models.keys import COUNTED, KeyKind
+from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.rules.selection import GLOBAL_KEY
+
+#: Length of a bin of the ledger, and how far back keys are looked for, in seconds.
+BIN, LOOK_BACK = 900, 86_400
+#: Maximum number of the newest ledger lines that are read, of keys that are looked at, and of keys that Redis is asked
+#: about. So the work is bounded.
+MAX_LINES, MAX_KEYS, MAX_PEEKS = 50_000, 2_000, 200
+
+
+class _Use(NamedTuple):
+    """What a counted key was admitted: units by the start of the bin."""
+
+    key: str
+    account: str
+    units: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """The keys that were seen in the last 24 hours and that the rule applies to.
+
+    keys      their number
+    above     those that used more than the rule admits; None if the ledger cannot tell that for this algorithm
+    more      whether there are more keys than were looked at
+    everyone  whether the rule, as it is, refuses every one of them
+    known     whether the ledger has such keys at all: it has no addresses
+    """
+
+    keys: int
+    above: int | None
+    more: bool
+    everyone: bool
+    known: bool = True
+
+    @property
+    def text(self) -> str:
+        """Return the numbers as a sentence."""
+        if not self.known:
+            applies = _("The ledger has no addresses, so the number of keys that this applies to is not known.")
+            return f"{applies} {_('Everyone would be refused.')}" if self.everyone else applies
+        if self.more:
+            applies = _("Applies to at least %(n)s keys of the last 24 hours.")
+        else:
+            applies = ngettext(
+                "Applies to %(n)s key of the last 24 hours.", "Applies to %(n)s keys of the last 24 hours.", self.keys
+            )
+        said = [applies % {"n": f"{self.keys:,}"}]
+        if self.everyone:
+            said.append(_("Everyone would be refused."))
+        elif self.above is None:
+            said.append(_("The ledger cannot tell how many of them are above it."))
+        elif self.keys:
+            text = ngettext("%(n)s of them is above it now.", "%(n)s of them are above it now.", self.above)
+            said.append(text % {"n": f"{self.above:,}"})
+        return " ".join(said)
+
+
+def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affected:
+    """Return whom a rule, saved or not, applies to, by the usage of the last 24 hours before `now` (s since 1970).
+
+    Whether a key is above the limit is asked of Redis where it has the rule's counters, else of the ledger.
+    """
+    now = int(time.time()) if now is None else now
+    if rule.key_kind == KeyKind.IP:
+        return Affected(0, None, False, algorithm.closed and rule.mode == Rule.Mode.ENFORCE, known=False)
+    uses = _uses(rule, now)
+    more, refuses = len(uses) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE
+    if algorithm.closed:
+        return Affected(len(uses), len(uses), more, refuses)
+    above = _above_in_redis(rule, algorithm, uses) if _has_counters(rule) else None
+    if above is None and rule.scope == "*" and (algorithm.quota[1] or algorithm.valid_span(now * MICROSECONDS)):
+        above = sum(_is_above(algorithm, use.units, now) for use in uses)
+    return Affected(len(uses), above, more, refuses and bool(uses) and len(uses) == above)
+
+
+def _has_counters(rule: Rule) -> bool:
+    """Return whether Redis counts under this rule as it is edited: its name, algorithm and kind of key are as saved."""
+    as_saved = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
+    return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **as_saved).exclude(mode=Rule.Mode.OFF).exists()
+
+
+def _above_in_redis(rule: Rule, algorithm: Algorithm, uses: list[_Use]) -> int | None:
+    """Return how many of the keys would be refused a request now; None if Redis does not answer or there are many."""
+    if len(uses) > MAX_PEEKS:
+        return None
+    above = 0
+    try:
+        for use in uses:
+            limit = Limit(use.key, algorithm, rule.name)
+            above += not peek([limit], timeout=float(rule.max_wait or 0), account=use.account).allowed
+    except UNAVAILABLE:
+        return None
+    return above
+
+
+def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
+    """Return whether units by bin are more than the rule can have admitted: then some would have been refused."""
+    permits, length = algorithm.quota
+    window = algorithm.valid_span(now * MICROSECONDS)
+    if window is not None:
+        return _since(units, window[0] // MICROSECONDS) > permits
+    assert length is not None
+    # At most the permits of the start and those that come back are admitted in any stretch of time.
+    return any(
+        _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length))
+        for span in (BIN, 3_600, LOOK_BACK)
+    )
+
+
+def _since(units: dict[int, int], moment: int) -> int:
+    return sum(count for start, count in units.items() if start >= moment)
+
+
+def _uses(rule: Rule, now: int) -> list[_Use]:
+    """Return the use of each counted key that the rule applies to, at most MAX_KEYS."""
+    newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
+    rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
+    of_key: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for key, account, start, units in rows:
+        if rule.key_kind in ("global", "account") or key.partition(":")[0] in COUNTED[rule.key_kind]:
+            of_key[key, account][start] += units
+    busiest = sorted(of_key, key=lambda one: -sum(of_key[one].values()))[:MAX_KEYS]
+    counted: dict[str, _Use] = {}
+    for key, account in _on_its_plan(rule, busiest):
+        if rule.key_kind == "account" and not account:
+            continue
+        subject = {"global": GLOBAL_KEY, "account": f"account:{account}"}.get(rule.key_kind, key)
+        use = counted.setdefault(subject, _Use(subject, account, defaultdict(int)))
+        for start, units in of_key[key, account].items():
+            use.units[start] += units
+    return list(counted.values())
+
+
+def _on_its_plan(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return those of (key, account) whose rule of this name is this one: the key's plan decides, then the account's.
+
+    A plan that has no rule of this name does not count.
+    """
+    others = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
+    plans = {*others.values_list("plan_id", flat=True), rule.plan_id}
+    if plans == {None}:
+        return keys
+    now = timezone.now()
+    members = PlanMembership.objects.using(conf.DATABASE).filter(key__in={key for key, _account in keys})
+    members = members.exclude(valid_from__gt=now).exclude(valid_until__lte=now).filter(plan__in=plans - {None})
+    of_key = dict(members.values_list("key", "plan"))
+    payers = Account.objects.using(conf.DATABASE).filter(identifier__in={account for _key, account in keys})
+    of_account = dict(payers.filter(plan__in=plans - {None}).values_list("identifier", "plan"))
+    return [(key, account) for key, account in keys if of_key.get(key, of_account.get(account)) == rule.plan_id]

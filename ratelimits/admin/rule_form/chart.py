@@ -1,0 +1,96 @@
+"""Draw what a rule admits under a load, as SVG in the colours of the admin, with a table of the same numbers."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ratelimits.algorithms.wording import Wording, amount, number
+from ratelimits.simulate.trial import Slot, Tried
+
+#: Size of the drawing in its own units, without its labels.
+WIDTH, HEIGHT = 480, 96
+#: Number of rows of the table, about.
+_ROWS = 8
+
+
+class Bar(NamedTuple):
+    """One slot of the drawing: heights from the top, admitted below refused."""
+
+    x: str
+    width: str
+    admitted_y: str
+    admitted: str
+    refused_y: str
+    refused: str
+
+
+class TableRow(NamedTuple):
+    """A part of the load in the table: from when, and the permits."""
+
+    start: str
+    asked: str
+    admitted: str
+    refused: str
+
+
+def chart(tried: Tried, unit: str) -> dict[str, Any]:
+    """Return the values of the chart's template; `unit` is what the meter counts."""
+    words = Wording(_, ngettext)
+    highest = max(1, *(slot.admitted + slot.refused for slot in tried.slots))
+    return {
+        "title": _title(tried, unit, words),
+        "said": _said(tried, unit, words),
+        "bars": [_bar(place, len(tried.slots), slot, highest) for place, slot in enumerate(tried.slots)],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "highest": number(highest),
+        "end": words.span(_short(tried.length)),
+        "rows": _rows(tried, words),
+    }
+
+
+def _title(tried: Tried, unit: str, words: Wording) -> str:
+    shown = {"each": amount(tried.each, unit), "every": words.span(_short(tried.every), bare=True)}
+    shown |= {"length": words.span(_short(tried.length)), "held": words.span(tried.held)}
+    if tried.kind == "bursts":
+        text = _("Bursts: %(each)s at once, every %(every)s")
+    else:
+        text = _("Steady overload: %(each)s, spread evenly over %(length)s")
+    if tried.held:
+        text = _("%(load)s, each for %(held)s") % {"load": text, "held": "%(held)s"}
+    return text % shown
+
+
+def _said(tried: Tried, unit: str, words: Wording) -> str:
+    shown = {"admitted": number(tried.admitted), "asked": amount(tried.asked, unit)}
+    said = _("%(admitted)s of %(asked)s admitted.") % shown
+    if tried.longest_wait:
+        said += " " + _("The longest wait is %(span)s.") % {"span": words.span(_short(tried.longest_wait))}
+    return said
+
+
+def _short(seconds: Decimal) -> Decimal:
+    """Return seconds with at most three significant digits, if they are not whole."""
+    return seconds if not seconds % 1 else Decimal(f"{seconds:.3g}")
+
+
+def _bar(place: int, slots: int, slot: Slot, highest: int) -> Bar:
+    width = Decimal(WIDTH) / slots
+    admitted, refused = (Decimal(HEIGHT * count) / highest for count in (slot.admitted, slot.refused))
+    # Written by the "C" rules of SVG: no language's comma may come between the digits.
+    numbers = (place * width, width - 1, HEIGHT - admitted, admitted, HEIGHT - admitted - refused, refused)
+    return Bar(*(f"{value:.2f}" for value in numbers))
+
+
+def _rows(tried: Tried, words: Wording) -> list[TableRow]:
+    rows = []
+    number_of_slots = len(tried.slots)
+    per_row = max(number_of_slots // _ROWS, 1)
+    for first in range(0, number_of_slots, per_row):
+        sums = (sum(counts) for counts in zip(*tried.slots[first : first + per_row], strict=True))
+        rows.append(TableRow(words.span(_short(tried.length * first / number_of_slots)), *map(number, sums)))
+    return rows

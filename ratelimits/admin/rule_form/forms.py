@@ -1,0 +1,92 @@
+"""The form of a rule."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.admin.rule_form.affected import affected
+from ratelimits.admin.rule_form.reading import explanations
+from ratelimits.admin.rule_form.typed_forms import SuggestingInput, TypedRates
+from ratelimits.algorithms.limits import ALGORITHMS, fields_of
+from ratelimits.conf import conf
+from ratelimits.models import Rule
+from ratelimits.models.fields.rule_fields import PARAMETERS
+from ratelimits.unknown_names.urlconf import written_in_views
+
+#: The fields that say how a rule counts: the sentence and the chart depend on them.
+HOW = ("algorithm", *PARAMETERS, "max_wait")
+#: Those that most rules have.
+MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
+#: The fields that say whom a rule refuses.
+_WHOM = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
+#: The button of the second click, where everyone would be refused.
+EVERYONE_MEANT = "_everyone_meant"
+
+
+def _fields_by_algorithm() -> dict[str, list[str]]:
+    return {name: [*fields_of(name), *(["max_wait"] if kind.may_wait else [])] for name, kind in ALGORITHMS.items()}
+
+
+def _explained() -> Any:
+    labels = ((_(ALGORITHMS[name].label), text) for name, text in explanations().items())
+    rows = format_html_join("", "<dt>{}</dt><dd>{}</dd>", labels)
+    return format_html("<details><summary>{}</summary><dl>{}</dl></details>", _("What each algorithm does"), rows)
+
+
+def _scopes() -> list[str]:
+    return sorted({"*"} | written_in_views()[0])
+
+
+def _meters() -> list[str]:
+    return sorted(written_in_views()[1] | conf.UNITS.keys())
+
+
+class RuleForm(TypedRates):
+    """A form for a rule. The page's script shows only the fields of the chosen algorithm; `clean` clears the others."""
+
+    class Meta:
+        model = Rule
+        exclude: list[str] = []  # RuleAdmin.fieldsets names the fields.
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        algorithm = self.fields.get("algorithm")
+        if algorithm is not None:
+            algorithm.widget.attrs["data-ratelimits-fields"] = json.dumps(_fields_by_algorithm())
+            algorithm.widget.attrs["data-ratelimits-explanations"] = json.dumps(explanations())
+            algorithm.help_text = _explained()
+        for name, suggestions in (("scope", _scopes), ("meter", _meters)):
+            if name in self.fields:
+                attrs = self.fields[name].widget.attrs
+                self.fields[name].widget = SuggestingInput(suggestions, attrs)
+
+    def typed_rule(self) -> tuple[Rule | None, dict[str, list[str]]]:
+        """Return the rule that the values describe, and the errors in the fields that say how it counts.
+
+        The rule is None if there are such errors. Other fields, such as the name, may be wrong or missing.
+        """
+        names = {*HOW, "key_kind", "mode"}
+        errors = {name: [str(message) for message in said] for name, said in self.errors.items() if name in names}
+        return (None, errors) if errors else (self.instance, {})
+
+
+class SavedRuleForm(RuleForm):
+    """The form that saves a rule. It asks for a second click where every key would be refused."""
+
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors or EVERYONE_MEANT in self.data or self.instance.mode != Rule.Mode.ENFORCE:
+            return
+        saved = None if self.instance.pk is None else Rule.objects.filter(pk=self.instance.pk).first()
+        if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHOM):
+            return
+        whom = affected(self.instance, self.instance.to_algorithm())
+        if whom.everyone:
+            button = '{} <button type="submit" class="button" name="{}" value="1">{}</button>'
+            label = _("Save it, and refuse everyone")
+            self.add_error(None, ValidationError(format_html(button, whom.text, EVERYONE_MEANT, label)))

@@ -1,0 +1,43 @@
+"""Starting points for a new rule: links to its form with some fields filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+
+class StartingPoint(NamedTuple):
+    """A starting point: its text, and the values of the form's fields."""
+
+    text: str | Promise
+    values: Mapping[str, str]
+
+
+STARTING_POINTS: tuple[StartingPoint, ...] = (
+    StartingPoint(
+        _("5 per second, bursts to 10"),
+        {"name": "burst", "algorithm": "token_bucket", "capacity": "10", "rate": "5", "period": "1"},
+    ),
+    StartingPoint(
+        _("100,000 per month"),
+        {"name": "monthly", "algorithm": "calendar_window", "capacity": "100000", "calendar_unit": "month"},
+    ),
+    StartingPoint(_("4 at once"), {"name": "at-once", "algorithm": "concurrency", "capacity": "4"}),
+    StartingPoint(
+        _("1,000 tokens a minute"),
+        {"name": "tokens", "meter": "tokens", "algorithm": "sliding_window", "capacity": "1000", "period": "60"},
+    ),
+    StartingPoint(
+        _("block: nothing passes"),
+        {"name": "block", "algorithm": "fixed_window", "capacity": "0", "period": "60", "mode": "enforce"},
+    ),
+)
+
+
+def links() -> list[tuple[str, str | Promise]]:
+    """Return the query string and text of each starting point."""
+    return [("?" + urlencode(point.values), point.text) for point in STARTING_POINTS]

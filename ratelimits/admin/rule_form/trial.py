@@ -1,0 +1,34 @@
+"""What a typed rule would admit and whom it would meet, before it is saved."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from ratelimits.admin.rule_form.affected import affected
+from ratelimits.admin.rule_form.chart import chart
+from ratelimits.conf import conf
+from ratelimits.engine.server import current_server
+from ratelimits.models import Rule
+from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.simulate.trial import try_rule
+
+
+def trial_of(rule: Rule | None, errors: dict[str, list[str]]) -> dict[str, Any]:
+    """Return the values of the trial's template: charts and numbers of keys, or the errors in what was typed."""
+    if rule is None:
+        return {
+            "errors": [message for messages in errors.values() for message in messages] or [_("Nothing was typed.")]
+        }
+    algorithm = rule.to_algorithm()
+    context: dict[str, Any] = {"affected": affected(rule, algorithm)}
+    if algorithm.closed:
+        return context
+    unit = conf.UNITS.get(rule.meter, rule.meter)
+    try:
+        tried = try_rule(current_server().wire, algorithm, rule.max_wait, time.time_ns() // 1000)
+    except UNAVAILABLE:
+        return {**context, "away": True}
+    return {**context, "charts": [chart(one, unit) for one in tried]}

@@ -1,0 +1,98 @@
+"""Read lengths of time and rates as people type them: "1 day", "5 min", "10/5min", "100 per hour".
+
+This is the only parser of such texts. A text that could mean two things is refused with a sentence that says what to
+write instead.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+from ratelimits.algorithms.wording import gettext_noop
+
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800),
+}
+_PART = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"
+_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]{1,2})?", re.IGNORECASE)
+_RATE = re.compile(r"(?P<permits>.*?)\s*(?:/|\bper\b)\s*(?P<time>.*)", re.DOTALL)
+_WRONG_LENGTH = gettext_noop(
+    "“%(text)s” is not a length of time: write seconds, such as 60, or a number and s, min, h, day or week."
+)
+_WRONG_RATE = gettext_noop(
+    "“%(text)s” is not a rate: write a number, a slash and a length of time, such as 10/s, 100/min or 10/5min."
+)
+_NO_FIXED_LENGTH = gettext_noop(
+    "“%(text)s” is not a rate: months and years have no fixed length. Choose the algorithm calendar window, or write"
+    " days, such as 1000/30 days."
+)
+
+
+class Mistyped(ValueError):
+    """Raised for a text that cannot be read. `template % values` is the message; its template can be translated."""
+
+    def __init__(self, template: str, text: str) -> None:
+        self.template = template
+        self.values = {"text": text}
+        super().__init__(template % self.values)
+
+
+class TypedRate(NamedTuple):
+    """A rate as it was typed: so many permits in a period, which is in seconds."""
+
+    permits: Decimal
+    period: Decimal
+
+
+def seconds(text: str) -> Decimal:
+    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
+
+    Raises Mistyped for any other text. "1 m" is refused, since it may mean a minute or a month.
+    """
+    plain = text.strip().lower()
+    if _NUMBER.fullmatch(plain):
+        return Decimal(plain)
+    parts = re.findall(_PART, plain)
+    known = all(unit in _SECONDS for _count, unit in parts)
+    if not (parts and known and re.fullmatch(f"(?:{_PART})+", plain)):
+        raise Mistyped(_WRONG_LENGTH, text)
+    return sum((Decimal(count) * _SECONDS[unit] for count, unit in parts), Decimal(0))
+
+
+def is_rate(text: str) -> bool:
+    """Return whether a text is meant as a rate: a slash or the word "per" is in it."""
+    return _RATE.fullmatch(text.strip().lower()) is not None
+
+
+def rate(text: str) -> TypedRate:
+    """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
+
+    Raises Mistyped for any other text: for one without a time or a unit ("10", "10/60"), and for "10/m", since it may
+    mean a minute or a month.
+    """
+    found = _RATE.fullmatch(text.strip().lower())
+    if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
+        raise Mistyped(_WRONG_RATE, text)
+    time = found["time"]
+    if re.fullmatch(r"[0-9. ]*(months?|years?)", time):
+        raise Mistyped(_NO_FIXED_LENGTH, text)
+    try:
+        period = seconds(f"1 {time}" if time in _SECONDS else time)
+    except Mistyped as error:
+        raise Mistyped(_WRONG_RATE, text) from error
+    return TypedRate(Decimal(found["permits"]), period)
+
+
+def length_and_unit(length: Decimal) -> tuple[str, str]:
+    """Return a length in seconds as a number and one of the units "s", "min", "h", "day" and "week", to be typed."""
+    for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
+        # As in sentences, only a single week is called a week.
+        if length > 0 and not length % size and (unit != "week" or length == size):
+            return f"{length // size:f}", unit
+    return f"{length.normalize():f}", "s"

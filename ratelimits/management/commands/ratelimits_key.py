@@ -1,0 +1,180 @@
+"""See and change what one key, address or network may do, from a shell."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+
+from ratelimits import rules
+from ratelimits.conf import conf
+from ratelimits.models import Access
+from ratelimits.models.access.targets import canonical
+from ratelimits.models.fields.durations import seconds
+from ratelimits.models.history import MAX_REASON
+from ratelimits.quota.operating import NotOperatedError, identity_of, limits_of, reset
+from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.rules.grants import grant
+
+#: Exit status if Redis or the database could not be asked. 1: nothing was done, and why; 2: the command was mistyped.
+AWAY = 3
+
+
+class Command(BaseCommand):
+    help = (
+        "Shows where a key's limits stand, resets one, grants more until a time, and blocks or allows a key, address or"
+        " network. The exit status is 1 if nothing was done, 2 for a mistyped command, 3 if Redis or the database does"
+        " not answer."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        commands = parser.add_subparsers(dest="command", required=True)
+        for name, text in (
+            ("show", "show a key's limits, and what blocks or allows it"),
+            ("reset", "delete what a key has used under a rule, as if never used; usage stays counted"),
+            ("grant", "give a key more capacity under a rule until a time"),
+        ):
+            command = commands.add_parser(name, help=text)
+            command.add_argument("key", help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9")
+            command.add_argument("--account", default="", help="the account of a user or API key; - if it has none")
+            if name != "show":
+                command.add_argument("rule", help="name of the rule")
+                _explained(command)
+            if name == "grant":
+                command.add_argument("extra", type=int, help="permits to add to the capacity")
+                command.add_argument("--until", required=True, type=_moment, help=_WHEN)
+        for name, text in (("block", "refuse every request"), ("allow", "exempt from all rules, unbilled")):
+            command = commands.add_parser(name, help=text)
+            command.add_argument("target", help="a key, an address or a network such as 203.0.113.0/24")
+            command.add_argument("--until", type=_moment, help=f"{_WHEN}; default: no end")
+            command.add_argument("--from", dest="begins", type=_moment, help=f"{_WHEN}; default: now")
+            _explained(command)
+            if name == "block":
+                command.add_argument("--status", type=int, default=403, choices=Access.Status.values)
+                command.add_argument("--message", default="", help="the reason for the client")
+        command = commands.add_parser("unblock", help="end the block or allow that is in force")
+        command.add_argument("target", help="the key, address or network, as it was blocked")
+        _explained(command)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            getattr(self, f"_{options['command']}")(options)
+        except ValidationError as error:
+            raise CommandError("\n".join(_lines(error))) from error
+        except NotOperatedError as error:
+            raise CommandError(str(error)) from error
+        except (*UNAVAILABLE, DatabaseError) as error:
+            raise CommandError(f"Nothing was done: {error}", returncode=AWAY) from error
+
+    def _show(self, options: dict[str, Any]) -> None:
+        identity = identity_of(options["key"], options["account"])
+        if identity.account is not None:
+            self.stdout.write(f"account: {identity.owner}")
+        row = rules.reload().access(identity)
+        if row is not None:
+            access = Access.objects.using(conf.DATABASE).get(pk=row.pk)
+            self.stdout.write(f"{access}, {_until(access)}: {access.reason}")
+        for rule, key, standing in limits_of(identity):
+            plan = f", plan {rule.plan}" if rule.plan else ""
+            self.stdout.write(
+                f"{rule.name} ({rule.mode.name.lower()}{plan}), counted for {key}:"
+                f" {standing.remaining} of {rule.algorithm.quota[0]} {rule.meter} left,"
+                f" as if never used in {standing.reset_after:.0f} s"
+            )
+
+    def _reset(self, options: dict[str, Any]) -> None:
+        who = _by(options)
+        row = reset(options["key"], options["rule"], options["reason"], account=options["account"], by=who)
+        self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
+
+    def _grant(self, options: dict[str, Any]) -> None:
+        key, rule, extra, until = (options[name] for name in ("key", "rule", "extra", "until"))
+        owner = options["account"] or identity_of(key).owner
+        for override in grant(key, rule, extra, until, options["reason"], account=owner, by=_by(options)):
+            self.stdout.write(f"{override}: capacity {override.capacity}, {_until(override)}")
+
+    def _block(self, options: dict[str, Any]) -> None:
+        who = _by(options)
+        row: Any = Access(
+            effect=options["command"],
+            target=options["target"],
+            reason=options["reason"],
+            valid_from=options["begins"],
+            valid_until=options["until"],
+            status=options.get("status", 403),
+            message=options.get("message", ""),
+        )
+        row.full_clean()
+        row._history_user, row._change_reason = who, options["reason"][:MAX_REASON]
+        row.save(using=conf.DATABASE)
+        self.stdout.write(f"{row}, {_until(row)}")
+
+    _allow = _block
+
+    def _unblock(self, options: dict[str, Any]) -> None:
+        who, target, now = _by(options), canonical(options["target"]), timezone.now()
+        rows: list[Any] = [
+            row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
+        ]
+        if not rows:
+            raise NotOperatedError(f"No block or allow of {target} is in force.")
+        for row in rows:
+            row._history_user = who
+            row.end(options["reason"])
+            self.stdout.write(f"{row}: ended.")
+
+
+_WHEN = "a moment such as 2026-11-30T18:00+01:00 or 2026-11-30, or a length of time from now such as 2h"
+
+
+def _explained(command: CommandParser) -> None:
+    command.add_argument("--reason", required=True, help="for your colleagues, and the history")
+    command.add_argument("--by", help="the user name of the person who decided it, for the history")
+
+
+def _moment(text: str) -> datetime:
+    """Return the moment that a text names. Raise ValueError, so that argparse says what is wrong."""
+    moment = parse_datetime(text)
+    if moment is None and (day := parse_date(text)) is not None:
+        moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (made aware below)
+    if moment is not None:
+        return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    try:
+        return timezone.now() + timedelta(seconds=float(seconds(text)))
+    except (ValidationError, OverflowError) as error:
+        raise ValueError from error
+
+
+_moment.__name__ = "moment"  # argparse names it in its message
+
+
+def _until(row: Any) -> str:
+    begins = f"from {row.valid_from:%Y-%m-%d %H:%M:%S %Z} " if row.valid_from else ""
+    return f"{begins}until {row.valid_until:%Y-%m-%d %H:%M:%S %Z}" if row.valid_until else f"{begins}without an end"
+
+
+def _by(options: dict[str, Any]) -> Any:
+    name = options["by"]
+    if name is None:
+        return None
+    users: Any = get_user_model()
+    user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
+    if user is None:
+        raise NotOperatedError(f"There is no user “{name}”: write the user name of whoever decided it.")
+    return user
+
+
+def _lines(error: ValidationError) -> list[str]:
+    if not hasattr(error, "error_dict"):
+        return list(error.messages)
+    return [
+        message if field == NON_FIELD_ERRORS else f"{field}: {message}"
+        for field, messages in error.message_dict.items()
+        for message in messages
+    ]

@@ -1,0 +1,49 @@
+"""The record of resets: who deleted what a key had used under a rule, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models import users
+from ratelimits.models.keys import validate_key
+
+
+class KeyReset(models.Model):
+    """A reset of a key under a rule: its counter began again as if never used. Usage stayed counted."""
+
+    key = models.CharField(
+        _("key"),
+        max_length=160,
+        validators=[validate_key],
+        help_text=_("Such as user:42, api_key:9f3c, account:7 or ip:203.0.113.9."),
+    )
+    account = models.CharField(
+        _("account"),
+        max_length=255,
+        blank=True,
+        help_text=_("The account of a user or API key; - if it has none. Empty: the one in the key's latest usage."),
+    )
+    rule = models.SlugField(_("rule"), max_length=40, help_text=_("Name of the rule."))
+    reason = models.CharField(_("reason"), max_length=200)
+    by: Any = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        users.set_null,
+        null=True,
+        related_name="+",
+        db_constraint=False,
+        verbose_name=_("by"),
+    )
+    at = models.DateTimeField(_("at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("reset")
+        verbose_name_plural = _("resets")
+        ordering = ["-pk"]
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.rule}"

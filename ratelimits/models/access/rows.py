@@ -1,0 +1,152 @@
+"""The table of blocks and allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.access.targets import canonical, validate_target
+from ratelimits.models.fields.validity import ENDS_BEFORE_IT_STARTS, overlapping, validate_period
+from ratelimits.models.history import MAX_REASON, History
+from ratelimits.models.versions import Edit, Tombstone, Versioned
+
+
+class Access(Versioned):
+    """A block or an allow: it refuses or exempts a key or a network for a time, whatever the rules say."""
+
+    class Effect(models.TextChoices):
+        """What happens to a request of the target."""
+
+        BLOCK = "block", _("block")
+        ALLOW = "allow", _("allow")
+
+    class Status(models.IntegerChoices):
+        """The HTTP status of a request that a block refuses."""
+
+        FORBIDDEN = 403, _("403 Forbidden")
+        TOO_MANY = 429, _("429 Too Many Requests")
+
+    effect = models.CharField(
+        _("effect"),
+        max_length=5,
+        choices=Effect.choices,
+        default=Effect.BLOCK,
+        help_text=_(
+            "A block refuses every request. An allow exempts from all rules: its requests are not limited, not counted"
+            " as usage and not billed."
+        ),
+    )
+    target = models.CharField(
+        _("key or network"),
+        max_length=160,
+        validators=[validate_target],
+        help_text=_(
+            "Such as api_key:9f3c, user:42, account:7 for all keys of an account, 203.0.113.9 for an address, or a"
+            " network such as 203.0.113.0/24 or 2001:db8::/32."
+        ),
+    )
+    status = models.PositiveSmallIntegerField(
+        _("status"), choices=Status.choices, default=Status.FORBIDDEN, help_text=_("What a blocked client receives.")
+    )
+    message = models.CharField(
+        _("reason for the client"),
+        max_length=200,
+        blank=True,
+        help_text=_("Blocked clients read it in the response. Leave it empty to tell them nothing."),
+    )
+    valid_from = models.DateTimeField(
+        _("valid from"), null=True, blank=True, help_text=_("Leave it empty to begin at once.")
+    )
+    valid_until = models.DateTimeField(
+        _("valid until"), null=True, blank=True, help_text=_("Leave it empty if it has no end.")
+    )
+    reason = models.CharField(_("reason"), max_length=200, help_text=_("For your colleagues. Clients never see it."))
+
+    history = History()
+
+    subject_fields = ("target",)
+    derived_fields = ("target",)
+
+    class Meta:
+        verbose_name = _("block or allow")
+        verbose_name_plural = _("blocks and allows")
+        ordering = ["-pk"]
+        default_permissions = ("view",)
+        permissions = [("operate", _("Can block, allow, reset and grant"))]
+        indexes = [models.Index(fields=["target"], name="ratelimits_access_of")]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(valid_from=None) | Q(valid_until=None) | Q(valid_until__gt=models.F("valid_from")),
+                name="ratelimits_access_period",
+                violation_error_message=ENDS_BEFORE_IT_STARTS,
+            ),
+            # clean() compares any two rows; rows written without it are refused here if both are without an end.
+            models.UniqueConstraint(
+                fields=["target"],
+                condition=Q(valid_until=None),
+                name="ratelimits_access_open_ended",
+                violation_error_message=_(
+                    "There is a block or an allow of this key or network without an end: end that one first."
+                ),
+            ),
+            models.CheckConstraint(
+                condition=Q(effect__in=["block", "allow"]),
+                name="ratelimits_access_effect",
+                violation_error_message=_("Choose block or allow."),
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=[403, 429]),
+                name="ratelimits_access_status",
+                violation_error_message=_("Choose the status 403 or 429."),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.get_effect_display()} {self.target}"
+
+    def in_force(self, at: datetime) -> bool:
+        """Return whether the row is in force at a moment."""
+        begun = self.valid_from is None or self.valid_from <= at
+        return begun and (self.valid_until is None or at < self.valid_until)
+
+    def end(self, reason: str) -> None:
+        """End the row now, and record the reason in its history. One that has not begun yet is deleted."""
+        now = timezone.now()
+        self._change_reason = reason[:MAX_REASON]
+        if self.valid_from is not None and self.valid_from >= now:
+            self.delete()
+            return
+        self.valid_until = now
+        self.save()
+
+    @classmethod
+    def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        target = values.get("target")
+        if isinstance(target, str):
+            # A text that is no target stays as it is: `clean` and `check` say what is wrong with it.
+            with suppress(ValidationError):
+                return {"target": canonical(target)}
+        return {}
+
+    def tombstone(self, edit: Edit) -> Tombstone:
+        tombstone = super().tombstone(edit)
+        tombstone.key = self.target
+        return tombstone
+
+    def clean(self) -> None:
+        """Raise ValidationError if the row ends before it starts, or overlaps with another one of its target."""
+        validate_period(self.valid_from, self.valid_until)
+        with suppress(ValidationError):  # The field's own validation says so.
+            self.target = canonical(self.target)
+        other = overlapping(self, Access.objects.filter(target=self.target))
+        if other is not None:
+            message = _("%(other)s is in force at that time (number %(pk)s): change or end that one first.")
+            raise ValidationError({"target": message % {"other": other, "pk": other.pk}})

@@ -1,0 +1,79 @@
+"""Targets of blocks and allows: a key such as "user:42", or a network such as "ip:203.0.113.0/24"."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.keys import UNKNOWN_ADDRESS, validate_key
+
+#: IPv6 addresses are counted by their /64, so no narrower network can be told apart.
+NARROWEST_V6 = 64
+#: In this network of IPv6 are the addresses of IPv4, which are counted as such.
+_MAPPED = IPv6Network("::ffff:0:0/96")
+
+
+def canonical(text: str) -> str:
+    """Return a target in the form in which it is stored. An address or network may be typed without "ip:".
+
+    Raise ValidationError if it is neither a key nor a network.
+    """
+    text = text.strip()
+    kind, _colon, name = text.partition(":")
+    if kind != "ip" or not name:
+        try:
+            return _of_network(text)
+        except ValueError:
+            validate_key(text)
+            return text
+    if text == UNKNOWN_ADDRESS:
+        return text
+    try:
+        return _of_network(name)
+    except ValueError as error:
+        raise ValidationError(
+            _("%(name)s is not an address or network: write one such as 203.0.113.9, 203.0.113.0/24 or 2001:db8::/32."),
+            code="target",
+            params={"name": name},
+        ) from error
+
+
+def validate_target(text: str) -> None:
+    """Raise ValidationError unless the text is a key, an address or a network."""
+    canonical(text)
+
+
+def addresses(target: str) -> int | None:
+    """Return how many addresses a network has, in IPv6 how many /64; None for a key of another kind."""
+    if not target.startswith("ip:") or target == UNKNOWN_ADDRESS:
+        return None
+    network = ip_network(target[3:])
+    return int(network.num_addresses) if network.version == 4 else 1 << (NARROWEST_V6 - network.prefixlen)
+
+
+def _of_network(name: str) -> str:
+    """Return the target of an address or network. Raise ValueError if the text is neither."""
+    network = ip_network(name, strict=False)
+    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+        network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
+        name = str(network)
+    if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:
+        raise ValidationError(
+            _("IPv6 addresses are known by their /64, which one subscriber has: write ip:%(wanted)s."),
+            code="target",
+            params={"wanted": network.supernet(new_prefix=NARROWEST_V6)},
+        )
+    if "/" in name and str(ip_network(name, strict=False).network_address) != _address(name):
+        raise ValidationError(
+            _("%(name)s is an address and a network at once: write %(network)s for the network."),
+            code="target",
+            params={"name": name, "network": network},
+        )
+    single = isinstance(network, IPv4Network) and network.prefixlen == 32
+    return f"ip:{network.network_address if single else network}"
+
+
+def _address(name: str) -> str:
+    return str(ip_network(name.partition("/")[0]).network_address)

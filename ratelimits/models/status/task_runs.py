@@ -1,0 +1,29 @@
+"""When a task last succeeded and last failed, one row for each task."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class TaskRun(models.Model):
+    """The last success and the last failure of one task, by whichever process ran it."""
+
+    class Task(models.TextChoices):
+        """The tasks that bring usage to the ledger and to reports."""
+
+        SEAL = "seal", _("seal")
+        DRAIN = "drain", _("drain")
+        FINALISE = "finalise", _("finalise")
+
+    task = models.CharField(_("task"), max_length=20, primary_key=True, choices=Task.choices)
+    succeeded_at = models.DateTimeField(_("last success"), null=True, blank=True)
+    failed_at = models.DateTimeField(_("last failure"), null=True, blank=True)
+    error = models.CharField(_("last error"), max_length=300, blank=True)
+
+    class Meta:
+        verbose_name = _("run of a task")
+        verbose_name_plural = _("runs of tasks")
+
+    def __str__(self) -> str:
+        return str(self.get_task_display())

@@ -1,0 +1,60 @@
+"""Totals of the ledger's lines by span of time: by rule for charts, and by key for lists of who uses most.
+
+They are added up when batches are tallied, and can be made again from the lines. A day is a day in UTC. Rows of spans
+that are no longer shown are deleted.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.ledger import moment
+
+#: Lengths of spans in seconds.
+QUARTER, HOUR, DAY = 900, 3_600, 86_400
+#: The counters that are added up, as the lines have them.
+SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
+
+
+class SpanTotal(models.Model):
+    """Base of the totals of one span: its length and start, in seconds since 1970 UTC, and the sums."""
+
+    span = models.PositiveIntegerField(_("length (s)"))
+    start = models.BigIntegerField(_("start (s)"))
+    rule = models.BigIntegerField(_("rule"), help_text=_("The rule that bills or refused; 0 if none."))
+    meter = models.CharField(_("meter"), max_length=255)
+    admitted_requests = models.BigIntegerField(_("admitted requests"))
+    denied_requests = models.BigIntegerField(_("denied requests"))
+    shadow_requests = models.BigIntegerField(_("shadow-refused requests"))
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.meter} {moment(self.start * 1_000_000):%Y-%m-%d %H:%M}"
+
+
+class RuleTotal(SpanTotal):
+    """Totals of one rule and meter in a quarter of an hour or in a day."""
+
+    class Meta:
+        verbose_name = _("total of a rule")
+        verbose_name_plural = _("totals of rules")
+        constraints = [models.UniqueConstraint(fields=["span", "start", "rule", "meter"], name="ratelimits_rule_total")]
+
+
+class KeyTotal(SpanTotal):
+    """Totals of one key, rule and meter in an hour or in a day."""
+
+    account = models.CharField(_("account"), max_length=255, blank=True)
+    key = models.CharField(_("key"), max_length=255)
+
+    class Meta:
+        verbose_name = _("total of a key")
+        verbose_name_plural = _("totals of keys")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["span", "start", "account", "key", "rule", "meter"], name="ratelimits_key_total"
+            )
+        ]

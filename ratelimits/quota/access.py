@@ -1,0 +1,126 @@
+"""Refuse and exempt requests by blocks and allows, before any rule and without a call, and count these requests.
+
+What a block refuses is sent to the server once a second, to be counted as denied under no rule. The reply names the
+version of the configuration in force, by which a process that only refuses or exempts learns of an edit. Beside that
+the totals of processes count what each block refused and each allow exempted, by its key or network.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+
+from ratelimits.algorithms.parsing import MICROSECONDS
+from ratelimits.engine.call import Meter, Usage
+from ratelimits.engine.counting import Counted
+from ratelimits.identity import Identity
+from ratelimits.quota import process_totals
+from ratelimits.quota.prepared import ANONYMOUS
+from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
+from ratelimits.rules.keyed import NEVER
+
+#: With so many requests that are not added up yet, a request adds them up.
+_MAX_DECIDED = 10_000
+#: The status with which a client learns when a block ends.
+TOO_MANY = 429
+#: Stands for requests that are not sent to be counted.
+_NOTHING: tuple[None, None, tuple[()]] = None, None, ()
+
+
+Costs = tuple[tuple[str, int], ...]
+#: What requests have in common that are counted together: the row's target, whether it blocks, the request's account,
+#: the key that its usage is counted under if it has an account, and its costs by meter.
+_Subject = tuple[str, bool, str | None, str | None, Costs]
+
+_lock = threading.Lock()
+_decided: deque[_Subject] = deque()
+_unsent: Counter[_Subject] = Counter()
+_untotalled: Counter[_Subject] = Counter()
+#: The last snapshot by which a request was decided. It knows the billing periods of accounts.
+_snapshot: Snapshot | None = None
+
+
+def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) -> bool:
+    """Count a request that a row has refused or exempted. Return whether it is the first since they were added up."""
+    global _snapshot
+    account = identity.account
+    # Appending needs no lock.
+    _decided.append((row.target, row.blocks, account, identity.api_key or identity.user, costs))
+    _snapshot = snapshot
+    waiting = len(_decided)
+    if waiting >= _MAX_DECIDED:
+        _add_up()
+    return waiting == 1
+
+
+def seconds_left(row: AccessRow) -> float | None:
+    """Return in how many seconds a block with the status 429 ends; None if it has no end.
+
+    A client that is forbidden something (403) is told nothing.
+    """
+    if row.valid_until == NEVER:
+        return None
+    return max(row.valid_until / MICROSECONDS - time.time(), 1 / MICROSECONDS)
+
+
+def _add_up() -> None:
+    with _lock:
+        counted = Counter(_decided.popleft() for _ in range(len(_decided)))
+        _unsent.update(counted)
+        _untotalled.update(counted)
+
+
+def take() -> list[Counted]:
+    """Return the refusals since the last call, to be counted as denied.
+
+    If there were only exempted requests, return one item that counts nothing: its reply tells the version in force.
+    """
+    _add_up()
+    with _lock:
+        unsent = dict(_unsent)
+        _unsent.clear()
+    refused: Counter[tuple[str | None, str | None, Costs]] = Counter()
+    for (_target, blocked, account, key, costs), requests in unsent.items():
+        refused[(account, key if account else None, costs) if blocked else _NOTHING] += requests
+    if len(refused) > 1:
+        refused.pop(_NOTHING, None)
+    return [
+        Counted(_usage(account, key or ANONYMOUS, costs), tuple(cost for _meter, cost in costs), 0, 0, requests)
+        for (account, key, costs), requests in refused.items()
+    ]
+
+
+def _usage(account: str | None, key: str, costs: Costs) -> Usage:
+    assert _snapshot is not None
+    try:
+        timezone, anchor, kept, periods = _snapshot.billing(account)
+    except (RulesUnavailable, RuntimeError):
+        # The account was not read yet, and the database or this process is about to go. Nothing denied is billed.
+        timezone, anchor, kept, periods = _snapshot.billing(None)
+    owner = account[len("account:") :] if account else ""
+    return Usage(owner, key, tuple(Meter(name) for name, _cost in costs), periods, timezone, anchor, kept)
+
+
+def _add_totals() -> None:
+    _add_up()
+    with _lock:
+        untotalled = dict(_untotalled)
+        _untotalled.clear()
+    for (target, blocked, account, _key, costs), requests in untotalled.items():
+        owner = account[len("account:") :] if account else ""
+        process_totals.add("blocked" if blocked else "exempt", owner, target, dict(costs), requests)
+
+
+def clear() -> None:
+    """Forget all counts: they belong to the parent of a forked process."""
+    global _lock
+    _lock = threading.Lock()
+    _decided.clear()
+    _unsent.clear()
+    _untotalled.clear()
+
+
+process_totals.before_totals(_add_totals)
+os.register_at_fork(after_in_child=clear)

@@ -1,0 +1,284 @@
+"""The facts of the status page: each with a word, a level, and a sentence that says what to do if it is not green."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from django.db.models import Count, Max, Min, Q, QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ratelimits.conf import conf
+from ratelimits.models import (
+    AlertDelivery,
+    ConfigVersion,
+    DurabilityGap,
+    PushDelivery,
+    PushReceiver,
+    QuarantinedBatch,
+    Rule,
+    ShardState,
+    TaskRun,
+)
+from ratelimits.models.ledger import when
+from ratelimits.status.redis_state import RedisState, read_redis
+
+#: After this many intervals without success a task is late, and after that many it is taken for dead. Short intervals
+#: count as this many seconds, since a task may well take that long.
+_LATE, _DEAD, _SHORTEST = 3, 10, 20
+#: Shares of the maximum memory that are much, and too much.
+_MUCH, _TOO_MUCH = 0.8, 0.95
+#: Number of sealed batches of each shard that may wait for the next drain.
+_WAITING = 10
+#: Days after which a gap or a failure is old, the hours within which it is news, and the most that are counted.
+_OLD, _NEWS, _MOST = timedelta(days=30), timedelta(hours=24), 1_000
+
+
+class Level(StrEnum):
+    """How a fact is. `UNKNOWN` is for what only a server knows that does not answer."""
+
+    GREEN = "green"
+    AMBER = "amber"
+    RED = "red"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact. `model` and `query` name the list of the admin where it can be looked into; "" for none."""
+
+    name: str
+    title: str
+    level: Level
+    word: str
+    detail: str = ""
+    model: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+def facts() -> list[Fact]:
+    """Return all facts, after one look at Redis and a fixed number of queries."""
+    using, redis, now = conf.DATABASE, read_redis(), time.time()
+    policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
+    rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
+    metered = any(billing for _policy, _count, billing in rows)
+    return [
+        *_of_redis(redis, metered),
+        _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
+        _configuration(using, redis),
+        _watermark(using, metered, now),
+        *_batches(using, redis),
+        _gaps(using),
+        *_deliveries(using),
+        *_tasks(using, metered),
+    ]
+
+
+def worst(found: list[Fact]) -> Level:
+    """Return the worst level of these facts."""
+    order = [Level.RED, Level.AMBER, Level.UNKNOWN]
+    return next((level for level in order if any(fact.level is level for fact in found)), Level.GREEN)
+
+
+def _of_redis(redis: RedisState, metered: bool) -> Iterator[Fact]:
+    if redis.answers:
+        word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
+        yield Fact("redis", _("Redis"), Level.GREEN, word)
+    else:
+        count = {"silent": redis.silent, "all": redis.silent + len(redis.servers)}
+        one = count["all"] == 1
+        word = _("does not answer") if one else _("%(silent)s of %(all)s servers do not answer") % count
+        yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
+    yield _memory(redis)
+    yield _eviction(redis, metered)
+    yield _aof(redis, metered)
+
+
+def _unknown(name: str, title: str) -> Fact:
+    return Fact(name, title, Level.UNKNOWN, _("unknown"), _("Redis does not answer."))
+
+
+def _memory(redis: RedisState) -> Fact:
+    title = _("Memory")
+    if not redis.servers:
+        return _unknown("memory", title)
+    fullest = max(redis.servers, key=lambda server: (server.memory / (server.max_memory or 2**63), server.memory))
+    used = f"{fullest.memory / 2**20:,.1f} MiB"
+    if not fullest.max_memory:
+        return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
+    share = fullest.memory / fullest.max_memory
+    level = Level.GREEN if share < _MUCH else Level.AMBER if share < _TOO_MUCH else Level.RED
+    most = f"{fullest.max_memory / 2**20:,.1f} MiB"
+    word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": most, "percent": f"{share * 100:.0f}"}
+    hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
+    return Fact("memory", title, level, word, hint)
+
+
+def _eviction(redis: RedisState, metered: bool) -> Fact:
+    title = _("Eviction policy")
+    if not redis.servers:
+        return _unknown("eviction", title)
+    policies = sorted({server.policy for server in redis.servers})
+    if policies == ["noeviction"]:
+        return Fact("eviction", title, Level.GREEN, policies[0])
+    hint = _("The server may drop limits, and usage that is not drained: set maxmemory-policy noeviction.")
+    return Fact("eviction", title, Level.RED if metered else Level.AMBER, ", ".join(policies), hint)
+
+
+def _aof(redis: RedisState, metered: bool) -> Fact:
+    title = _("Append-only file")
+    if not redis.servers:
+        return _unknown("aof", title)
+    if not all(server.aof_written for server in redis.servers):
+        hint = _("The server could not write it: look at its disk. No usage reaches the ledger meanwhile.")
+        return Fact("aof", title, Level.RED, _("not written"), hint)
+    if all(server.aof for server in redis.servers):
+        return Fact("aof", title, Level.GREEN, _("on"))
+    level = Level.RED if metered and conf.FENCE != "none" else Level.AMBER
+    return Fact("aof", title, level, _("off"), _("Set `appendonly yes` on the server, or it forgets usage."))
+
+
+def _failure_policy(redis: RedisState, rules: Mapping[str, int]) -> Fact:
+    title, default = _("Failure policy"), conf.FAILURE_POLICY
+    own = ", ".join(f"{policy}: {count}" for policy, count in sorted(rules.items()) if policy)
+    detail = _("Rules with a policy of their own: %(own)s.") % {"own": own} if own else ""
+    if redis.answers:
+        return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
+    return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")
+
+
+def _configuration(using: str, redis: RedisState) -> Fact:
+    title, in_database = _("Configuration"), ConfigVersion.read(using)[0]
+    version = _("version %(version)s") % {"version": in_database}
+    in_redis = max((server.version for server in redis.servers), default=0)
+    if not redis.servers:
+        hint = _("Redis does not answer, so it is not known which version is in force.")
+        return Fact("configuration", title, Level.UNKNOWN, version, hint)
+    # A server without a version takes it over with the first decision.
+    if not in_redis or in_redis == in_database:
+        return Fact("configuration", title, Level.GREEN, version)
+    word = _("%(database)s in the database, %(redis)s in Redis") % {"database": in_database, "redis": in_redis}
+    if in_redis < in_database:
+        hint = _("The newest edit was not published: processes read it within %(seconds)s s.")
+        return Fact("configuration", title, Level.AMBER, word, hint % {"seconds": f"{conf.RELOAD_INTERVAL:g}"})
+    hint = _("If the database was restored to an older state, run ratelimits_reload.")
+    return Fact("configuration", title, Level.RED, word, hint)
+
+
+def _watermark(using: str, metered: bool, now: float) -> Fact:
+    title, shards = _("Ledger complete until"), conf.SHARDS
+    rows = ShardState.objects.using(using).filter(shard__lt=shards)
+    found = rows.aggregate(Count("pk"), Min("watermark"), Max("ahead"))
+    oldest = (found["watermark__min"] or 0) if found["pk__count"] >= shards else 0
+    if found["ahead__max"]:
+        word = _("clock ahead by %(seconds)s s") % {"seconds": f"{found['ahead__max'] // 1_000_000:,}"}
+        hint = _("Correct the clock of the Redis server or of the worker: no billing period is closed meanwhile.")
+        return Fact("watermark", title, Level.RED, word, hint, "shardstate")
+    if not oldest:
+        level = Level.AMBER if metered else Level.UNKNOWN
+        return Fact("watermark", title, level, _("never"), _worker_hint(), "shardstate")
+    age = now - oldest / 1_000_000
+    level = _level_of_age(age, conf.SEAL_INTERVAL)
+    detail = when(oldest) if level is Level.GREEN else f"{when(oldest)}. {_worker_hint()}"
+    return Fact("watermark", title, level, ago(age), detail, "shardstate")
+
+
+def _worker_hint() -> str:
+    return _("Is a worker running that seals and drains, and is anything in quarantine?")
+
+
+def _level_of_age(age: float, interval: float) -> Level:
+    interval = max(interval, _SHORTEST)
+    return Level.GREEN if age <= _LATE * interval else Level.AMBER if age <= _DEAD * interval else Level.RED
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, with the unit that fits."""
+    for unit, text in ((86_400, _("%(n)s d ago")), (3_600, _("%(n)s h ago")), (60, _("%(n)s min ago"))):
+        if seconds >= 2 * unit:
+            return text % {"n": f"{seconds // unit:,.0f}"}
+    return _("%(n)s s ago") % {"n": f"{max(seconds, 0):.0f}"}
+
+
+def _batches(using: str, redis: RedisState) -> Iterator[Fact]:
+    if redis.servers:
+        opened, sealed = (sum(getattr(server, name) for server in redis.servers) for name in ("open", "sealed"))
+        yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
+        many = sealed > _WAITING * conf.SHARDS
+        hint = _("They wait for the drain: is a worker running?") if many else ""
+        level = Level.AMBER if many else Level.GREEN
+        yield Fact("sealed", _("Sealed batches"), level, f"{sealed:,}", hint, "batch")
+    else:
+        yield _unknown("open", _("Open batches"))
+        yield _unknown("sealed", _("Sealed batches"))
+    kept = _count(QuarantinedBatch.objects.using(using).filter(resolved_at=None))
+    hint = _("No period of their shards is closed until a person accepts or discards them.") if kept else ""
+    level = Level.RED if kept else Level.GREEN
+    only = {"resolved_at__isempty": "1"}
+    yield Fact("quarantine", _("Quarantined batches"), level, _counted(kept), hint, "quarantinedbatch", only)
+
+
+def _count(rows: QuerySet[AlertDelivery] | QuerySet[PushDelivery] | QuerySet[QuarantinedBatch]) -> int:
+    """Count rows, but no more than needed to say that there are many."""
+    return rows.order_by()[: _MOST + 1].count()
+
+
+def _counted(count: int) -> str:
+    return f"{count:,}" if count <= _MOST else _("more than %(n)s") % {"n": f"{_MOST:,}"}
+
+
+def _gaps(using: str) -> Fact:
+    now = timezone.now()
+    # The newest rows alone: an outage can declare a gap for each account and quarter of an hour.
+    newest = DurabilityGap.objects.using(using).order_by("-pk")
+    rows = list(newest.values_list("declared_at", "recovered_at")[: _MOST + 1])
+    open_gaps = [declared for declared, recovered in rows if recovered is None and declared > now - _OLD]
+    recent = sum(declared > now - _NEWS for declared in open_gaps)
+    word = _("%(count)s in 30 days") % {"count": _counted(len(open_gaps))}
+    hint = _("%(count)s in 24 hours: usage may be missing, and reports say so.") % {"count": recent} if recent else ""
+    level = Level.AMBER if recent else Level.GREEN
+    return Fact("gaps", _("Unrecovered gaps"), level, word, hint, "durabilitygap")
+
+
+def _deliveries(using: str) -> Iterator[Fact]:
+    failed = AlertDelivery.State.FAILED
+    given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=timezone.now() - _OLD))
+    hint = _("These alerts of the last 30 days reached nobody: an action of the list retries them.") if given_up else ""
+    level, query = Level.AMBER if given_up else Level.GREEN, {"state__exact": str(failed)}
+    yield Fact("alerts", _("Failed alerts"), level, _counted(given_up), hint, "alertdelivery", query)
+    states = PushDelivery.State
+    undecided = (states.REFUSED, states.UNSURE, states.EXPIRED)
+    # Named one by one, so that the index of receiver and state serves.
+    receivers = PushReceiver.objects.using(using).values("pk")
+    stuck = _count(PushDelivery.objects.using(using).filter(receiver__in=receivers, state__in=undecided))
+    hint = _("A person has to settle them: ratelimits_push --settle.") if stuck else ""
+    level = Level.AMBER if stuck else Level.GREEN
+    yield Fact("push", _("Failed push deliveries"), level, _counted(stuck), hint, "pushdelivery")
+
+
+def _tasks(using: str, metered: bool) -> Iterator[Fact]:
+    runs, now = TaskRun.objects.using(using).in_bulk(), timezone.now()
+    for task, title, interval in (
+        (TaskRun.Task.SEAL, _("Last seal"), conf.SEAL_INTERVAL),
+        (TaskRun.Task.DRAIN, _("Last drain"), conf.DRAIN_INTERVAL),
+        (TaskRun.Task.FINALISE, _("Last finalisation"), conf.FINALISE_INTERVAL),
+    ):
+        run = runs.get(task)
+        yield _task(task, title, interval, run or TaskRun(task=task), now, metered)
+
+
+def _task(name: str, title: str, interval: float, run: TaskRun, now: datetime, metered: bool) -> Fact:
+    hint = _("Is a worker running that has the app's beat schedule?")
+    succeeded, failed = run.succeeded_at, run.failed_at
+    word, level = _("never"), Level.AMBER if metered else Level.UNKNOWN
+    if succeeded is not None:
+        age = (now - succeeded).total_seconds()
+        word, level = ago(age), _level_of_age(age, interval)
+    if failed is not None and (succeeded is None or failed > succeeded):
+        return Fact(name, title, Level.RED, word, _("The last run failed: %(error)s") % {"error": run.error})
+    detail = f"{succeeded:%Y-%m-%d %H:%M:%S} UTC" if succeeded is not None and level is Level.GREEN else hint
+    return Fact(name, title, level, word, detail)

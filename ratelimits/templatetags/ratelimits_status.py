@@ -1,0 +1,45 @@
+"""The strip of the status above the admin's index, and the order of its tables."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django import template
+from django.db import DatabaseError
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext
+
+from ratelimits.admin.status.index import in_groups
+from ratelimits.admin.status.page import strip
+from ratelimits.status.facts import Fact, Level
+
+register = template.Library()
+logger = logging.getLogger(__name__)
+
+
+@register.inclusion_tag("ratelimits/admin/status_strip.html", takes_context=True)
+def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
+    """Show each fact in one word that links to it on the status page.
+
+    Show nothing to those who may not view the status, and on a site without that page. If the database fails, for
+    example before the tables exist, say so: the index also leads to pages that do not need it.
+    """
+    request = context["request"]
+    try:
+        url = reverse("admin:ratelimits_status_changelist", current_app=request.current_app)
+    except NoReverseMatch:
+        return {"facts": [], "url": ""}
+    try:
+        return {"facts": strip(request), "url": url}
+    except DatabaseError as error:
+        logger.warning("The status could not be read: %s", error)
+        title = gettext("Database")
+        return {"facts": [Fact("database", title, Level.RED, type(error).__name__, str(error))], "url": url}
+
+
+@register.simple_tag(takes_context=True)
+def ratelimits_groups(context: template.Context) -> str:
+    """Put the app's tables into groups, in the order of work, for the rest of the block."""
+    context["app_list"] = in_groups(context["app_list"])
+    return ""

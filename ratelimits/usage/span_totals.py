@@ -1,0 +1,89 @@
+"""Add ledger lines to the totals of short spans, delete spans that are no longer shown, and make all of them again.
+
+The database adds the lines up by itself: one statement for each table and length of span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import F
+
+from ratelimits.models.ledger import Batch, Line, ShardState
+from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS, KeyTotal, RuleTotal, SpanTotal
+
+#: For how many seconds each length of span is kept: for a page of 24 hours, and for one of 30 days.
+KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, DAY: 31 * DAY}
+#: The tables, the lengths of their spans, and what a row is about beside its span.
+_TABLES: tuple[tuple[type[SpanTotal], tuple[int, int], tuple[str, ...]], ...] = (
+    (RuleTotal, (QUARTER, DAY), ("rule", "meter")),
+    (KeyTotal, (HOUR, DAY), ("account", "key", "rule", "meter")),
+)
+
+
+def first_start(span: int, now: int) -> int:
+    """Return the start (s since 1970 UTC) of the oldest span of this length that is kept."""
+    return (now - KEPT[span]) // span * span
+
+
+def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
+    """Add the lines in these ranges of primary keys, as (first, first after the last). `now` is s since 1970 UTC."""
+    quote, pairs = connections[using].ops.quote_name, list(ranges)
+    pk = quote(str(Line._meta.pk.column))
+    where = " OR ".join([f"({pk} >= %s AND {pk} < %s)"] * len(pairs))
+    _add_where(using, f"({where})", [bound for pair in pairs for bound in pair], now)
+
+
+def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    lines, sums = quote(Line._meta.db_table), [quote(name) for name in SUMS]
+    for model, spans, names in _TABLES:
+        table, subject = quote(model._meta.db_table), [quote(name) for name in names]
+        added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
+        for span in spans:
+            # Sorted, so that two transactions that add to the same rows lock them in the same order.
+            start = f"{quote('bin')} / {span} * {span}"
+            statement = (
+                f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
+                f" SELECT {span}, {start}, {', '.join([*subject, *(f'SUM({name})' for name in sums)])}"
+                f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
+                f" GROUP BY {', '.join([start, *subject])}"
+                f" HAVING {' + '.join(f'SUM({name})' for name in sums)} > 0"
+                f" ORDER BY {', '.join([start, *subject])}"
+                f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {added}"
+            )
+            with connection.cursor() as cursor:
+                cursor.execute(statement, [*values, first_start(span, now)])
+
+
+def expire(using: str, now: int) -> int:
+    """Delete the totals of spans that are older than what is kept; return their number. `now` is s since 1970 UTC."""
+    count = 0
+    for model, spans, _names in _TABLES:
+        rows = model._default_manager.using(using)
+        count += sum(rows.filter(span=span, start__lt=first_start(span, now))._raw_delete(using) for span in spans)
+    return count
+
+
+def rebuild(using: str, now: int) -> None:
+    """Make all totals again from the lines that were tallied. Drains and tallies wait meanwhile."""
+    with transaction.atomic(using=using, durable=True):
+        states = ShardState.objects.using(using)
+        if connections[using].features.has_select_for_update:
+            list(states.select_for_update().order_by("shard"))
+        else:
+            states.update(position=F("position"))  # A write as the first statement takes SQLite's write lock at once.
+        for model, _spans, _names in _TABLES:
+            model._default_manager.using(using).all()._raw_delete(using)
+        quote = connections[using].ops.quote_name
+        shard, position, tallied, batch = map(quote, ("shard", "position", "tallied", "batch_id"))
+        state_table, batch_table = quote(ShardState._meta.db_table), quote(Batch._meta.db_table)
+        untallied = (
+            f"{batch} NOT IN (SELECT {batch_table}.{quote('id')} FROM {batch_table} JOIN {state_table}"  # noqa: S608
+            f" ON {state_table}.{shard} = {batch_table}.{shard}"
+            f" WHERE {batch_table}.{position} > {state_table}.{tallied})"
+        )
+        _add_where(using, untallied, [], now)

@@ -1,0 +1,42 @@
+"""Note when a task last succeeded and last failed, for whoever asks at night whether it runs at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import DatabaseError, transaction
+from django.utils import timezone
+
+from ratelimits.conf import conf
+from ratelimits.models.status.task_runs import TaskRun
+
+Task = TaskRun.Task
+_MAX_ERROR = 300
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def noted(task: TaskRun.Task) -> Iterator[None]:
+    """Note that the task has succeeded when the block ends, or else the error, which is raised again."""
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".replace("\0", "\ufffd")
+        _write(TaskRun(task=task, failed_at=timezone.now(), error=text[:_MAX_ERROR]), ["failed_at", "error"])
+        raise
+    _write(TaskRun(task=task, succeeded_at=timezone.now()), ["succeeded_at"])
+
+
+def _write(row: TaskRun, fields: list[str]) -> None:
+    """Write these fields. A database that is away does not make the task fail, which may not need it."""
+    using = conf.DATABASE
+    try:
+        with transaction.atomic(using=using):
+            TaskRun.objects.using(using).bulk_create(
+                [row], update_conflicts=True, unique_fields=["task"], update_fields=fields
+            )
+    except DatabaseError as error:
+        logger.warning("It could not be noted that the task %s ran: %s", row.task, error)

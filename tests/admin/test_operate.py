@@ -1,0 +1,281 @@
+"""Test the pages that block, allow, reset and grant: who may, what they say first, and what they do."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from ratelimits.embedded import free_port
+from ratelimits.identity import Identity
+from ratelimits.models import Access, Alert, KeyOverride, KeyReset, ProcessTotal
+from ratelimits.quota import access, checking
+from tests.support.entry_points import Clock, away, begin_afresh
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BASE = "/admin/ratelimits"
+BLOCKS, BLOCK, GRANT = f"{BASE}/access/", f"{BASE}/access/add/", f"{BASE}/access/grant/"
+RESETS, RESET = f"{BASE}/keyreset/", f"{BASE}/keyreset/add/"
+#: One client for all users, because making a client reads all static files.
+CLIENT = Client()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    access.clear()
+    return begin_afresh(monkeypatch)
+
+
+def user_with(*permissions: str, staff: bool = True) -> Client:
+    user = User.objects.create(username=f"user{User.objects.count()}", is_staff=staff)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    CLIENT.cookies.clear()
+    CLIENT.force_login(user)
+    return CLIENT
+
+
+def text(response: Any) -> str:
+    page = unescape(response.content.decode()).partition('<div id="content"')[2]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+def confirmed(client: Client, url: str, typed: dict[str, Any]) -> Any:
+    """Post a form, check that this changes nothing, then post what the page of consequences posts."""
+    before = counts()
+    page = client.post(url, typed)
+    assert page.status_code == 200
+    assert "_confirmed" in page.content.decode(), text(page)
+    assert counts() == before
+    inputs = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.content.decode())
+    posted: dict[str, Any] = {name: unescape(value) for name, value in inputs if name != "csrfmiddlewaretoken"}
+    return page, client.post(url, posted)
+
+
+def counts() -> list[int]:
+    return [model.objects.count() for model in (Access, KeyReset, KeyOverride, LogEntry)]
+
+
+def typed_block(**fields: Any) -> dict[str, Any]:
+    return {"effect": "block", "target": "203.0.113.0/24", "reason": "a scan", "status": "403", "message": "", **fields}
+
+
+FROM_2099 = {"valid_from_0": "2099-01-01", "valid_from_1": "0:00"}
+TYPED: dict[str, dict[str, Any]] = {
+    BLOCK: typed_block(),
+    RESET: {"key": "user:1", "account": "", "rule": "burst", "reason": "asked"},
+    GRANT: {
+        "key": "user:1",
+        "account": "",
+        "rule": "burst",
+        "extra": "5",
+        "reason": "asked",
+        "until_0": "2099-01-01",
+        "until_1": "00:00:00",
+    },
+}
+
+
+class TestWhoMay:
+    @pytest.mark.parametrize("url", [BLOCK, RESET, GRANT])
+    def test_only_operators_add(self, url: str) -> None:
+        rule(key_kind="user")
+        every = [
+            codename for codename in Permission.objects.values_list("codename", flat=True) if codename != "operate"
+        ]
+        for client in (user_with(), user_with("view_access", "view_keyreset"), user_with(*every)):
+            for values in (TYPED[url], {**TYPED[url], "_confirmed": "1"}):
+                before = counts()
+                assert (client.get(url).status_code, client.post(url, values).status_code) == (403, 403)
+                assert counts() == before
+        nobody = user_with("operate", staff=False)
+        assert nobody.post(url, TYPED[url])["Location"].startswith("/admin/login/")
+        _page, response = confirmed(user_with("operate"), url, TYPED[url])
+        assert response.status_code == 302
+
+    def test_lists_are_for_operators_and_those_who_may_view(self) -> None:
+        row = Access.objects.create(target="user:1", reason="r")
+        done = KeyReset.objects.create(key="user:1", rule="burst", reason="r")
+        for url, view in ((BLOCKS, "view_access"), (RESETS, "view_keyreset")):
+            pk = row.pk if url == BLOCKS else done.pk
+            for page in (url, f"{url}{pk}/change/", f"{url}{pk}/history/"):
+                assert user_with("view_rule").get(page).status_code == 403
+                assert user_with(view).get(page).status_code == 200
+                assert user_with("operate").get(page).status_code == 200
+            assert user_with("operate", view).get(f"{url}{pk}/delete/").status_code == 403
+
+    def test_who_may_view_can_change_and_end_nothing(self) -> None:
+        row = Access.objects.create(target="user:1", reason="r")
+        client = user_with("view_access")
+        values = {**typed_block(target="user:1", effect="allow"), "_confirmed": "1"}
+        assert client.post(f"{BLOCKS}{row.pk}/change/", values).status_code == 403
+        history = f"{BLOCKS}{row.pk}/history/{row.history.latest().pk}/"
+        assert client.get(history).status_code == 200
+        assert client.post(history, values).status_code == 403
+        client.post(BLOCKS, {"action": "end_now", "_selected_action": [row.pk], "_confirmed": "1", "reason": "x"})
+        row.refresh_from_db()
+        assert (row.effect, row.valid_until) == ("block", None)
+
+
+class TestBlocks:
+    def test_a_network_is_blocked_after_a_confirmation_and_unblocked_with_a_reason(self) -> None:
+        who, client = Identity(address="ip:203.0.113.7"), user_with("operate")
+        page, _response = confirmed(client, BLOCK, typed_block(valid_until_0="2099-01-01", valid_until_1="00:00:00"))
+        said = text(page)
+        assert "Every request of ip:203.0.113.0/24 is refused with 403" in said
+        assert "It has 256 addresses." in said
+        assert "until 2099-01-01 00:00 UTC." in said
+        assert not checking.check(who).allowed
+        row = Access.objects.get()
+        record = row.history.get()
+        assert (record.history_change_reason, record.history_user.username) == ("a scan", "user0")
+        asked = client.post(BLOCKS, {"action": "end_now", "_selected_action": [row.pk]})
+        assert "ip:203.0.113.0/24 block a scan" in text(asked)
+        again = {"action": "end_now", "_selected_action": [row.pk], "_confirmed": "1"}
+        assert "This field is required" in text(client.post(BLOCKS, {**again, "reason": ""}))
+        assert not checking.check(who).allowed
+        done = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
+        assert "1 block or allow has ended." in done.content.decode()
+        assert checking.check(who).allowed
+        assert row.history.latest().history_change_reason == "over"
+        assert LogEntry.objects.count() == 2
+        over = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
+        assert "All of them have ended already." in over.content.decode()
+
+    def test_whoever_blocks_themselves_is_warned(self) -> None:
+        client = user_with("operate")
+        for target, warned in (("127.0.0.0/8", True), (f"user:{User.objects.get().pk}", True), ("user:9999", False)):
+            page = client.post(BLOCK, typed_block(target=target))
+            assert ("Your own requests are among them." in text(page)) == warned, target
+        page = client.post(BLOCK, typed_block(target="127.0.0.0/8", effect="allow"))
+        assert "not counted as usage and not billed" in text(page)
+        assert "Your own requests" not in text(page)
+
+    def test_a_mistake_is_shown_at_its_field_before_any_confirmation(self) -> None:
+        client = user_with("operate")
+        for wrong, said in (
+            ({"target": "203.0.113.9/24"}, "write 203.0.113.0/24 for the network"),
+            ({"reason": ""}, "This field is required"),
+            ({**FROM_2099, "valid_until_0": "2098-01-01", "valid_until_1": "0:00"}, "ends before it starts"),
+        ):
+            assert said in text(client.post(BLOCK, typed_block(**wrong)))
+        assert not Access.objects.exists()
+
+    def test_a_change_is_confirmed_too(self) -> None:
+        row = Access.objects.create(target="user:1", reason="r")
+        _page, response = confirmed(user_with("operate"), f"{BLOCKS}{row.pk}/change/", typed_block(target="user:2"))
+        assert response.status_code == 302
+        row.refresh_from_db()
+        assert (row.target, row.reason, row.history.count()) == ("user:2", "a scan", 2)
+
+    def test_the_list_says_what_is_in_force_and_what_it_refused_by_few_queries(self) -> None:
+        now = timezone.now()
+        Access.objects.create(target="user:1", reason="r")
+        Access.objects.create(target="user:2", reason="r", valid_from=now + timedelta(hours=1))
+        Access.objects.create(target="user:3", reason="r", valid_until=now)
+        totals: dict[str, Any] = {"process": "p", "key": "user:1", "bin": int(time.time()), "units": 5}
+        for kind, meter, requests in (("blocked", "requests", 1200), ("blocked", "tokens", 1200), ("admitted", "", 9)):
+            ProcessTotal.objects.create(kind=kind, meter=meter, requests=requests, **totals)
+        client = user_with("operate")
+        client.get(BLOCKS)
+        with CaptureQueriesContext(connection) as few:
+            said = text(client.get(BLOCKS))
+        assert re.search(r"user:1 block in force .* 1,200 r", said)
+        assert "user:2 block later" in said
+        assert "user:3 block ended" in said
+        assert "1,200" in text(client.get(f"{BLOCKS}{Access.objects.get(target='user:1').pk}/change/"))
+        Access.objects.bulk_create(Access(target=f"user:{n}", reason="r") for n in range(10, 60))
+        with CaptureQueriesContext(connection) as many:
+            client.get(BLOCKS)
+        assert len(many) == len(few)
+
+
+class TestResets:
+    def test_a_key_is_reset_after_a_page_that_says_where_it_stands(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="user")
+        who = Identity("user:1", None, "account:1")
+        assert [checking.check(who).allowed for _ in range(3)] == [True, True, False]
+        client = user_with("operate")
+        page, response = confirmed(client, RESET, {**TYPED[RESET], "rule": "day"})
+        assert "day user:1 0 2" in text(page)
+        assert response["Location"] == RESETS
+        checking.denials.clear()
+        assert checking.check(who).allowed
+        row = KeyReset.objects.get()
+        assert (row.account, row.reason, str(row.by)) == ("1", "asked", "user0")
+        assert "user:1 day 1 asked user0" in text(client.get(RESETS))
+
+    def test_what_cannot_be_reset_is_said(self, settings: Any) -> None:
+        rule("all", "fixed_window", key_kind="global")
+        client = user_with("operate")
+        for wrong, said in (
+            ({"rule": "all"}, "No rule “all” counts user:1"),
+            ({"rule": "all", "key": "api_key:4"}, "The account of api_key:4 is not known"),
+            ({"rule": "all", "key": "team"}, "is not a key"),
+            ({"rule": "none"}, "is not one of the available choices"),
+        ):
+            assert said in text(client.post(RESET, {**TYPED[RESET], **wrong})), wrong
+        rule("day", "fixed_window", key_kind="user")
+        away(settings, free_port())
+        assert "does not answer" in text(client.post(RESET, {**TYPED[RESET], "rule": "day"}))
+        assert not KeyReset.objects.exists()
+
+    def test_a_link_fills_the_form(self) -> None:
+        rule("day", "fixed_window", key_kind="user")
+        page = user_with("operate").get(f"{RESET}?key=user:1&rule=day").content.decode()
+        assert 'value="user:1"' in page
+        assert '<option value="day" selected>' in page
+
+
+class TestGrants:
+    def test_more_is_granted_after_a_page_that_shows_the_overrides(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        until = timezone.now() + timedelta(hours=2)
+        KeyOverride.objects.create(key="account:1", rule="day", capacity=4, valid_until=until)
+        typed = {**TYPED[GRANT], "key": "account:1", "rule": "day"}
+        client = user_with("operate", "view_keyoverride")
+        page, response = confirmed(client, GRANT, typed)
+        said = text(page)
+        assert re.search(r"UTC 4 9 ", said)
+        assert re.search(r"2099-01-01 00:00 UTC 2 7 ", said)
+        assert "/keyoverride/" in response["Location"]
+        shown = client.get(response["Location"])
+        assert [str(one) for one in shown.context["messages"]] == [
+            "account:1 has 5 more under day until 2099-01-01 00:00 UTC."
+        ]
+        who = Identity("user:1", None, "account:1")
+        assert [checking.check(who).allowed for _ in range(10)] == [True] * 9 + [False]
+        assert {str(one.history_user) for one in KeyOverride.history.filter(history_change_reason="asked")} == {"user0"}
+
+    def test_a_mistake_is_shown_at_its_field(self) -> None:
+        rule("smooth", "smooth_bursty", key_kind="user", max_wait=1)
+        rule("place", "fixed_window", key_kind="ip")
+        client = user_with("operate")
+        for wrong, said in (
+            ({"rule": "smooth"}, "has no capacity to add to"),
+            ({"rule": "place"}, "counts per address"),
+            ({"rule": "place", "until_0": "2001-01-01"}, "Choose a moment in the future."),
+            ({"rule": "place", "extra": "0"}, "greater than or equal to 1"),
+            ({"rule": "place", "key": "api_key:4"}, "The account of api_key:4 is not known"),
+        ):
+            assert said in text(client.post(GRANT, {**TYPED[GRANT], **wrong})), wrong
+        assert not KeyOverride.objects.exists()
+        assert 'value="user:7"' in client.get(f"{GRANT}?key=user:7").content.decode()
+
+
+def test_the_index_shows_them_to_operators_first() -> None:
+    page = user_with("operate").get("/admin/").content.decode()
+    assert page.index("Blocks and allows") < page.index("Resets")
+    assert not Alert.objects.exists()

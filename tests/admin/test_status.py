@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import NoReverseMatch
+from django.utils.timezone import now
+
+from ratelimits import admin as pages
+from ratelimits.admin.status.index import GROUPS, in_groups
+from ratelimits.conf import DEFAULTS
+from ratelimits.models import ConfigVersion, DurabilityGap, QuarantinedBatch, Rule
+from tests.support.engine.proxy import Proxy
+from tests.support.entry_points import away, short_timeout
+from tests.support.rows import rule
+from tests.support.servers import TestServers
+from tests.support.usage.traffic import flow, use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+#: One client for all users, because making a client reads all static files.
+CLIENT = Client()
+URL, INDEX = "/admin/ratelimits/status/", "/admin/"
+
+
+def page(client: Client, url: str = URL) -> str:
+    response = client.get(url)
+    assert response.status_code == 200
+    return unescape(response.content.decode())
+
+
+def text(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def user_with(*permissions: str) -> Client:
+    user = User.objects.create(username=f"user{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    CLIENT.force_login(user)
+    return CLIENT
+
+
+def use_some(accounts: int = 1) -> Rule:
+    row = rule("search", bills=True)
+    version = ConfigVersion.read("default")[0]
+    for number in range(accounts):
+        for _ in range(4):
+            use(f"<b>acme {number}", now=None, capacity=3, rule=row.pk, configuration=version)
+    flow()
+    return row
+
+
+def test_the_page_shows_facts_charts_and_lists_with_links(admin_client: Client) -> None:
+    row = use_some()
+    html = page(admin_client)
+    shown = text(html)
+    assert "Redis answers in" in shown
+    assert "Admitted: 3" in shown
+    assert "Refused: 1" in shown
+    assert f'<a href="/admin/ratelimits/rule/{row.pk}/change/">search</a>' in html
+    assert '<a href="/admin/ratelimits/line/?q=%3Cb%3Eacme+0+api_key%3A1">api_key:1</a>' in html
+    assert "mostly by search" in shown
+    assert html.count('<svg class="ratelimits-bars') == 2, (
+        "nothing was refused by shadow rules or let through unmetered"
+    )
+    assert re.search(r'<rect [^>]*height="100"><title>\d\d:\d\d: 3</title>', html)
+    assert len(re.findall(r"<tr><th scope=\"row\">\d\d:\d\d</th>", html)) == 96
+    assert "/admin/ratelimits/quarantinedbatch/?resolved_at__isempty=1" in html
+    raw = admin_client.get(URL).content.decode()
+    assert "<b>acme" not in raw
+    assert "&lt;b&gt;acme 0" in raw
+
+
+def test_the_page_shows_30_days_and_another_meter(admin_client: Client) -> None:
+    use_some()
+    use("acme", now=None, meter="tokens", cost=250, configuration=ConfigVersion.read("default")[0])
+    flow()
+    html = page(admin_client, f"{URL}?window=month&meter=tokens")
+    assert "Admitted: 1" in text(html)
+    assert '<a href="?window=month&meter=tokens#usage" aria-current="true">tokens (1)</a>' in html
+    assert len(re.findall(r"<tr><th scope=\"row\">\d{4}-\d\d-\d\d</th>", html)) == 30
+    assert "Admitted: 3" in text(page(admin_client, f"{URL}?window=year&meter=x"))
+
+
+def test_without_usage_the_page_says_so(admin_client: Client) -> None:
+    assert "There was no usage in this time." in text(page(admin_client))
+
+
+def test_only_those_who_may_view_the_status_see_the_strip() -> None:
+    QuarantinedBatch.objects.create(shard=1, name="a:1", content="1")
+    every = page(user_with("view_status"), INDEX)
+    assert f'class="ratelimits-level ratelimits-red" href="{URL}#quarantine"' in every
+    facts = re.findall(rf'href="{URL}#(\w+)"', every)
+    assert len(facts) == 16
+    assert re.findall(r'<tr id="(\w+)">', page(user_with("view_status"))) == facts
+    other = user_with("view_rule", "view_shardstate")
+    assert "ratelimits-level" not in page(other, INDEX)
+    assert other.get(URL).status_code == 403
+
+
+def test_links_lead_only_to_what_a_user_may_see() -> None:
+    use_some()
+    html = page(user_with("view_status"))
+    assert "Refused: 1" in text(html)
+    assert re.findall(r'href="/admin/ratelimits/(?:rule|line|batch|quarantinedbatch|durabilitygap)/', html) == []
+    assert 'href="/admin/ratelimits/rule/' in page(user_with("view_status", "view_rule"))
+
+
+def test_there_is_nothing_to_change_or_to_delete(admin_client: Client) -> None:
+    use_some()
+    for name in ("add/", "1/change/", "1/delete/", "1/history/", "1/"):
+        assert admin_client.get(f"{URL}{name}").status_code == 404
+
+
+def test_the_number_of_queries_does_not_depend_on_what_there_is(admin_client: Client) -> None:
+    def count(url: str) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            page(admin_client, url)
+        return len(queries)
+
+    use_some()
+    before = count(URL), count(f"{URL}?window=month"), count(INDEX)
+    Rule.objects.all().delete()
+    use_some(accounts=3)
+    for number in range(4):
+        rule(f"rule{number}", on_failure="deny")
+        DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
+        QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1", resolved_at=now())
+    assert (count(URL), count(f"{URL}?window=month"), count(INDEX)) == before
+
+
+@pytest.mark.parametrize("url", [URL, INDEX])
+def test_a_hanging_redis_adds_at_most_its_timeout(
+    admin_client: Client, settings: Any, servers: TestServers, url: str
+) -> None:
+    def shortest() -> tuple[float, str]:
+        times, html = [], ""
+        for _ in range(3):
+            start = time.perf_counter()
+            html = page(admin_client, url)
+            times.append(time.perf_counter() - start)
+        return min(times), text(html)
+
+    with short_timeout(), Proxy(servers.redis.port) as proxy:
+        before, _html = shortest()
+        proxy.hold()
+        away(settings, proxy.port)
+        taken, shown = shortest()
+    assert "does not answer" in shown
+    assert "active: allow" in shown
+    # The page waits once: a second wait would take as long again. What is between is for a busy machine.
+    assert taken - before < DEFAULTS["TIMEOUT"] * 2
+
+
+def test_the_index_stays_a_project_s_own(admin_client: Client) -> None:
+    ours = admin.site.index_template
+    assert ours == "ratelimits/admin/index.html"
+    admin.site.index_template = "admin/index.html"  # by hand: pytest's monkeypatch cannot restore what a proxy wraps
+    try:
+        importlib.reload(pages)
+        assert "ratelimits-level" not in page(admin_client, INDEX)
+    finally:
+        admin.site.index_template = ours
+
+
+def test_a_site_without_the_page_has_no_strip(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
+    def no_page(*args: Any, **kwargs: Any) -> str:
+        raise NoReverseMatch
+
+    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.reverse", no_page)
+    assert "ratelimits-level" not in page(admin_client, INDEX)
+
+
+GROUPED = {name for _title, names in GROUPS for name in names}
+
+
+def test_every_table_of_the_index_has_a_place_in_the_order_of_work() -> None:
+    registered = {model.__name__ for model in admin.site._registry if model._meta.app_label == "ratelimits"}
+    assert registered == GROUPED
+    assert len(GROUPED) == sum(len(names) for _title, names in GROUPS)
+
+
+@pytest.mark.parametrize("url", [INDEX, "/admin/ratelimits/"])
+def test_the_index_is_in_the_order_of_work(admin_client: Client, url: str) -> None:
+    html = page(admin_client, url)
+    captions = [" ".join(text(each).split()) for each in re.findall(r"<caption>(.*?)</caption>", html, re.DOTALL)]
+    ours = [caption for caption in captions if caption.startswith("Rate limits")]
+    assert ours == [f"Rate limits and usage: {group}" for group in ("Operate", "Configure", "Bill", "Evidence")]
+    order = re.findall(r'id="ratelimits-(\w+)"', html)
+    assert order == [name.lower() for _title, names in GROUPS for name in names]
+
+
+def test_a_group_without_a_table_that_one_may_see_is_left_out() -> None:
+    html = page(user_with("view_rule"), INDEX)
+    assert re.findall(r"Rate limits and usage: (\w+)", text(html)) == ["Configure"]
+
+
+def test_a_table_without_a_place_comes_last_in_the_first_group() -> None:
+    app = {"app_label": "ratelimits", "name": "Limits", "models": [{"object_name": "New"}, {"object_name": "Rule"}]}
+    other = {"app_label": "shop", "name": "Shop", "models": []}
+    found = in_groups([other, app])
+    assert [(each["name"], [model["object_name"] for model in each["models"]]) for each in found] == [
+        ("Shop", []),
+        ("Limits: Operate", ["New"]),
+        ("Limits: Configure", ["Rule"]),
+    ]
+
+
+def test_a_database_that_fails_is_said_above_the_index(
+    monkeypatch: pytest.MonkeyPatch, admin_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: Any) -> Any:
+        raise OperationalError("no such table")
+
+    monkeypatch.setattr("ratelimits.templatetags.ratelimits_status.strip", fail)
+    html = page(admin_client, INDEX)
+    assert "Database: OperationalError" in text(html)
+    assert html.count("ratelimits-level") == 1
+    assert "no such table" in caplog.text

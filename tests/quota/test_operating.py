@@ -1,0 +1,228 @@
+"""Test the command that shows, resets, grants, blocks and unblocks, and what it stands on."""
+
+from __future__ import annotations
+
+import io
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from ratelimits.embedded import free_port
+from ratelimits.identity import Identity
+from ratelimits.models import Access, Account, Batch, KeyOverride, KeyReset, Line, Plan
+from ratelimits.models.ledger import COUNTERS
+from ratelimits.quota import access, checking
+from ratelimits.quota.operating import NotOperatedError, identity_of
+from ratelimits.rules.grants import grant, planned
+from tests.support.entry_points import Clock, away, begin_afresh
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WHO = Identity("user:1", None, "account:1", None)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    access.clear()
+    return begin_afresh(monkeypatch)
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("ratelimits_key", *arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def refused(*arguments: str) -> tuple[str, int]:
+    with pytest.raises(CommandError) as error:
+        run(*arguments)
+    return str(error.value), error.value.returncode
+
+
+def spend(who: Identity = WHO, **more: Any) -> list[bool]:
+    checking.denials.clear()
+    return [checking.check(who, **more).allowed for _ in range(3)]
+
+
+def used_by(key: str, *accounts: str) -> None:
+    """Write ledger lines of a key."""
+    zeros = dict.fromkeys(
+        ("previous_cum", "cum", "opened_at", "sealed_at", "line_count", "first_seq", "first_position"), 0
+    )
+    batch = Batch.objects.create(shard=0, incarnation="a", seq=1, position=1, **zeros)
+    for number, account in enumerate(accounts):
+        Line.objects.create(
+            id=batch.pk * 10 + number, batch=batch, account=account, key=key, meter="requests", rule=0, version=0,
+            period=0, bin=int(time.time()), checksum=0, **dict.fromkeys(COUNTERS, 0),
+        )  # fmt: skip
+
+
+class TestShowAndReset:
+    def test_a_key_gets_its_permits_back_under_one_rule_and_the_reset_is_recorded(self, settings: Any) -> None:
+        User.objects.create(username="ann")
+        for name in ("minute", "day"):
+            rule(name, "fixed_window", capacity=2, period=86_400, key_kind="user")
+        assert spend() == [True, True, False]
+        assert "minute (enforce), counted for user:1: 0 of 2 requests left" in run("show", "user:1")
+        assert run("reset", "user:1", "minute", "--reason", "asked", "--by", "ann").startswith("user:1 has all")
+        shown = run("show", "user:1")
+        assert "day (enforce), counted for user:1: 0 of 2" in shown
+        assert "minute (enforce), counted for user:1: 2 of 2" in shown
+        row = KeyReset.objects.get()
+        assert (row.key, row.account, row.rule, row.reason, str(row.by)) == ("user:1", "1", "minute", "asked", "ann")
+        run("reset", "user:1", "day", "--reason", "asked")
+        assert spend() == [True, True, False]
+
+    def test_every_scope_and_kind_of_key_is_found(self) -> None:
+        rule("search", "fixed_window", capacity=2, key_kind="api_key", scope="search:POST")
+        rule("payer", "concurrency", capacity=2, key_kind="account")
+        rule("place", "sliding_log", capacity=2, key_kind="ip")
+        who = Identity("user:1", "api_key:9", "account:acme", "ip:203.0.113.9")
+        assert spend(who, scope="search", method="POST") == [True, True, False]
+        used_by("api_key:9", "acme")
+        assert "account: acme" in run("show", "api_key:9")
+        assert "0 of 2" in run("show", "api_key:9")
+        for key, name in (("api_key:9", "search"), ("account:acme", "payer"), ("ip:203.0.113.9", "place")):
+            run("reset", key, name, "--reason", "r")
+        assert spend(who, scope="search", method="POST") == [True, True, False]
+
+    def test_what_cannot_be_reset_is_said_and_nothing_is_recorded(self, settings: Any) -> None:
+        rule("all", "fixed_window", capacity=2, key_kind="global")
+        assert refused("reset", "user:1", "all", "--reason", "r") == (
+            "No rule “all” counts user:1: its permits cannot be reset.",
+            1,
+        )
+        assert "no user “bob”" in refused("reset", "user:1", "all", "--reason", "r", "--by", "bob")[0]
+        assert "not a key" in refused("show", "team:1")[0]
+        away(settings, free_port())
+        assert refused("show", "user:1")[1] == 3
+        assert not KeyReset.objects.exists()
+
+    def test_the_account_of_a_key_is_the_one_that_it_was_seen_with(self, settings: Any) -> None:
+        settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": "tests.quota.test_operating.nobody"}
+        assert identity_of("user:1", "-") == Identity("user:1")
+        with pytest.raises(NotOperatedError, match="Name the account, or - if it has none"):
+            identity_of("user:1")
+        used_by("user:1", "acme")
+        assert identity_of("user:1").account == "account:acme"
+        assert identity_of("user:1", "other").account == "account:other"
+        Line.objects.update(key="user:2")
+        used = Line.objects.get()
+        used.pk, used.account = used.pk + 1, "beta"
+        used.save(force_insert=True)
+        with pytest.raises(NotOperatedError, match="acme, beta"):
+            identity_of("user:2")
+
+
+def nobody(request: Any) -> None:
+    return None
+
+
+class TestGrants:
+    def test_more_until_a_time(self) -> None:
+        rule("day", "fixed_window", capacity=2, period=86_400, key_kind="account")
+        assert spend() == [True, True, False]
+        said = run("grant", "account:1", "day", "2", "--until", "2h", "--reason", "a good customer")
+        assert "capacity 4" in said
+        assert spend() == [True, True, False]
+        row = KeyOverride.objects.get()
+        assert (row.reason, row.capacity) == ("a good customer", 4)
+        assert timedelta(minutes=119) < row.valid_until - timezone.now() < timedelta(minutes=121)  # type: ignore[operator]
+
+    def test_overrides_in_force_keep_their_numbers_and_go_on_afterwards(self) -> None:
+        rule(capacity=10, key_kind="user")
+        now = timezone.now()
+        KeyOverride.objects.create(
+            key="user:1", rule="burst", capacity=50, rate=7, valid_until=now + timedelta(hours=2)
+        )
+        KeyOverride.objects.create(key="user:1", rule="burst", capacity=80, valid_from=now + timedelta(hours=3))
+        grant("user:1", "burst", 5, now + timedelta(hours=4), "r")
+        rows = KeyOverride.objects.exclude(valid_until__lte=timezone.now()).order_by("valid_from")
+        hours = [round((row.valid_until - now) / timedelta(hours=1)) if row.valid_until else None for row in rows]
+        assert [row.capacity for row in rows] == [55, 15, 85, 80]
+        assert [row.rate for row in rows] == [7, None, None, None]
+        assert hours == [2, 3, 4, None]
+        assert {record.history_change_reason for record in KeyOverride.history.filter(capacity=85)} == {"r"}
+        grant("user:1", "burst", 1, now + timedelta(hours=1), "again")
+        assert KeyOverride.objects.filter(capacity=56).count() == 1
+
+    def test_the_number_of_the_plan_that_the_key_is_on(self) -> None:
+        pro = Plan.objects.create(name="Pro", slug="pro")
+        Account.objects.create(identifier="acme", plan=pro)
+        rule("day", "fixed_window", capacity=2, key_kind="account")
+        rule("day", "fixed_window", capacity=100, key_kind="account", plan=pro)
+        soon = timezone.now() + timedelta(hours=1)
+        assert [planned(f"account:{name}", "day", 5, soon)[0].capacity for name in ("acme", "other")] == [105, 7]
+        assert planned("user:3", "day", 5, soon, account="acme")[0].capacity == 105
+
+    @pytest.mark.parametrize(
+        ("key", "name", "extra", "hours", "said"),
+        [
+            ("user:1", "none", 1, 1, "No rule has the name “none”"),
+            ("user:1", "smooth", 1, 1, "smooth has no capacity to add to"),
+            ("user:1", "day", 0, 1, "1 or more"),
+            ("user:1", "day", 1, -1, "in the future"),
+            ("user:1", "place", 1, 1, "counts per address"),
+            ("user:1", "gold", 1, 1, "only in plans"),
+            ("team:1", "day", 1, 1, "not a key"),
+        ],
+    )
+    def test_what_cannot_be_granted(self, key: str, name: str, extra: int, hours: int, said: str) -> None:
+        rule("smooth", "smooth_bursty", key_kind="user", max_wait=1)
+        rule("day", "fixed_window", key_kind="user")
+        rule("place", "fixed_window", key_kind="ip")
+        rule("gold", "fixed_window", key_kind="user", plan=Plan.objects.create(name="Gold", slug="gold"))
+        with pytest.raises(ValidationError) as error:
+            grant(key, name, extra, timezone.now() + timedelta(hours=hours), "r")
+        assert said in str(error.value.messages)
+        assert not KeyOverride.objects.exists()
+
+
+class TestBlocking:
+    def test_a_network_is_blocked_and_unblocked(self) -> None:
+        who = Identity(address="ip:203.0.113.9")
+        assert run(
+            *(
+                "block",
+                "203.0.113.0/24",
+                "--reason",
+                "scan",
+                "--until",
+                "1 day",
+                "--status",
+                "429",
+                "--message",
+                "Stop.",
+            )
+        ).startswith("block ip:203.0.113.0/24, until ")
+        answer = checking.check(who)
+        assert answer.access is not None
+        assert (answer.allowed, answer.access.status, answer.access.message) == (False, 429, "Stop.")
+        assert "block ip:203.0.113.0/24" in run("show", "ip:203.0.113.9")
+        assert run("unblock", "203.0.113.0/24", "--reason", "over") == "block ip:203.0.113.0/24: ended.\n"
+        assert checking.check(who).allowed
+        assert [one.history_change_reason for one in Access.history.order_by("history_id")] == ["scan", "over"]
+
+    def test_a_key_is_allowed_until_a_day(self) -> None:
+        rule(capacity=0)
+        run("allow", "user:1", "--reason", "test", "--until", f"{timezone.now() + timedelta(days=2):%Y-%m-%d}")
+        assert spend() == [True] * 3
+
+    def test_what_makes_no_sense(self) -> None:
+        assert refused("unblock", "user:1", "--reason", "r") == ("No block or allow of user:1 is in force.", 1)
+        assert "write 203.0.113.0/24" in refused("block", "203.0.113.1/24", "--reason", "r")[0]
+        run("block", "user:1", "--reason", "r")
+        assert "is in force at that time" in refused("allow", "user:1", "--reason", "r")[0]
+        assert (
+            "ends before it starts" in refused("block", "user:2", "--reason", "r", "--from", "2h", "--until", "1h")[0]
+        )
+        assert "invalid moment value: 'soon'" in refused("block", "user:2", "--reason", "r", "--until", "soon")[0]
+        assert "--reason" in refused("block", "user:2")[0]

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from ratelimits import tasks
+from ratelimits.models import (
+    Alert,
+    AlertDelivery,
+    ConfigVersion,
+    DurabilityGap,
+    PushDelivery,
+    PushReceiver,
+    QuarantinedBatch,
+    Report,
+    ShardState,
+    TaskRun,
+)
+from ratelimits.status import facts as module
+from ratelimits.status.facts import Fact, Level, ago, facts, worst
+from ratelimits.status.redis_state import RedisState, ServerState
+from ratelimits.usage.seal import seal
+from tests.support.entry_points import away
+from tests.support.raw import RawRedis
+from tests.support.rows import rule
+from tests.support.usage.traffic import use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+HEALTHY: dict[str, Any] = {
+    "memory": 2**20,
+    "max_memory": 0,
+    "policy": "noeviction",
+    "aof": True,
+    "aof_written": True,
+    "version": 0,
+    "open": 0,
+    "sealed": 0,
+}
+
+
+def found() -> dict[str, Fact]:
+    return {fact.name: fact for fact in facts()}
+
+
+def run_all() -> None:
+    """Run each task once, as a worker does."""
+    tasks.seal()
+    tasks.drain()
+    tasks.finalise()
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Fact]]:
+    """Return the facts for a server whose state differs from that of a healthy one."""
+
+    def with_state(**values: Any) -> dict[str, Fact]:
+        state = RedisState((ServerState(**HEALTHY | values),), 0, "", 0.001)
+        monkeypatch.setattr(module, "read_redis", lambda: state)
+        return found()
+
+    return with_state
+
+
+def test_all_is_green_while_a_worker_runs() -> None:
+    rule(bills=True)
+    use(now=None, configuration=ConfigVersion.read("default")[0])
+    run_all()
+    levels = {name: fact.level for name, fact in found().items()}
+    assert levels == dict.fromkeys(levels, Level.GREEN)
+    assert len(levels) == 16
+    assert worst(facts()) is Level.GREEN
+
+
+def test_before_anything_ran_only_those_who_bill_are_warned() -> None:
+    names = {"watermark", "seal", "drain", "finalise"}
+    assert {found()[name].level for name in names} == {Level.UNKNOWN}
+    rule(bills=True)
+    assert {found()[name].level for name in names} == {Level.AMBER}
+    assert worst(facts()) is Level.AMBER
+
+
+def test_without_redis_it_is_said_which_policy_decides_and_what_nobody_knows(settings: Any) -> None:
+    rule("api", on_failure="deny")
+    rule("gone", mode="off", on_failure="local")
+    away(settings, 1)
+    now = found()
+    assert (now["redis"].level, now["redis"].word) == (Level.RED, "does not answer")
+    assert "ConnectionError" in now["redis"].detail
+    assert (now["failure"].level, now["failure"].word) == (Level.RED, "active: allow")
+    assert now["failure"].detail == "Rules with a policy of their own: deny: 1."
+    unknown = {name for name, fact in now.items() if fact.word == "unknown"}
+    assert unknown == {"memory", "eviction", "aof", "open", "sealed"}
+    assert now["configuration"].level is Level.UNKNOWN
+
+
+def test_one_of_several_servers_that_is_silent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = RedisState((ServerState(**HEALTHY), ServerState(**HEALTHY)), 1, "TimeoutError: x", 0.25)
+    monkeypatch.setattr(module, "read_redis", lambda: state)
+    assert found()["redis"].word == "1 of 3 servers do not answer"
+    assert found()["memory"].level is Level.GREEN
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "level", "word"),
+    [
+        ({"memory": 79 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.GREEN, "79.0 MiB of 100.0 MiB (79 %)"),
+        ({"memory": 80 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.AMBER, "80.0 MiB of 100.0 MiB (80 %)"),
+        ({"memory": 95 * 2**20, "max_memory": 100 * 2**20}, "memory", Level.RED, "95.0 MiB of 100.0 MiB (95 %)"),
+        ({"policy": "allkeys-lru"}, "eviction", Level.AMBER, "allkeys-lru"),
+        ({"aof": False}, "aof", Level.AMBER, "off"),
+        ({"aof_written": False}, "aof", Level.RED, "not written"),
+        ({"sealed": 640}, "sealed", Level.GREEN, "640"),
+        ({"sealed": 641}, "sealed", Level.AMBER, "641"),
+    ],
+)
+def test_what_a_server_says_has_a_level(
+    answer: Callable[..., dict[str, Fact]], values: dict[str, Any], name: str, level: Level, word: str
+) -> None:
+    fact = answer(**values)[name]
+    assert (fact.level, fact.word) == (level, word)
+    assert bool(fact.detail) == (level is not Level.GREEN)
+
+
+def test_what_endangers_usage_is_red_where_rules_bill(answer: Callable[..., dict[str, Fact]]) -> None:
+    rule(bills=True)
+    assert answer(policy="allkeys-lru")["eviction"].level is Level.RED
+    assert answer(aof=False)["aof"].level is Level.RED
+    with override_settings(RATELIMITS={"NAMESPACE": "test", "CACHE_ALIAS": "ratelimits", "FENCE": "none"}):
+        assert answer(aof=False)["aof"].level is Level.AMBER
+
+
+def test_an_edit_that_was_not_published_and_a_database_that_was_restored_are_told_apart(
+    answer: Callable[..., dict[str, Fact]],
+) -> None:
+    rule()
+    version = ConfigVersion.read("default")[0]
+    for in_redis, level in (
+        (0, Level.GREEN),
+        (version, Level.GREEN),
+        (version - 1, Level.AMBER if version > 1 else Level.GREEN),
+        (version + 1, Level.RED),
+    ):
+        assert answer(version=in_redis)["configuration"].level is level
+    assert "ratelimits_reload" in answer(version=version + 1)["configuration"].detail
+
+
+@pytest.fixture
+def _every_minute(settings: Any) -> None:
+    """Seal every minute, as by default; the demo seals every second."""
+    settings.RATELIMITS = {**settings.RATELIMITS, "SEAL_INTERVAL": 60}
+
+
+@pytest.mark.usefixtures("_every_minute")
+def test_the_watermark_is_that_of_the_shard_that_is_furthest_behind() -> None:
+    run_all()
+    assert found()["watermark"].level is Level.GREEN
+    for minutes, level in ((2, Level.GREEN), (4, Level.AMBER), (11, Level.RED)):
+        ShardState.objects.filter(shard=3).update(watermark=(time.time() - minutes * 60) * 1_000_000)
+        assert found()["watermark"].level is level
+    ShardState.objects.filter(shard=3).delete()
+    assert found()["watermark"].word == "never"
+    ShardState.objects.filter(shard=4).update(ahead=90_000_000)
+    assert (found()["watermark"].level, found()["watermark"].word) == (Level.RED, "clock ahead by 90 s")
+
+
+def test_batches_that_wait_and_those_in_quarantine_are_counted(redis_client: RawRedis) -> None:
+    use("acme")
+    seal()
+    use("acme")
+    QuarantinedBatch.objects.create(shard=1, name="a:1", content="1")
+    QuarantinedBatch.objects.create(shard=1, name="a:2", content="2", resolved_at=timezone.now())
+    now = found()
+    assert [now[name].word for name in ("open", "sealed", "quarantine")] == ["1", "1", "1"]
+    assert now["quarantine"].level is Level.RED
+    assert (now["quarantine"].model, now["quarantine"].query) == ("quarantinedbatch", {"resolved_at__isempty": "1"})
+
+
+def test_gaps_are_amber_for_a_day_and_counted_for_a_month() -> None:
+    for number, (days, recovered) in enumerate([(0, False), (0, True), (2, False), (40, False)]):
+        gap = DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
+        now = timezone.now()
+        DurabilityGap.objects.filter(pk=gap.pk).update(
+            declared_at=now - timedelta(days=days), recovered_at=now if recovered else None
+        )
+    assert (found()["gaps"].level, found()["gaps"].word) == (Level.AMBER, "2 in 30 days")
+    DurabilityGap.objects.filter(event="x0").delete()
+    assert (found()["gaps"].level, found()["gaps"].word) == (Level.GREEN, "1 in 30 days")
+
+
+def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 2)
+    for number in range(4):
+        DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
+        QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1")
+    assert found()["gaps"].word == "more than 2 in 30 days"
+    assert found()["quarantine"].word == "more than 2"
+
+
+def test_deliveries_that_failed_are_counted() -> None:
+    alert = Alert.objects.create(
+        id=UUID(int=1),
+        account="acme",
+        meter="requests",
+        rule=0,
+        period=1,
+        period_end=2,
+        threshold=80,
+        used=1,
+        quantity=1,
+    )
+    for number, state in enumerate(("failed", "failed", "waiting", "done")):
+        AlertDelivery.objects.create(id=UUID(int=number), alert=alert, kind="email", state=state, due_at=timezone.now())
+    report = Report.objects.create(account="acme", period_start=1, period_end=2, timezone="UTC")
+    receiver = PushReceiver.objects.create(name="stripe")
+    for number, state in enumerate(("refused", "unsure", "expired", "waiting", "accepted", "skipped")):
+        PushDelivery.objects.create(
+            receiver=receiver,
+            report=report,
+            line_id=f"x{number}",
+            state=state,
+            meter="requests",
+            overage=1,
+            together=1,
+            happened_at=timezone.now(),
+            due_at=timezone.now(),
+        )
+    now = found()
+    assert (now["alerts"].level, now["alerts"].word) == (Level.AMBER, "2")
+    assert (now["push"].level, now["push"].word) == (Level.AMBER, "3")
+    AlertDelivery.objects.update(due_at=timezone.now() - timedelta(days=31))
+    assert found()["alerts"].level is Level.GREEN
+
+
+@pytest.mark.usefixtures("_every_minute")
+def test_a_task_that_is_late_or_fails_is_said() -> None:
+    now = timezone.now()
+    for seconds, level in ((1, Level.GREEN), (181, Level.AMBER), (601, Level.RED)):
+        TaskRun.objects.update_or_create(task="seal", defaults={"succeeded_at": now - timedelta(seconds=seconds)})
+        assert found()["seal"].level is level
+    TaskRun.objects.update(succeeded_at=now - timedelta(seconds=5), failed_at=now, error="RedisError: full")
+    assert (found()["seal"].level, found()["seal"].detail) == (Level.RED, "The last run failed: RedisError: full")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s ago"), (119, "119 s ago"), (120, "2 min ago"), (7200, "2 h ago"), (200_000, "2 d ago")],
+)
+def test_an_age_has_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert ago(seconds) == text

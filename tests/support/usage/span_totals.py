@@ -1,0 +1,32 @@
+"""Compare the totals of short spans with the lines of the ledger, added up here one by one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from ratelimits.models import KeyTotal, Line, RuleTotal
+from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS
+from ratelimits.usage.span_totals import first_start
+
+_RULE, _KEY = ("rule", "meter"), ("account", "key", "rule", "meter")
+
+
+def check_span_totals() -> None:
+    """Check that each total is the sum of its lines, and that no line of a span that is kept is left out."""
+    now, expected = int(time.time()), Counter[tuple[object, ...]]()
+    for line in Line.objects.all():
+        for names, span in ((_RULE, QUARTER), (_RULE, DAY), (_KEY, HOUR), (_KEY, DAY)):
+            if line.bin >= first_start(span, now):
+                subject = (len(names), span, line.bin // span * span, *(getattr(line, name) for name in names))
+                expected.update({(*subject, name): getattr(line, name) for name in SUMS})
+    found = Counter(
+        {
+            (len(names), row.span, row.start, *(getattr(row, name) for name in names), counter): getattr(row, counter)
+            for model, names in ((RuleTotal, _RULE), (KeyTotal, _KEY))
+            for row in model.objects.all()
+            if row.start >= first_start(row.span, now)
+            for counter in SUMS
+        }
+    )
+    assert +found == +expected
