@@ -2,7 +2,7 @@
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
 -- Returns {run, latest possible start of the server µs, time µs, incarnation or '', seq or '', sealed_at µs or '',
 --          number of waiting batches, their ids (oldest first), clock of the process that sealed last (µs) or '',
---          time of the first seal (µs) or '', 1 if a batch is open, otherwise 0}
+--          time of the first seal (µs) or '', 0 if no batch is open, otherwise 1}
 -- Usage that was counted before sealed_at is in these batches, or was drained already.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
@@ -14,6 +14,9 @@ local since = now - up * 1000000
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local sealed = prefix .. '${sealed}'
 local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock', 'first_sealed')
+-- While the slot moves to another node, a key that is not here is an error: a batch may be open there.
+local open = redis.pcall('EXISTS', prefix .. '${open}')
+if type(open) ~= 'number' then open = 1 end
 return {run, string.format('%.0f', since), string.format('%.0f', now), known[1] or '', known[2] or '',
   known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or '', known[5] or '',
-  redis.call('EXISTS', prefix .. '${open}')}
+  open}
