@@ -26,6 +26,7 @@ from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
 from ratelimits.models import (
+    Access,
     Account,
     Adjustment,
     ArchivedRange,
@@ -78,10 +79,10 @@ CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
 REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
 #: Tables with only single kinds of tampering: their rows say what is still to be done, not what was done.
 NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
-#: Tables that no bill depends on: sent alerts, what the status page shows, and tombstones.
+#: Tables that no bill depends on: sent alerts, what the pages of status and changes show, resets, and tombstones.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
-    *("KeyTotal", "RuleTotal", "Status", "TaskRun", "Tombstone"),
+    *("Change", "KeyReset", "KeyTotal", "RuleTotal", "Status", "TaskRun", "Tombstone"),
 }
 
 
@@ -175,6 +176,7 @@ def _terms(fsync_at_once: None) -> Iterator[None]:
                 Rule.objects.create(name=rule, algorithm="fixed_window", capacity=number + 1, period=86_400)
                 PlanMembership.objects.create(key=f"user:{number}", plan=Plan.objects.all()[number])
                 KeyOverride.objects.create(key=f"user:{number}", rule=rule, capacity=number + 7)
+                Access.objects.create(target=f"user:{number + 7}", reason="abuse", status=(403, 429)[number])
         flow()
         for name, timezone in (("acme", "Europe/Berlin"), ("initech", "Asia/Kolkata")):
             change_terms("2026-10-20", name, timezone=timezone)

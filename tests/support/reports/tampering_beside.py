@@ -10,6 +10,7 @@ from django.db import models
 from django.utils import timezone
 
 from ratelimits.models import (
+    Access,
     Account,
     ConfigVersion,
     DurabilityGap,
@@ -53,6 +54,7 @@ UNIQUE.update(
         Account: ("identifier",),
         PlanMembership: ("key",),
         KeyOverride: ("key",),
+        Access: ("target",),
         **{model.history.model: () for model in MODELS},  # type: ignore[attr-defined]
     }
 )
