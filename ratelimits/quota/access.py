@@ -21,7 +21,7 @@ from ratelimits.quota.prepared import ANONYMOUS
 from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
 from ratelimits.rules.keyed import NEVER
 
-#: With so many requests that are not added up yet, a request adds them up.
+#: A request adds up what is waiting once it is this number of requests.
 _MAX_DECIDED = 10_000
 #: The status with which a client learns when a block ends.
 TOO_MANY = 429

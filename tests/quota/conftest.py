@@ -8,6 +8,9 @@ import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from ratelimits import rules
+from tests.support.eventually import PATIENCE
+
 
 @pytest.fixture(autouse=True)
 def _connections_of_threads() -> Iterator[None]:
@@ -24,6 +27,8 @@ def _connections_of_threads() -> Iterator[None]:
     connection_created.connect(note)
     yield
     connection_created.disconnect(note)
+    # To close a connection while its thread reads would end the process: wait for what a test did not wait for.
+    rules._loader._thread.submit(int).result(PATIENCE)
     for connection in opened:
         connection.inc_thread_sharing()  # its thread has ended, or waits for more work
         connection.close()
