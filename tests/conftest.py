@@ -13,6 +13,8 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import get_commands
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from tests.support.servers import TestServers
 
@@ -31,6 +33,9 @@ os.environ.update(_SERVERS.environment)
 # Each worker of pytest-xdist has its own servers here, so the app need not separate the keys of workers.
 os.environ.pop("PYTEST_XDIST_WORKER", None)
 django.setup()
+# How long an example takes says how busy the machine is, not whether the code is right.
+hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("any machine")
 
 #: Fixtures that several directories use. They are modules, because they need models.
 pytest_plugins = ["tests.support.usage.quarantine"]

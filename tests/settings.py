@@ -17,10 +17,10 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 RATELIMITS["NAMESPACE"] = "test"
 # On a busy machine the server may get no processor time for a while; it must not count as away. Tests of
 # TIMEOUT itself set a short one (tests.support.entry_points.short_timeout).
-RATELIMITS["TIMEOUT"] = 10
+RATELIMITS["TIMEOUT"] = 60
 # Nor may a server that waits for a busy disk.
 for _cache in CACHES.values():
-    cast("dict[str, Any]", _cache)["OPTIONS"] = {"SOCKET_TIMEOUT": 30}
+    cast("dict[str, Any]", _cache)["OPTIONS"] = {"SOCKET_TIMEOUT": 60}
 # Tests write explicitly, because a background thread would meet another test's tables.
 RATELIMITS["PROCESS_TOTALS_INTERVAL"] = 0
 # Tests decide at times that they choose, but give back by the server's clock.

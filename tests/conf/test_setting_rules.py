@@ -164,14 +164,14 @@ JUNK = st.one_of(
 )
 
 
-@sized(max_examples=200, deadline=None)
+@sized(max_examples=200)
 @given(name=st.sampled_from(sorted(RULES)), value=JUNK)
 def test_no_value_makes_a_rule_fail(name: str, value: Any) -> None:
     hint = complaint(name, value)
     assert hint == "" or "Write " in hint
 
 
-@sized(max_examples=200, deadline=None)
+@sized(max_examples=200)
 @given(namespace=st.text(st.sampled_from("aZ9_.-{}: ü\0"), max_size=42), shards=st.integers(-2, 17_000))
 def test_keys_take_what_the_rules_let_through_and_nothing_else(namespace: str, shards: int) -> None:
     if complaint("NAMESPACE", namespace) or complaint("SHARDS", shards):

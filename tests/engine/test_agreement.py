@@ -15,7 +15,7 @@ from tests.traces.agreement import first_difference, shortest, trace
 from tests.traces.machine import machine
 from tests.traces.strategies import ALGORITHMS, rules, steady_lines
 
-brief = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+brief = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("case", [*guava.EVENTS, *guava.TABLES, *published.TABLES], ids=lambda case: case.name)
@@ -42,7 +42,7 @@ def test_random_traffic(algorithm: str, seed: int, open_replay: Any) -> None:
 def test_any_line_after_any_other(open_replay: Any) -> None:
     run_state_machine_as_test(
         machine(lambda: open_replay),
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None),
+        settings=settings(max_examples=40, stateful_step_count=30),
     )
 
 

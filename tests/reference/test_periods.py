@@ -68,7 +68,7 @@ def test_a_period_that_was_looked_up(unit: str, zone: str, anchor: str | None, n
     assert (told(span[0], zone), told(span[1], zone)) == (start, end)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     unit=st.sampled_from(UNITS),
     zone=st.sampled_from(ZONES),
@@ -84,7 +84,7 @@ def test_periods_follow_one_another_without_a_gap(unit: str, zone: str, anchor: 
     assert calendar.span(end)[0] <= end < calendar.span(end)[1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     unit=st.sampled_from(("day", "week", "month", "year")),
     zone=st.sampled_from(ZONES),

@@ -14,8 +14,7 @@ from tests.reference import Replay
 from tests.traces import properties
 from tests.traces.strategies import ALGORITHMS, rules, steady_lines
 
-settings.register_profile("brief", max_examples=20, deadline=None)
-brief = settings.get_profile("brief")
+brief = settings(max_examples=20)
 SLIDING_FREELY = ("concurrency", "gcra", "leaky_bucket", "leaky_bucket_queue", "sliding_log", "smooth_bursty")
 
 
