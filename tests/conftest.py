@@ -43,6 +43,8 @@ pytest_plugins = ["tests.support.usage.quarantine"]
 #: Folders and modules that `-m "not slow"` leaves out: they start or kill processes and servers, cut the power,
 #: measure, write very large reports, or judge very many cases.
 SLOW = (
+    "admin/test_access.py",
+    "admin/test_two_databases.py",
     "end_to_end",
     "alerts/test_crashes.py",
     "algorithms/test_new.py",
@@ -51,6 +53,7 @@ SLOW = (
     "models/test_testcase.py",
     "reports/closing/test_any_terms.py",
     "reports/exports/test_streaming.py",
+    "reports/test_amounts.py",
     "reports/test_kept_database.py",
     "reports/test_new_column.py",
     "reports/test_push_crashes.py",

@@ -33,7 +33,7 @@ ADD = "/admin/ratelimits/adjustment/add/"
 
 
 @pytest.fixture
-def used() -> None:
+def used(fsync_at_once: None) -> None:
     """Add 50 requests in October, by an account whose plan includes 40."""
     spend(account(included=40), "2026-10-15", 50)
     flow()

@@ -56,7 +56,7 @@ def receiver() -> Iterator[Receiver]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         kept = Receiver(server, f"http://127.0.0.1:{server.server_port}/alerts?from=test")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield kept
         server.shutdown()
