@@ -1,25 +1,28 @@
--- Opens and seals the batch of usage of one shard. Defines functions only; loaded before the scripts that call them.
+-- Opens and seals the batches of usage of one shard. Defines functions only; loaded before the scripts that call them.
 --
--- Keys, all made from `prefix` (rl:1:<namespace>:{07}:), all in one slot, none with a time to live. engine/keys.py names
--- them: "${open}" and the like are replaced when the script is loaded.
---   open    hash: the open batch. Identity, written before the first counter:
---             #i incarnation   #s seq   #o opened at (µs)   #r run it was opened under
+-- Usage is counted in the shard's open batch. To seal a batch is to rename it, so that nothing is counted in it any more.
+-- Batches are numbered by `seq`. An incarnation is one such numbering: a new one begins in each run (life) of the server.
+-- `cum` is the sum of all requests and units that the incarnation has counted, modulo 10^15, so that it stays exact in a
+-- double. A counter whose name ends with "|1" counts requests of one unit, so it adds twice its number to `cum`.
+--
+-- Keys. All begin with `prefix` (rl:1:<namespace>:{07}:), are in one slot, and have no time to live. engine/keys.py names
+-- them, and replaces "${open}" and the other placeholders when the script is loaded.
+--   open    hash: the open batch. Its identity, written together with the first counter:
+--             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server
 --             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
---           every other field is a counter (a whole number >= 0).
---   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed so far), run,
---             sealed_at (µs; what was counted before it is in sealed batches), first_sealed (µs; the first seal),
+--           Every other field is a counter (a whole number >= 0).
+--   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed batches), run,
+--             sealed_at (µs; all usage before this time is in sealed batches), first_sealed (µs; the first seal),
 --             sealed_clock (µs; clock of the process that sealed last)
---   b:<incarnation>:<seq>   hash: a sealed batch, with all fields that `open` had, and
---             #c cum after it   #t sealed at (µs)   #x run it was sealed under
+--   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
+--             #c cum after it   #t time of sealing (µs)   #x run of the server that sealed it
 --   sealed  list of "<incarnation>:<seq>", oldest first
--- cum is the sum of all requests and units that the incarnation has counted, modulo 10^15, so that it stays exact in a
--- double. A counter "…|1" adds to both.
 --
 -- Arguments: prefix, run (see run.lua) and nonce (unique; it becomes the name of a new incarnation) are strings; now is a
 -- number, in µs. A deciding script calls batch_open after it has written the first counter of an empty `open`. It calls
 -- batch_seal when `open` has 5,000 fields, or when the server's run has changed.
 
--- Writes the identity of a new `open`. Begins a new incarnation if the run has changed or `meta` is lost.
+-- Writes the identity of a new open batch. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)
   local was = redis.call('HMGET', prefix .. '${meta}', 'incarnation', 'seq', 'cum', 'run')
   local incarnation, seq, cum, follows = was[1], was[2], was[3], ''
@@ -33,7 +36,7 @@ local function batch_open(prefix, nonce, run, now)
     '#r', run, '#p', cum, '#f', follows)
 end
 
--- Seals `open` under the identity that it was opened with. Returns "<incarnation>:<seq>", or false if there is no `open`.
+-- Seals the open batch and keeps its identity. Returns "<incarnation>:<seq>", or false if there is no open batch.
 local function batch_seal(prefix, now, run, nonce)
   local open, meta = prefix .. '${open}', prefix .. '${meta}'
   local identity = redis.call('HMGET', open, '#i', '#s', '#p')
@@ -54,7 +57,7 @@ local function batch_seal(prefix, now, run, nonce)
   cum = string.format('%.0f', cum)
   redis.call('HSET', open, '#c', cum, '#t', string.format('%.0f', now), '#x', run)
   local id = identity[1] .. ':' .. identity[2]
-  -- Never overwrite: if a batch of this name is still there, the server's data was restored to an older state.
+  -- Never overwrite a batch. If this name exists already, the server's data was restored from an older copy.
   if redis.call('RENAMENX', open, prefix .. '${batch}' .. id) == 0 then
     id = id .. '~' .. nonce
     redis.call('RENAME', open, prefix .. '${batch}' .. id)

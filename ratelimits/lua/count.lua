@@ -1,16 +1,17 @@
--- Counts refusals that this shard did not decide: a process or another shard did. Loaded after batch.lua and usage.lua.
--- KEYS[1]  head of the shard, "<version> <run>"     KEYS[2]  its open batch
--- ARGV[1]  run, as the connection learnt it   ARGV[2]  nonce
+-- Counts refusals that this shard did not decide: a process refused from memory, or another shard refused. Loaded after
+-- batch.lua and usage.lua.
+-- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
+-- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
 -- ARGV[3]  '<dddd' starts of the previous billing period, the current one and the next two (µs), then the kind of counter:
---          "d" denied, "s" refused by a shadow rule alone
--- ARGV[4…] three for each counter: its field's name after "kind|bin|period|", units per request, number of requests
--- Returns the version of the configuration in force, by which a process that refuses without a call learns of an edit.
+--          "d" denied, "s" admitted but a shadow rule would have refused
+-- ARGV[4…] three for each counter: the rest of its name after "kind|bin|period|", units per request, number of requests
+-- Returns the version of the rules in force. This tells a process that refuses from memory about an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local prefix, head = string.sub(KEYS[2], 1, -1 - #'${open}'), redis.call('GET', KEYS[1])
 local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
 local own = ARGV[1]
--- The caller learnt the run when it connected. The run can change while connections stay open.
+-- Ask the server if the runs differ: its run can change while the caller's connection stays open.
 if run ~= own then own = server_run() end
 if run ~= own then
   batch_seal(prefix, now, own, ARGV[2])
@@ -27,6 +28,6 @@ for i = 4, #ARGV, 3 do
   local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   full = usage_add(KEYS[2], field, cost, requests, ARGV[2], own, now) or full
 end
--- As after a decision: the counts stay, even if sealing fails.
+-- Ignore an error: the refusals were counted, and the periodic task will seal the batch.
 if full then pcall(batch_seal, prefix, now, own, ARGV[2]) end
 return tonumber(version)

@@ -1,29 +1,37 @@
--- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged. Counts
--- the decision in the open batch of usage. Loaded after prelude.lua, batch.lua and the algorithms' files.
+-- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged.
+-- Counts the decision in the open batch of usage. Loaded after prelude.lua, batch.lua and the algorithms' files.
 --
--- KEYS     heads of the shards touched, the account's first; the packed states; `open` of the account's shard if there
---          are meters; the receipt if flag 2 is set; the own states; the further keys of these. The program numbers the
---          packed states first, then the own states
+-- A shard is a part of the accounts. A shard's `head` is a string: the version of the rules and the run (one life) of the
+-- server with which the shard was last used. A limit's state is either a record in a packed state, which several limits of
+-- a key share, or it is in Redis keys of the limit's own.
+--
+-- KEYS     1. the heads of all shards of this request, the account's shard first
+--          2. the packed states
+--          3. `open` of the account's shard, if there are meters
+--          4. the receipt, if flag 2 is set
+--          5. the first own key of each limit that has own keys, then the further own keys
+--          The program numbers the states: first the packed states, then the limits' first own keys
 -- ARGV[1]  nonce: unique for each call
--- ARGV[2]  the head that the caller expects, "<configuration version> <run>"
+-- ARGV[2]  the head that the caller expects, "<version of the rules> <run>"
 -- ARGV[3]  request, '<BBBBBdddddd': op; flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
---          8 no waiting, whatever the limits allow; 16 no configuration, so it cannot be too old); numbers of heads, of
+--          8 refuse instead of waiting; 16 the limits have no version, so they cannot be too old); numbers of heads, of
 --          meters and of packed states; now (µs; -1: the server's clock); timeout (µs; -1: any); the moment at which a
---          settled receipt was charged (µs; 0 unknown); the receipt's time to live (ms); since when and until when the
---          rest of ARGV is valid (µs). Then the costs, '<d' for each slot; the first slots are the meters. A cost is
---          negative if a receipt is settled for less
--- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name, rule, version, algorithm, mode (1 shadow),
---          state, own state (0 none), slot of its cost, eight params, moment since when they hold (µs, 0 now), longest
---          wait (µs; -1: the request's timeout)
--- ARGV[5]  for fast.lua, as are the last parts of ARGV
+--          settled receipt was charged (µs; 0 unknown); the receipt's time to live (ms); start and end of the time for
+--          which ARGV is valid (µs). Then the costs, '<d' each: first one for each meter, then those of the limits. A
+--          limit names its cost by the position in this list, the slot. A cost is negative if a receipt is settled and
+--          less was used than charged
+-- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name (crc32), rule, version, algorithm, mode (1
+--          shadow), number of its state, number of its own key (0 none), slot of its cost, eight params, moment from which
+--          the params hold (µs; 0 now), longest wait (µs; -1: the request's timeout)
+-- ARGV[5]  for fast.lua. The last arguments are also for fast.lua alone
 -- ARGV[6…] for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; then the name
 --          of the request's leases, if it is not the nonce
 --
 -- Returns  int64s '<i8…': 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, the
 --            moment of the decision, now; then ok, remaining, reset_after of each limit. Times in µs
---          0, version   the caller's configuration is older than `version`: nothing was decided
---          -2, now      ARGV is not valid at this time: nothing was decided
---          2, 0         the receipt was refunded or settled before, or is too old to know: nothing was done
+--          0, version   nothing was decided: the caller's rules are older than `version`
+--          -2, now      nothing was decided: ARGV is not valid at this time
+--          2, 0         nothing was done: the receipt was refunded or settled before, or its time to live has passed
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
 local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
@@ -37,34 +45,36 @@ end
 local function answer(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
 if now < from or now >= til then return answer(-2, now) end
 
--- 1. The configuration, shard by shard. Nothing is written before all shards were found to have no newer version.
+-- 1. Compare the heads of all shards with the expected one. Write nothing until all of them were read: if a shard has newer
+-- rules, nothing may change.
 local expected, run = string.match(ARGV[2], '^(%d+) (.*)$')
-local other, begun, asked = {}, {}, false
+local new_versions, new_runs, asked = {}, {}, false
 for i = 1, heads do
   local head = call('GET', KEYS[i])
   if head ~= ARGV[2] then
     local stored, before = string.match(head or '', '^(%d+) (.*)$')
     stored = tonumber(stored or 0)
-    -- A receipt can be refunded or settled whatever the rules are by now.
+    -- A receipt can be refunded or settled even if the rules have changed since.
     if tonumber(expected) < stored and op <= PEEK and not free then return answer(0, stored) end
     if before ~= run and not virtual and not asked then
       -- The caller learnt the run when it connected. The run can change while connections stay open.
       run, asked = server_run(), true
     end
-    if tonumber(expected) > stored or before ~= run then other[i] = math.max(tonumber(expected), stored) end
-    if before ~= run then begun[i] = true end
+    if tonumber(expected) > stored or before ~= run then new_versions[i] = math.max(tonumber(expected), stored) end
+    if before ~= run then new_runs[i] = true end
   end
 end
-for i, version in pairs(other) do
-  -- A new run of the server begins a new batch: counts that the old run may have lost all belong to the old batch.
-  if begun[i] then batch_seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
+for i, version in pairs(new_versions) do
+  -- Seal the open batch of an earlier run, so that the counts which that run may have lost are all in one batch.
+  if new_runs[i] then batch_seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
   call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
--- 2. The states, and the moment of the decision, which is the same for all limits.
-local beside = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
-local receipt = once and KEYS[beside + packed]
-local function state_key(number) return KEYS[(number > packed and beside or heads) + number] end
+-- 2. Read the states. `at` is the moment of the decision, the same for all limits: now, or the latest moment in the states
+-- if the clock has stepped back.
+local before_own = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
+local receipt = once and KEYS[before_own + packed]
+local function state_key(number) return KEYS[(number > packed and before_own or heads) + number] end
 local function corrupt(number)
   return redis.error_reply('CORRUPT the state at ' .. state_key(number) .. ' cannot be read: reset or delete it')
 end
@@ -93,7 +103,7 @@ while pos <= size do
     states[index], orders[index] = state, order
   end
   local record = state[name]
-  -- A record that has expired does not exist any more, even if others keep the string alive: its own keys have expired.
+  -- Ignore a record that has expired: other records kept the string alive, but the limit's own keys are gone.
   if record and (virtual or record.expiry * 1e6 > now) then
     l.known = true
     if record.code == code then
@@ -114,7 +124,7 @@ for i = 1, #limits do
     if last > at then l.shift, last = last - at, at end
     l.last = last
     l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
-    -- A receipt is settled under the parameters that the state has now, not those of the time of the receipt.
+    -- Settle a receipt under the state's present parameters: the rule may have changed since the receipt was given.
     if op == SETTLE and algorithm.use_stored_params then algorithm.use_stored_params(l, entry) end
     algorithm.resolve(l, entry)
   else
@@ -123,10 +133,10 @@ for i = 1, #limits do
   if l.stale then return answer(-2, now) end
 end
 
--- 3. A receipt takes effect once.
+-- 3. Refuse to use a receipt twice.
 if once and (now > charged_at + ttl * 1000 or not call('SET', receipt, '1', 'NX', 'PX', ttl)) then return answer(2, 0) end
 
--- 4. The decision.
+-- 4. Decide.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0
 for i = 1, #limits do
   local l = limits[i]
@@ -167,7 +177,7 @@ for i = 1, #limits do
       end
     end
   elseif op == CREATE then
-    -- An existing key stays as it is, except that a clock that was put right is noted.
+    -- Do not change an existing state, except after the clock has stepped back.
     if not l.entry then last, l.dirty = at, true else l.dirty = l.shift > 0 end
   elseif op == CHANGE then
     if l.entry then last, l.dirty = at, true end
@@ -177,7 +187,7 @@ for i = 1, #limits do
     if l.entry then l.dirty = algorithm.release and algorithm.release(l) or l.shift > 0 end
   elseif op == SETTLE then
     if l.known and not l.entry then
-      -- The rule has another algorithm by now, which never charged this request.
+      -- Do nothing: the rule has another algorithm now, which never charged this request.
     elseif l.cost > 0 then
       algorithm.charge(l)
       last, l.dirty = at, true
@@ -209,7 +219,7 @@ for index in pairs(dirty) do
     end
     state[name] = nil
   end
-  -- Keep the order: otherwise scopes that take turns would move each other's records.
+  -- Keep the order of the records: requests with other rules, which share this string, then find theirs in the same places.
   for _, name in ipairs(orders[index]) do keep(name) end
   for i = 1, #limits do
     if limits[i].index == index then keep(limits[i].name) end
@@ -245,11 +255,11 @@ if meters > 0 and (op == TRY or op == SETTLE) then
       count('d' .. where .. l.rule .. '|' .. l.version .. who, cost)
     end
   end
-  -- The decision stands even if sealing fails: the periodic seal will take the batch.
+  -- Ignore an error: the request was decided and counted, and the periodic task will seal the batch.
   if full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
 end
 
--- 7. The reply.
+-- 7. Reply.
 local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 0, at, now}
 local remaining, reset
 for i = 1, #limits do

@@ -1,13 +1,15 @@
--- The fast path, loaded before everything else: buckets and windows that all admit, whose states exist under the same
--- parameters, while the clock has not stepped back. In any other case it returns nothing and has changed nothing, and
--- decide.lua decides. Define nothing in this file that the fast path does not need: definitions are what takes its time.
+-- The fast path: a quicker way to decide the most frequent case. It is loaded before everything else.
+-- It decides only if all limits are buckets and windows that admit the request, their states exist and have the same
+-- parameters as the rules, and the clock has not stepped back. Otherwise it changes nothing and returns nothing, and
+-- decide.lua decides. Keep this file short: every definition in it takes time at each request.
 --
--- ARGV[5]   '' if the fast path must not be tried. Otherwise doubles: for each packed state the number of its limits, and
---           the bytes of their records if these come first in the state; then for each of these limits name, algorithm,
---           size of its record, its number, slot of its cost, and
+-- KEYS and ARGV[1] to ARGV[4] are described in decide.lua; the letters q, r, n, T and g in algorithms/level.lua.
+-- ARGV[5]   '' if the fast path must not be tried. Otherwise doubles. For each packed state: the number of its limits, and
+--           the size of the state (bytes) up to the end of their records, if these records come first. Then for each limit:
+--           name, algorithm, size of its record, number of the limit, slot of its cost, and
 --             level    q, room and n; if n > 1 then also r, the part of room, 0   (room: the time that capacity takes)
 --             window   start and end for a calendar, length and 0 for a fixed window; capacity
--- last of ARGV   formats of ARGV[5], of each packed state, and of the reply
+-- last of ARGV   the struct formats of ARGV[5], of each packed state, and of the reply
 --
 -- Returns the reply, and the new counters, which counted.lua handles.
 local function fast_path()
@@ -44,7 +46,7 @@ local function fast_path()
       end
     end
     if not v then
-      -- Their records do not come first in the state: gather them as if they did.
+      -- The records of these limits do not come first in the state: find each of them, and list their values in `v`.
       local starts_of, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
       while pos + 10 <= #raw do
         local name, _, size = read('<I4BI2', raw, pos)

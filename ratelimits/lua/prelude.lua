@@ -1,6 +1,7 @@
--- Exact arithmetic, and the states of a key in one packed string. The algorithms' files build on this one.
--- Lua 5.1 has doubles only. They hold every integer up to 2^53, so all numbers here are whole. A fraction of a microsecond
--- is a second number, the numerator over a fixed denominator n: a pair (whole, part) means whole + part/n.
+-- Functions for exact arithmetic, and for packed states: one string with the states of several limits of one key.
+-- The algorithms' files use these functions.
+-- Lua 5.1 has no integers, only doubles. Doubles hold every integer up to 2^53 exactly, so all numbers here are whole. A
+-- number with a fraction is a pair (whole, part) over a fixed denominator n. It means whole + part/n.
 
 -- Returns floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
 local function muldiv(a, b, n)
@@ -9,7 +10,7 @@ local function muldiv(a, b, n)
     local rest = product % n
     return (product - rest) / n, rest
   end
-  -- The product is too large for a double: multiply by one bit of b at a time. Doubling and the differences are exact.
+  -- The product is too large for a double, so multiply by one bit of b at a time. Every step is exact.
   local ar = a % n
   local aq = (a - ar) / n
   local quotient, rest, bit = 0, 0, 4503599627370496
@@ -26,14 +27,14 @@ local function muldiv(a, b, n)
   return quotient, rest
 end
 
--- Returns the greatest common divisor; 1 where a number is beyond 2^53, since % is not exact there.
+-- Returns the greatest common divisor. Returns 1 if a number is 2^53 or more, since % is not exact for such numbers.
 local function gcd(a, b)
   if a >= 9007199254740992 or b >= 9007199254740992 then return 1 end
   while b > 0 do a, b = b, a % b end
   return a
 end
 
--- Whole numbers beyond 2^53 are lists of limbs, each of seven digits, lowest first.
+-- Converts a whole number to a list of limbs of seven digits, lowest first. Lists hold numbers beyond 2^53 exactly.
 local function big(x)
   local out = {}
   repeat
@@ -76,8 +77,9 @@ local function at_most(a, b)
   return true
 end
 
--- Returns (whole + part/base) * a/b as a pair over n*m, and m. The result is exact where n*m stays below 2^53, otherwise it
--- is cut off to 1/n. If a or b itself is beyond 2^53, it is as close as doubles are.
+-- Returns (whole + part/base) * a/b as a pair over n*m, and m. The result is exact if a denominator n*m below 2^52 is
+-- enough. Otherwise it is rounded down to a multiple of 1/n. If a or b is 2^53 or more, the result is as exact as doubles
+-- are.
 local function scale(whole, part, base, a, b, n)
   local common = gcd(a, b)
   a, b = a / common, b / common
@@ -120,12 +122,12 @@ local function scale(whole, part, base, a, b, n)
   return out, part, 1
 end
 
--- Returns how many intervals of q + r/n fit into whole + part/(n*m): guesses in doubles, then corrects exactly.
+-- Returns how many intervals of q + r/n fit into whole + part/(n*m). It estimates with doubles, then corrects exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
   if r == 0 then return (whole - whole % q) / q end
   local count = math.floor((whole + part / (n * m)) / (q + r / n))
-  if count >= 4503599627370496 then return count end -- no double is one more
+  if count >= 4503599627370496 then return count end -- too large to correct
   while true do
     local t, g = muldiv(count, r, n)
     t, g = t + count * q, g * m
@@ -142,29 +144,39 @@ end
 
 local function int(x) return string.format('%.0f', x) end
 
--- States are kept this much longer (µs) than they matter, so that a clock that steps back still finds them.
+-- States are kept for this much longer (µs) than needed, so that they still exist if the clock steps back.
 local CLOCK_BACK = 60000000
 local FOREVER = 34560000000000 -- 400 days
 local ANY = -1 -- as a timeout: any wait is accepted
 local NEVER = -1 -- as a retry_after
 
--- A packed state begins with the second at which it expires, '<I4'. Records follow: '<I4BI2I4' name, algorithm, size, the
--- second at which the record expires, then `size` bytes in the algorithm's format. An entry is an unpacked record: a list
--- of name, algorithm, expiry, and the fields of the format, of which the first is the last moment of a charge.
+-- A packed state begins with its expiry in seconds, '<I4'. Records follow, each of one limit: '<I4BI2I4' name (crc32),
+-- algorithm, size, expiry in seconds, then `size` bytes in the algorithm's format. An entry is an unpacked record: a list
+-- of name, algorithm, expiry, `last` and the algorithm's other fields. `last` is the moment of the last charge (µs).
 
--- Algorithm code -> {initial, resolve, check, charge, standing, …}. The files loaded after this one fill it. An algorithm
--- whose state has a fixed format brings `pack` (entry to bytes) and `unpack` (bytes from a position to values). The states
--- of others are packed by cmsgpack.
+-- The algorithms, by their code. The files loaded after this one add them. An algorithm is a table of functions that get a
+-- limit `l`:
+--   initial   sets the fields of a limit without a state
+--   resolve   sets the fields from the state's entry and brings them up to the moment of the decision, l.now
+--   check     decides: sets l.ok, and l.wait or l.retry (µs)
+--   charge, refund, release, reset   change the state
+--   standing  returns remaining and reset_after (µs)
+--   entry     returns the new entry, and for how long it is needed (µs)
+--   keep      sets the time to live of own keys
+-- l.cost are the permits of the request, l.p the params from the program, l.changed the moment from which these params
+-- hold, l.shift how far the clock has stepped back behind the state (µs), l.own the limit's first own key.
+-- An algorithm whose state has a fixed format also has `pack` (entry to bytes) and `unpack` (bytes to values). The states
+-- of other algorithms are packed by cmsgpack.
 local A = {}
 
--- Returns a table name -> {code, expiry, raw, payload}, and the names in their order. Raises an error if `raw` is not a
--- packed state.
+-- Returns a table name -> {code, expiry, raw, payload}, and a list of the names in the order of their records. Raises an
+-- error if `raw` is not a packed state.
 local function records(raw)
   local out, order, pos = {}, {}, 5
   while pos <= #raw do
     local name, code, size, expiry, start = struct.unpack('<I4BI2I4', raw, pos)
     local stop = start + size - 1
-    -- A code that no algorithm here has is that of a newer version's: its record is kept.
+    -- Keep a record whose algorithm is not known here: a newer version of the app may have written it.
     if stop > #raw or code < 1 then error('a record is cut off') end
     out[name] = {code = code, expiry = expiry, raw = string.sub(raw, pos, stop), payload = start - pos + 1, name = name}
     order[#order + 1] = name

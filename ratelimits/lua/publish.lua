@@ -1,6 +1,6 @@
--- Raises a shard's configuration version. KEYS[1] head, "<version> <run>". ARGV[1] version. Returns the version in force.
--- A shard without decisions gets a head too, with an unknown run: otherwise a process that missed the edit would not be
--- told there that its rules are stale.
+-- Raises a shard's version of the rules. Returns the version in force.
+-- KEYS[1] the shard's head, "<version> <run of the server>"   ARGV[1] version
+-- A shard without a head gets one with an unknown run ("?"). A later decision with older rules is then refused as stale.
 local head = redis.call('GET', KEYS[1])
 local stored, run = string.match(head or '', '^(%d+) (.*)$')
 if stored and tonumber(stored) >= tonumber(ARGV[1]) then return tonumber(stored) end

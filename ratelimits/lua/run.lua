@@ -1,8 +1,9 @@
--- Names the run of the server. Loaded before batch.lua and pending.lua.
+-- Names the run of the server: one life of the server, until it restarts or a replica is promoted. Loaded before batch.lua
+-- and pending.lua.
 
--- Returns "<run_id>:<replication id>": the server's process, and its history as a primary. The second part is empty if the
--- server never was a replica: attaching its first replica changes the replication id, but loses nothing. After a promotion
--- `master_replid2` names the history before it, of which something may be missing.
+-- Returns "<run_id>:<replication id>". run_id names the server's process. The replication id is added only if the server
+-- was a replica and was promoted, which `master_replid2` shows: writes of the old primary may be missing then. It is left
+-- out for other servers, because the id also changes when a first replica is attached, and then no data is lost.
 local function server_run()
   local function field(text, name) return string.match(text, '\n' .. name .. ':([^\r\n]*)') or '' end
   local replication = redis.call('INFO', 'replication')

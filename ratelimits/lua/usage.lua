@@ -1,15 +1,17 @@
 -- Counts usage in the open batch of a shard, in the call that decides. Loaded after batch.lua.
 
--- Call after `count` new counters were written: if they are the first of the batch, its identity is written. Returns true
--- if the batch is full.
+-- Call this after `count` new counters were written. If they are the batch's first counters, it writes the batch's
+-- identity.
+-- Returns true if the batch is full.
 local function usage_new(open, nonce, run, now, count)
   local fields = redis.call('HLEN', open)
   if fields == count then batch_open(string.sub(open, 1, -1 - #'${open}'), nonce, run, now) end
   return fields >= 5000
 end
 
--- Counts `requests` requests of `cost` units each; with 0 requests, `cost` units alone. Requests of 1 unit are one counter
--- ("1"), others two ("n" requests, "u" units). Returns true if the batch is full: seal it once everything is counted.
+-- Counts a number of requests (`requests`) of `cost` units each. If `requests` is 0, counts only `cost` units. Requests of
+-- 1 unit have one counter ("|1"). Other requests have two: "|n" for the requests and "|u" for the units. Returns true if
+-- the batch is full: seal it after everything is counted.
 local function usage_add(open, field, cost, requests, nonce, run, now)
   local full = false
   local function add(name, count)

@@ -1,24 +1,28 @@
--- concurrency (11): at most capacity requests in flight. Each admitted request holds a lease, which expires by itself.
--- own      sorted set of leases by expiry (µs from the entry's base): members "number:permits:name"
--- own:n    hash: name -> "number:permits" of its leases, a space between two
--- own:x    sorted set of the further permits of leases with several: each lease counts for one permit in `own`, and has a
---          member here for each power of two in the rest, all with score 0: a letter for the power ("A" is 1), expiry (16
---          digits), ":", number. So the permits of all leases that end by a moment are counted without reading them. An
---          empty member keeps the set alive as long as `own`: while a slot of a cluster moves, a node serves a script only
---          if it has all of its keys.
--- Entry: name, algorithm, expiry, last, base, total (permits in the set, those of ended leases included), next number,
--- `extra` (the sum of the powers of two that may be in own:x).
+-- concurrency (11): at most `capacity` permits are in use at once. Each admitted request holds a lease for its permits,
+-- which ends when it is released, or by itself after lease_ttl. A lease that has ended may stay in the sets for some time.
+--
+-- own      sorted set of leases by expiry (µs after the entry's base): members "number:permits:name"
+-- own:n    hash: name -> "number:permits" of the leases with this name, separated by spaces
+-- own:x    sorted set for leases with more than one permit. `own` has one member for each lease, which counts one permit.
+--          The other permits are split into powers of two, and each power has a member here: a letter for the power ("A"
+--          is 1, "B" is 2), expiry (16 digits), ":", number. All scores are 0, so the members are in the order of power
+--          and expiry. So one count for each power gives the permits of all leases that end by a moment, without reading
+--          the leases. An empty member keeps the set alive as long as `own`: while a slot of a cluster moves, a node runs
+--          a script only if it has all keys of the script.
+-- Entry: name, algorithm, expiry, last, base, total (permits in the sets, also those of ended leases), next number, `extra`
+-- (the sum of the powers of two that may be in own:x).
 -- Params: lease_ttl, -, -, -, -, capacity.
+-- Limit (l): live are the permits of leases that have not ended, gone are those of ended leases; fresh: forget all leases.
 do
   local leases = {}
-  -- Maximum number of ended leases that one charge drops.
-  local DROPPED = 4
+  -- Maximum number of ended leases that one charge removes.
+  local MAX_REMOVED = 4
 
   local function permits(member)
     return tonumber(string.match(member, '^%d+:(%d+):'))
   end
 
-  -- Calls act with the letter of each power of two in `number`, and with the power.
+  -- Splits `number` into powers of two, and calls `act` with the letter and the value of each.
   local function powers(number, act)
     local letter, power = 65, 1
     while number > 0 do
@@ -54,7 +58,7 @@ do
     if l.cost > capacity then l.retry = NEVER return end
     local need = l.live + l.cost - capacity
     if need <= 0 then l.ok = true return end
-    -- Find the first lease by whose end `need` permits have ended. Each lease has at least one permit.
+    -- Find the first lease such that `need` permits have ended when it ends. Each lease has at least one permit.
     need = need + l.gone
     local size = redis.call('ZCARD', l.own)
     local first, last = 0, math.min(need, size) - 1
@@ -68,7 +72,7 @@ do
     local function look(rank)
       if ending_by(l, expiry(rank)) < need then first = rank + 1 else last = rank end
     end
-    -- If large and small leases are mixed evenly, it is close to `likely`. In a large set two looks save ten halvings.
+    -- If large and small leases are mixed evenly, the rank is close to `likely`. Two looks there save about ten halvings.
     local likely = math.floor(need / l.total * size)
     for _, rank in ipairs({likely - 64, likely + 64}) do
       if first <= rank and rank < last then look(rank) end
@@ -77,14 +81,14 @@ do
     l.retry = expiry(last) + l.base - l.now
   end
 
-  -- Calls act with each member of own:x that belongs to a lease.
+  -- Calls `act` with each member of own:x that belongs to one lease.
   local function extras(number, count, expiry, act)
     powers(count - 1, function(letter, power)
       act(letter .. string.format('%016.0f', expiry) .. ':' .. number, power)
     end)
   end
 
-  -- Removes one lease from the sets and from the leases of its name.
+  -- Removes one lease from all three keys.
   local function drop(l, member, expiry)
     local short, name = string.match(member, '^(%d+:%d+):(.*)$')
     local number, count = string.match(short, '^(%d+):(%d+)$')
@@ -107,13 +111,13 @@ do
     l.total, l.gone, l.extra = 0, 0, 0
   end
 
-  -- Drops some ended leases, or everything if no lease is live. Those that stay are not counted as live, and a charge adds
-  -- only one lease, so the set does not grow.
+  -- Removes some ended leases, or everything if no lease is live. Each charge removes more leases than it adds, so ended
+  -- leases do not accumulate.
   local function trim(l)
     if l.fresh or l.live == 0 then forget(l) l.fresh = false end
     if l.gone == 0 then return end
     local by = int(l.now - l.base)
-    local ended = redis.call('ZRANGEBYSCORE', l.own, '-inf', by, 'WITHSCORES', 'LIMIT', 0, DROPPED)
+    local ended = redis.call('ZRANGEBYSCORE', l.own, '-inf', by, 'WITHSCORES', 'LIMIT', 0, MAX_REMOVED)
     for i = 1, #ended, 2 do
       l.gone = l.gone - permits(ended[i])
       drop(l, ended[i], tonumber(ended[i + 1]))
@@ -152,7 +156,7 @@ do
     return out, expiries
   end
 
-  -- Release and refund do not trim: if the clock steps back before the next charge, leases that had ended are live again.
+  -- Release and refund do not remove ended leases: these are live again if the clock steps back before the next charge.
   function leases.release(l)
     local members, expiries = leases_of_name(l)
     for i = 1, #members do

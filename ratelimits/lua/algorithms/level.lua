@@ -1,9 +1,10 @@
--- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4): one definition, a debt that time pays off.
--- The state holds the exact time that the spent permits take to drain: a permit takes q + r/n µs, the debt is T + g/(n*m).
--- Draining is then a subtraction. m is 1, unless the debt was carried over from another rate and its fraction needs more.
+-- token_bucket (1), gcra (2), leaky_bucket (3) and leaky_bucket_queue (4) work in the same way: a charge adds to a debt,
+-- and the debt shrinks as time passes. The debt is the exact time (µs) until all spent permits have come back.
+-- A permit takes q + r/n µs. The debt is T + g/(n*m) µs. m is 1, unless the rate has changed and the fraction of the old
+-- debt needs a larger denominator.
 -- Entry: name, algorithm, expiry, last, q, r, n, m, T, g.   Params: q, r, n, room T, room g, capacity, then the permits
--- spent in a new state (token_bucket) or `delay_after` (queue). Room is the time that `capacity` permits take; in a queue
--- with a capacity above 0, one permit more.
+-- spent in a new state (token_bucket) or `delay_after` (queue). Room is the largest debt that is allowed: the time that
+-- `capacity` permits take. In a queue with a capacity above 0 it is the time of one permit more.
 do
   local E_Q, E_R, E_N, E_M, E_T, E_G = 5, 6, 7, 8, 9, 10
 
@@ -11,7 +12,7 @@ do
 
   local level = {}
 
-  -- As short as its numbers allow; fast.lua knows the first two forms.
+  -- Uses the shortest form that has room for the numbers. fast.lua can read LEVEL and FRACTION.
   function level.pack(entry)
     if entry[E_N] == 1 and entry[E_M] == 1 then return struct.pack(LEVEL, entry[4], entry[E_Q], entry[E_T]) end
     if entry[E_N] < 4294967296 and entry[E_M] == 1 then
@@ -32,6 +33,7 @@ do
     return struct.unpack(STRETCHED, raw, at)
   end
 
+  -- Returns the time that `count` permits take, as a pair over n*m.
   local function permits(l, count)
     local p = l.p
     local whole, part = muldiv(count, p[2], p[3])
@@ -59,14 +61,14 @@ do
     end
   end
 
-  -- Returns the debt at a new rate, (T + g/(n*m)) * new interval / old interval, as whole, part and m. It is exact if a
-  -- denominator below 2^52 is enough. Otherwise it is rounded up to the finest such fraction, too fine to change any answer.
+  -- Returns the debt after a change of the rate, (T + g/(n*m)) * new interval / old interval, as whole, part and m. It is
+  -- exact if a denominator below 2^52 is enough. Otherwise it is rounded up, by too little to change any answer.
   local function stretch(l, e)
     local p, n = l.p, l.p[3]
     local debt = plus(times(times(big(l.T), big(e[E_N])), big(l.m)), big(l.g))
     local top = times(debt, plus(times(big(p[1]), big(n)), big(p[2])))
     local unit = times(big(l.m), plus(times(big(e[E_Q]), big(e[E_N])), big(e[E_R])))
-    -- Returns the greatest x for which (base + x) * unit <= over.
+    -- Returns the greatest x with (base + x) * unit <= over.
     local function most(base, unit, over)
       local x, bit = 0, 4503599627370496
       while bit >= 1 do
@@ -81,7 +83,7 @@ do
     if at_most(top, times(plus(base, big(part)), unit)) then return whole, part, 1 end
     local below = l.m * (e[E_Q] * e[E_N] + e[E_R])
     if below < 9007199254740992 then
-      -- The denominator that remains when top / unit is reduced.
+      -- Calculate the denominator of top / unit in lowest terms.
       local _, x = muldiv(l.T % below, e[E_N] * l.m % below, below)
       local _, y = muldiv(p[1] % below, n % below, below)
       local _, rest = muldiv((x + l.g) % below, (y + p[2]) % below, below)
@@ -106,11 +108,11 @@ do
     l.m, l.T, l.g = e[E_M], e[E_T], e[E_G]
     local from = e[4]
     if e[E_Q] ~= p[1] or e[E_R] ~= p[2] or e[E_N] ~= p[3] then
-      -- The state was written at another rate. The same number of permits stays spent, so their time is stretched.
+      -- The state was written at another rate. Keep the number of spent permits, and calculate their time at the new rate.
       drain(l, l.changed - from)
       from = l.changed
       l.T, l.g, l.m = stretch(l, e)
-      -- Cut the debt off at 142 years: a longer one would not stay exact, and makes no difference.
+      -- Limit the debt to 142 years: a longer one would not be exact, and makes no difference.
       if l.T > 4503599627370496 then l.T, l.g, l.m = 4503599627370496, 0, 1 end
     end
     drain(l, l.now - from)
@@ -175,7 +177,7 @@ do
 
   function level.entry(l, last)
     local p = l.p
-    -- After a refund `last` may lie before now: write the debt as it was at `last`.
+    -- After a refund `last` may be before now. Then write the debt that there was at `last`.
     local T, g, m = l.T, l.g, l.m
     if l.now > last and (T > 0 or g > 0) then T = T + l.now - last end
     return {l.name, l.code, 0, last, p[1], p[2], p[3], m, T, g}, math.max(l.code == 1 and p[7] > 0 and FOREVER or 0, T + 1)

@@ -1,17 +1,21 @@
 -- sliding_log (8): at most capacity in any interval of `period`. The times of all charges are stored.
--- own      list of the newest times, oldest first (the server packs it 11 times smaller than a sorted set), each "t" or
---          "t:count" for several at one moment, in µs from the entry's base. They never step back, since the moment of a
---          decision is never before `last`.
--- own:b    hash: all older times, as a tree. A charge that adds the 128th time to the list moves the 64 oldest into a block,
---          the k-th block being the field "0:k". Node "1:j" has the 64 blocks from 64j, "2:i" the 64 nodes from 64i, and
---          "3:0" all of those from the first that still exists. Each field is a flat array: first time and sum of each part
---          (in a block: time and count); the times after the first are differences from it. So a decision reads four nodes
---          and a few times of the list, however long the log is. A part whose sum is 0 may be missing. An empty field keeps
---          the hash alive as long as the list: while a slot of a cluster moves, a node serves a script only if it has all of
---          its keys.
--- Entry: name, algorithm, expiry, last, period, base, total (of the list), total (of the tree), number of blocks ever made,
--- first block that exists, `since` (everything up to that time has ended for good, even if the period becomes longer).
+-- own      list of the newest times, oldest first. An item is "t", or "t:count" for several permits at one moment. Times
+--          are in µs after the entry's base. They never go back, since the moment of a decision is never before `last`. (A
+--          list takes 11 times less memory than a sorted set.)
+-- own:b    hash: all older times, as a tree. When the list reaches 128 items, the oldest 64 move into a new block. Block k
+--          is the field "0:k". Node "1:j" has the 64 blocks from number 64j on. Node "2:i" has the 64 nodes "1:…" from 64i
+--          on. The top node "3:0" has all nodes "2:…" that still exist.
+--          Each field is a flat array of pairs, one for each part: first time and sum of permits (in a block: time and
+--          count). The first time is absolute, the others are differences from it. A part whose sum is 0 may be missing.
+--          So a decision reads only four nodes and a few items of the list, even if the log is long.
+--          A field with an empty name keeps the hash alive as long as the list: while a slot of a cluster moves, a node
+--          runs a script only if it has all keys of the script.
+-- Entry: name, algorithm, expiry, last, period, base, total (permits in the list), old (permits in the tree), number of
+-- blocks ever made, first block that exists, `since` (charges up to this time have ended, even if the period becomes
+-- longer).
 -- Params: period, -, -, -, -, capacity.
+-- Limit (l): live are the permits that count now. ended and gone are the items and the permits in the list that have ended.
+-- over are the permits in the tree that have ended; keep_from is the first block that still counts.
 do
   local log = {}
   local SPREAD, TOP = 64, 3
@@ -47,13 +51,14 @@ do
     return number * SPREAD
   end
 
-  -- Walks down the tree to the last part that begins by `t`. Returns the sum of everything up to `t`, the number of the block
-  -- in which that ends, and the way there: a {level, number, node, index} for each level, the block last if it exists.
+  -- Goes down the tree to the last part that begins at `t` or before. Returns the sum of all permits up to `t`, the number
+  -- of the block with the last of them, and the path: a {level, number, node, index} for each level, from the top to the
+  -- block.
   local function by_time(l, t)
     local sum, number, way = 0, 0, {}
     for level = TOP, 0, -1 do
       local node = load(l, level, number)
-      -- The node does not exist: all of it lies before `since` and was dropped, or its sum is 0.
+      -- The node does not exist: it was dropped because all of it is before `since`, or its sum is 0.
       if not node then
         local last = way[#way]
         if last then sum = sum + last[3][last[4] + 1] end
@@ -70,7 +75,7 @@ do
     end
   end
 
-  -- Returns the time of the first charge at which the tree, from its beginning, has `sum` permits.
+  -- Returns the time of the charge with which the permits in the tree, from its beginning, reach `sum`.
   local function by_sum(l, sum)
     local number = 0
     for level = TOP, 0, -1 do
@@ -112,8 +117,8 @@ do
     l.blocks, l.old, l.total = l.blocks + 1, l.old + sum, l.total - sum
   end
 
-  -- Drops some of the blocks before `first`, and the nodes that have no other blocks. The sums stay as they are: charges that
-  -- have ended are part of the total, and of what is subtracted from it.
+  -- Removes some of the blocks before `first`, and nodes whose blocks were all removed. Does not change the sums in other
+  -- nodes: `old` and `over` both contain the ended permits, so their difference is right.
   local function drop(l, first)
     local fields, from = {}, l.first
     l.first = math.max(from, math.min(first, from + SPREAD / 2))
@@ -142,11 +147,11 @@ do
 
   function log.use_stored_params(l, e) l.p[1] = e[5] end
 
-  -- Counts the charges that have ended, but does not remove them: a refusal or a peek changes nothing.
+  -- Counts the charges that have ended. Does not remove them, because a refusal or a peek changes nothing.
   function log.resolve(l, e)
     l.base, l.total, l.old = e[6] - l.shift, e[7], e[8] or 0
     l.blocks, l.first, l.since = e[9] or 0, e[10] or 0, e[11] or -1
-    -- Charges that had ended under the old period stay ended under a longer one.
+    -- Charges that have ended under the old period do not count again under a longer one.
     if e[5] ~= l.p[1] then l.since = math.max(l.since, l.changed - l.base - e[5]) end
     l.cutoff = math.max(l.since, l.now - l.base - l.p[1])
     -- The server may have evicted the list or the tree.
@@ -165,7 +170,7 @@ do
       end
       size = 64
     end
-    -- In the tree: everything has ended if a time of the list has; otherwise everything up to the cutoff.
+    -- In the tree: if an item of the list has ended, the whole tree has ended. Otherwise the charges up to the cutoff have.
     l.over, l.keep_from = l.old, l.blocks
     if l.ended == 0 and l.old > 0 then l.over, l.keep_from = by_time(l, l.cutoff) end
     l.live = l.total - l.gone + l.old - l.over
@@ -247,7 +252,7 @@ do
       end
       local sum = 0
       for j = 2, #node, 2 do sum = sum + node[j] end
-      -- Keep a node to which blocks can still be added.
+      -- Keep an empty node if blocks can still be added to it.
       if sum == 0 and level < TOP and (number + 1) * SPREAD ^ level <= l.blocks then
         redis.call('HDEL', l.own .. '${tree}', level .. ':' .. int(number))
       else
@@ -259,7 +264,7 @@ do
   end
 
   function log.refund(l)
-    -- Do not trim: if the clock steps back before the next charge, charges that had ended count again.
+    -- Do not remove ended charges: they count again if the clock steps back before the next charge.
     local cost = math.min(l.cost, l.live)
     local left, wanted = cost, l.charged_at > 0 and l.charged_at - l.base
     local items = l.total > l.gone and redis.call('LRANGE', l.own, l.ended, -1) or {}

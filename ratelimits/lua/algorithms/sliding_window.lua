@@ -1,7 +1,7 @@
--- sliding_window (7): N sub-windows that slide one at a time (Sentinel's LeapArray), in an own key.
--- Entry: name, algorithm, expiry, last, width, newest index, counts of N+1 buckets, the newest first. The last bucket is just
--- leaving the window: only `weighted` counts it, by its remaining share.
--- Params: width, N, weighted, -, -, capacity. A bucket's index is floor(t / width); it starts at index * width.
+-- sliding_window (7): a window of N buckets. With time it moves on by one bucket (like LeapArray of Alibaba's Sentinel).
+-- Entry: name, algorithm, expiry, last, width (µs), newest index, counts of N+1 buckets, the newest first. Bucket N+1 is
+-- partly outside of the window. Only `weighted` counts it, by the share that is still inside.
+-- Params: width, N, weighted, -, -, capacity. The bucket at the time t has the index floor(t / width).
 do
   local sliding = {}
 
@@ -12,7 +12,7 @@ do
     l.stored, l.from = counts, l.newest
   end
 
-  -- Returns the counts after sliding on until bucket `newest` is the newest.
+  -- Returns the counts after the window has moved on from bucket `from` to bucket `newest`.
   local function slide(counts, from, newest, size)
     if newest <= from then return counts end
     local out = {}
@@ -27,8 +27,8 @@ do
     local counts, newest = e[7], e[6]
     if l.shift > 0 then newest = math.floor(l.now / e[5]) end
     if e[5] ~= width or #counts ~= size then
-      -- The buckets have another size now: each count moves to the bucket in which its old bucket began, or to the oldest
-      -- one that is still counted.
+      -- The buckets have another size now. Move each count to the new bucket in which its old bucket began. If that one is
+      -- outside of the window, move the count to the oldest bucket.
       local at = math.floor(l.changed / e[5])
       counts = slide(counts, newest, at, #counts)
       local moved, latest = {}, math.floor(l.changed / width)
@@ -45,7 +45,7 @@ do
     l.counts = slide(counts, newest, l.newest, size)
   end
 
-  -- Returns what counts now, in whole permits; the share of the leaving bucket is rounded up.
+  -- Returns the permits that count now. The share of the last bucket is rounded up.
   local function spent(l)
     local sum, counts, size = 0, l.counts, l.p[2]
     for i = 1, size do sum = sum + counts[i] end
@@ -64,7 +64,8 @@ do
     local counts, room = l.counts, capacity - l.cost
     local full = 0
     for i = 1, size do full = full + counts[i] end
-    -- Look at each coming sub-window: the buckets that count fully in it, and the one that leaves during it.
+    -- Look at each position that the window will have: `full` is the sum of the buckets inside, `leaving` of the one
+    -- partly inside.
     for ahead = 0, size + 1 do
       if ahead > 0 then full = full - (counts[size - ahead + 1] or 0) end
       local leaving = weighted == 1 and counts[size + 1 - ahead] or 0
@@ -94,7 +95,7 @@ do
     for i = math.max(first, 1), last do
       local given, index = math.min(left, counts[i]), i - (l.newest - l.from)
       counts[i], left = counts[i] - given, left - given
-      -- The stored counts have not slid. The next charge does that, since the clock may step back before it.
+      -- Change the stored counts too. They move on only with the next charge, since the clock may step back before.
       if l.stored ~= counts and index > 0 then l.stored[index] = l.stored[index] - given end
     end
     return left < l.cost

@@ -1,14 +1,17 @@
--- smooth_bursty (9): Guava's SmoothBursty. The state is `next`, the moment at which the next request may go, and the permits
--- stored while idle. These are written as the time that they are worth, S + g/(n*m) µs, which no change of rate affects.
--- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the maximum time stored).
--- smooth_warming_up.lua makes a second limit of this kind and replaces some of its functions.
+-- smooth_bursty (9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which the next
+-- request may go, and the store, the permits that were saved while no request came.
+-- A permit takes q + r/n µs. The store is kept as the time that its permits take, S + g/(n*m) µs, so that a change of the
+-- rate does not change it.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the maximum of the
+-- store). smooth_warming_up.lua calls smooth_limit() for a second algorithm and replaces some of its functions.
 local function smooth_limit()
   local smooth = {size = 4}
 
-  -- base: the denominator of S's fraction. most: the maximum that is stored, a pair over this denominator.
+  -- base returns the denominator of the store's fraction, without m. most returns the maximum of the store over this
+  -- denominator.
   function smooth.base(p) return p[3] end
   function smooth.most(l) return l.p[4], 0 end
-  -- ratio: the new maximum / the old maximum.
+  -- ratio returns the new and the old maximum of the store.
   function smooth.ratio(new, old) return new[4], old[4] end
   function smooth.initial_store(l) return 0, 0 end
 
@@ -17,9 +20,10 @@ local function smooth_limit()
     l.S, l.g = smooth.initial_store(l)
   end
 
-  -- gain: what idle time adds to the store.
+  -- gain returns the time that is added to the store while no request comes for `idle` µs.
   function smooth.gain(l, idle) return idle, 0 end
 
+  -- Adds the time since `next` to the store.
   local function sync(l, now)
     if now <= l.next then return end
     local n = l.n * l.m
@@ -44,7 +48,8 @@ local function smooth_limit()
     l.next = e[4] - l.shift + e[9]
     l.n, l.m, l.S, l.g = smooth.base(old), e[8], e[10], e[11]
     if not same then
-      -- Guava's setRate: add the idle time under the old numbers, then multiply the store by new maximum / old maximum.
+      -- The rate has changed. Do as Guava's setRate: first add the idle time at the old rate, then multiply the store by
+      -- new maximum / old maximum.
       l.p = old
       sync(l, l.changed)
       local a, b = smooth.ratio(p, old)
@@ -58,7 +63,7 @@ local function smooth_limit()
 
   function smooth.check(l)
     local wait = math.max(l.next - l.now, 0)
-    -- Refuse a cost that takes more than 142 years: it would not stay exact.
+    -- Refuse a cost that takes more than 142 years: such a time would not be exact.
     if l.cost * l.p[1] + muldiv(l.cost, l.p[2], l.p[3]) > 4503599627370496 then l.retry = NEVER return end
     if l.timeout == ANY or wait <= l.timeout then
       l.ok, l.wait = true, wait
@@ -67,13 +72,13 @@ local function smooth_limit()
     end
   end
 
-  -- Returns the time that `cost` permits take, over n*m.
+  -- Returns the time that the request's permits take, as a pair over n*m.
   function smooth.permits(l)
     local whole, part = muldiv(l.cost, l.p[2], l.p[3])
     return math.min(whole + l.cost * l.p[1], 4503599627370496), part * (l.n / l.p[3]) * l.m
   end
 
-  -- Takes K + k from the store. Returns the time that the store lacked, cut off to whole µs.
+  -- Takes the time K + k/(n*m) from the store. Returns the time that was missing in the store, rounded down to whole µs.
   function smooth.spend(l, K, k)
     local n = l.n * l.m
     if K > l.S or (K == l.S and k >= l.g) then
@@ -92,7 +97,7 @@ local function smooth_limit()
   end
 
   function smooth.refund(l)
-    -- A refund shortens the wait that later requests owe. Permits that were taken from the store stay spent.
+    -- A refund makes the wait of later requests shorter. It does not put permits back into the store.
     if not l.owed then return false end
     l.next = math.max(l.next - (smooth.permits(l)), l.now)
     return true
@@ -105,7 +110,7 @@ local function smooth_limit()
 
   function smooth.entry(l, last)
     local p = l.p
-    -- Cut the debt off at 142 years: a longer one would not stay exact, and makes no difference.
+    -- Limit `next` to 142 years from now: a later time would not be exact, and makes no difference.
     l.next = math.min(l.next, l.now + 4503599627370496)
     return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)},
       math.max(FOREVER, l.next - l.now)

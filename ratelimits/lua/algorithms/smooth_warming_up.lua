@@ -1,13 +1,17 @@
--- smooth_warming_up (10): Guava's SmoothWarmingUp, built on smooth.lua. The more permits are stored, the more the next one
--- costs: the interval falls from stable*cold_factor, when the store is full, to stable at the threshold (half of `warm_up`).
--- In stored time (permits * stable) Guava's numbers are: threshold W/2, maximum W*gain, and idle time adds time*gain. All are
--- exact with gain = (5 + cold)/(2 + 2*cold).   Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as u, v.
--- Entry: as smooth.lua, with the last five params after g.
+-- smooth_warming_up (10): the algorithm of Guava's SmoothWarmingUp, built on smooth.lua. After a time without requests the
+-- rate is slow, and it rises to the normal rate. `stable` is the interval between permits at the normal rate, q + r/n µs.
+-- The interval is stable*cold_factor while the store is full. It falls as permits are taken from the store, and is
+-- `stable` from the threshold on.
+-- Stored permits are kept as time (permits * stable). With the warm-up time W, the threshold is W/2, the maximum is
+-- W*gain, and idle time adds time*gain, where gain = (5 + cold)/(2 + 2*cold). These numbers are equal to Guava's.
+-- Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as a fraction u/v in two params.
+-- Entry: the fields of smooth.lua up to g, then the last five params.
 do
   local smooth = smooth_limit()
 
   function smooth.base(p) return p[3] * p[4] end
 
+  -- Returns time * gain, as a pair over the denominator.
   local function share(l, time)
     local whole, part = muldiv(time, l.p[7], l.p[8])
     return whole, part * (smooth.base(l.p) / l.p[8])
@@ -25,13 +29,14 @@ do
     return new[5] / c * (new[7] * old[8] / d), old[5] / c * (new[8] * old[7] / d)
   end
 
-  -- floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W)): the area under the falling interval, `taken` from `above`.
+  -- Returns the time that permits from above the threshold take: floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W)).
+  -- `above` (aw, ap) is the stored time above the threshold, `taken` (tw, tp) is the part that is taken from it.
   local function area(l, tw, tp, aw, ap)
     local n, W, cold = l.n * l.m, l.p[5], l.p[6]
     local t, a = tw + tp / n, aw + ap / n
     local guess = math.floor(t + t * (2 * a - t) * ((cold / 1e6) ^ 2 - 1) / (4 * W))
     local taken = plus(times(big(tw), big(n)), big(tp))
-    -- 2*above - taken = above + (above - taken), which is never negative
+    -- Calculate 2*above - taken as above + (above - taken), so that no step is negative.
     local lw, lp = aw - tw, ap - tp
     if lp < 0 then lw, lp = lw - 1, lp + n end
     local both = plus(times(big(aw + lw), big(n)), big(ap + lp))
@@ -58,7 +63,8 @@ do
       tw, tp = tw - mw, tp - mp
       if tp < 0 then tw, tp = tw - 1, tp + n end
     end
-    -- A permit below the threshold costs the stable interval, and so does one that was not stored. Guava cuts off each.
+    -- A permit below the threshold takes the stable interval. So does a permit that was not in the store. As in Guava, both
+    -- times are rounded down separately.
     l.next = l.next + tw + smooth.spend(l, K, k)
   end
 

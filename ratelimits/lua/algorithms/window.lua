@@ -1,8 +1,9 @@
--- fixed_window (5) and calendar_window (6): a count, and the window that it belongs to.
--- Entry: name, algorithm, expiry, last, start, length, count.   Params of fixed_window: period, 1 if the first request opens
--- the window; of calendar_window: starts of the previous period, the current one and the next two; 6th of both: capacity.
+-- fixed_window (5) and calendar_window (6): the state is a window and the number of permits spent in it.
+-- Entry: name, algorithm, expiry, last, start, length, count.
+-- Params of fixed_window: period; 1 if the first request opens the window. Params of calendar_window: starts of the
+-- previous period, the current one and the next two. The sixth param of both is the capacity.
 do
-  local WINDOW = '<i7i7I7I6' -- the form that fast.lua knows
+  local WINDOW = '<i7i7I7I6' -- fast.lua has this format too
 
   local window = {}
 
@@ -10,7 +11,8 @@ do
 
   function window.unpack(raw, at) return struct.unpack(WINDOW, raw, at) end
 
-  -- Returns start and length of the window that contains the moment t; nothing if the calendar's params do not reach to t.
+  -- Returns start and length of the window that contains the moment t. Returns nothing if t is outside of the calendar's
+  -- params.
   local function around(l, t)
     local p = l.p
     if l.code == 5 then return t - t % p[1], p[1] end
@@ -29,6 +31,7 @@ do
     end
   end
 
+  -- Returns whether a window with this start and length is one of the rule's windows.
   local function aligned(l, start, length)
     local p = l.p
     if l.code == 5 then return length == p[1] and start % length == 0 end
@@ -47,7 +50,8 @@ do
     elseif l.code == 5 and l.p[2] == 1 then
       start = start - l.shift
       if length ~= period and length > 0 then
-        -- The rule has another period. An open window stays open. If it would have ended by now, it opens again with its count.
+        -- The rule's period has changed. An open window keeps its count. If it would have ended under the new period, it
+        -- starts again at the moment of the change.
         if l.changed >= start + length or l.count == 0 then length = 0 end
         if length > 0 and l.changed >= start + period then start = l.changed end
         length = length > 0 and period or 0
@@ -78,7 +82,7 @@ do
   end
 
   function window.refund(l)
-    -- A charge in a window that has ended is not given back in this one.
+    -- Give nothing back if the charge was in an earlier window.
     if l.count == 0 or l.charged_at > 0 and l.charged_at < l.start then return false end
     l.count = math.max(l.count - l.cost, 0)
     return true
@@ -89,7 +93,8 @@ do
   end
 
   function window.entry(l, last)
-    -- Write no window if it is aligned and empty: the rule may change to windows that the first request opens.
+    -- Store no window if it is empty and not opened by a request: the rule may change to windows that the first request
+    -- opens.
     if l.count == 0 and l.code == 5 and l.p[2] == 0 then return {l.name, l.code, 0, last, last, 0, 0}, 0 end
     return {l.name, l.code, 0, last, l.start, l.length, l.count}, l.start + l.length - l.now
   end
