@@ -1,4 +1,4 @@
-"""The engine: it decides limits in one atomic call of Redis. It knows nothing of models, DRF or requests."""
+"""The engine decides limits in one atomic call of a Lua script in Redis. It uses no models, requests or DRF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A call of the deciding script: its arguments, and the command that sends them."""
+"""Calls of the deciding script (lua/decide.lua): their arguments, and the Redis command that sends them.
+
+CONTRIBUTING.md explains the words of the project, such as program, shard, bin and run.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,25 @@ from ratelimits.engine.resp import bulks
 
 #: The timeout of a call that accepts any wait.
 ANY = float("inf")
+#: The fixed part of ARGV[3]: lua/decide.lua lists its fields.
 _REQUEST = struct.Struct("<BBBBBdddddd")
 _BIN = BIN_SECONDS * MICROSECONDS
-#: Flags that decide.lua reads: a virtual clock; once for each receipt; the whole receipt; refuse instead of making the
-#: request wait; limits without a version.
-_VIRTUAL, _ONCE, _WHOLE, _AT_ONCE, _FREE = 1, 2, 4, 8, 16
+#: The clock is virtual, so nothing expires.
+_VIRTUAL = 1
+#: The call refunds or settles a receipt. A receipt allows this once.
+_ONCE = 2
+#: The call refunds the whole receipt.
+_WHOLE = 4
+#: Refuse the request instead of making it wait.
+_AT_ONCE = 8
+#: The limits have no version, so no edit can make them stale.
+_UNVERSIONED = 16
+#: How the keys begin that belong to an account. They are in the account's shard.
 _OWNED = ("user:", "api_key:", "account:")
 
 
 class Op(IntEnum):
-    """What the script does with the limits of a call."""
+    """The operations of the script."""
 
     TRY = 1
     PEEK = 2
@@ -42,7 +54,10 @@ class Op(IntEnum):
 
 
 class Meter(NamedTuple):
-    """A meter that counts a request: its name, and the rule and version that bill it (0 if none)."""
+    """A meter that counts a request, such as "requests" or "tokens".
+
+    `rule` is the id of the rule that bills the meter, and `version` is the rule's version. Both are 0 if no rule bills.
+    """
 
     name: str
     rule: int = 0
@@ -53,12 +68,12 @@ class Usage(NamedTuple):
     """Where a request is counted.
 
     account   the account's identifier; "" if there is none
-    key       the key that it is counted under, such as "user:42"
-    meters    the meters that count it. A call's costs begin with one cost for each of them, in this order
+    key       the request's key, such as "user:42"
+    meters    the meters that count the request. A call's costs begin with one cost for each meter, in this order
     periods   starts of the previous billing period, the current one and the next two, in µs since 1970 UTC
-    timezone  the account's time zone. Later periods are its calendar months
-    anchor    an ISO local date-time from which these months start, or None
-    kept      the billing period whose start and end stayed when the account's terms changed, or None
+    timezone  the account's time zone. Periods after these four are calendar months in this time zone
+    anchor    the local date and time (ISO) at which the account's months start; None: on the first day
+    kept      a billing period that kept its start and end when the account's terms changed; None if there is none
     """
 
     account: str
@@ -72,10 +87,14 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an admitted request took. Any process can refund or settle it, but only once.
+    """The permits that an admitted request took. Any process can refund or settle a receipt, but only once.
 
-    It is plain data, so it can be pickled or stored. `at` is in µs since 1970 UTC, `bin` and `period` are in seconds.
-    If a cluster decided shard by shard, `moments` has the `at` of each key.
+    A receipt is plain data, so it can be pickled or stored.
+
+    at       the moment of the decision, in µs since 1970 UTC
+    bin      start of the quarter of an hour in which the request was counted, in seconds since 1970 UTC
+    period   start of the billing period in which the request was counted, in seconds since 1970 UTC
+    moments  the moment of the decision for each key, if a cluster decided shard by shard
     """
 
     nonce: str
@@ -92,20 +111,22 @@ class Receipt:
 
 
 class Call(NamedTuple):
-    """One call of the script: a program, the keys that it counts and the costs of a request.
+    """One call of the script: a program (compiled limits), the limited keys and the costs of a request.
 
-    keys         the program's keys, such as "user:42". Those of users, API keys and the account itself live in the
-                 shard of `account`, if there is one; all others in their own shards
-    costs        a term's `slot` is a position in them. They are negative where a receipt is settled for less
+    keys         the limited keys, such as "user:42". Keys of users, API keys and the account are in the shard of
+                 `account`, if there is one. Every other key is in its own shard
+    costs        one cost for each meter, then the costs of the limits. A `slot` in the program is a position in this
+                 tuple. A cost is negative if a settled receipt used less than it was charged
     usage        where the request is counted; None: it is not counted
-    timeout      the longest wait that is accepted, in seconds; ANY for any wait
-    version      of the caller's rules; None for limits that belong to no configuration
-    now          in µs since 1970 UTC, instead of the server's clock: for tests and simulations
-    lease        the name of the leases that `concurrency` gives or takes back; None: the call's nonce
-    virtual      the clock is virtual: nothing expires
-    receipt      the receipt to settle or, with `whole`, to refund
+    timeout      the longest accepted wait, in seconds; ANY for any wait
+    version      version of the caller's rules; None for limits that are not from rules
+    now          moment to decide at, in µs since 1970 UTC, for tests and simulations; None: the server's clock
+    lease        name of the leases that a `concurrency` limit gives or takes back; None: the call's nonce
+    virtual      the clock is virtual, so nothing expires
+    receipt      the receipt to settle or refund
+    whole        refund the whole receipt
     at_once      refuse a request that would have to wait
-    receipt_ttl  in seconds
+    receipt_ttl  how long a receipt can be settled or refunded, in seconds
     """
 
     program: Program
@@ -125,13 +146,14 @@ class Call(NamedTuple):
     receipt_ttl: float = 86_400
 
 
-_prefix = b""
-_numbers = itertools.count()
+#: A random name of this process, and the numbers of its calls. Together they make a nonce.
+_process_name = b""
+_call_numbers = itertools.count()
 
 
 def _reseed() -> None:
-    global _prefix, _numbers
-    _prefix, _numbers = secrets.token_hex(6).encode(), itertools.count()
+    global _process_name, _call_numbers
+    _process_name, _call_numbers = secrets.token_hex(6).encode(), itertools.count()
 
 
 _reseed()
@@ -139,8 +161,8 @@ os.register_at_fork(after_in_child=_reseed)
 
 
 def nonce() -> bytes:
-    """Return a name, in hexadecimal, that no other call of any process has."""
-    return b"%b%x" % (_prefix, next(_numbers))
+    """Return a name for one call, in hexadecimal. No other call of any process has the same name."""
+    return b"%b%x" % (_process_name, next(_call_numbers))
 
 
 def shard(keyspace: Keyspace, key: str, account: str) -> int:
@@ -149,12 +171,12 @@ def shard(keyspace: Keyspace, key: str, account: str) -> int:
 
 
 def home(keyspace: Keyspace, usage: Usage) -> int:
-    """Return the shard that counts a usage: the account's, or the key's if there is no account."""
+    """Return the shard that counts a request: the account's shard, or the key's shard if there is no account."""
     return shard_of(f"account:{usage.account}" if usage.account else usage.key, keyspace.shards)
 
 
 def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
-    """Return the shards whose versions are checked; first the shard that counts the request."""
+    """Return the shards whose version of the rules is checked. The shard that counts the request is the first."""
     if call.virtual:
         return []
     usage = call.usage
@@ -164,7 +186,7 @@ def _heads(keyspace: Keyspace, call: Call, shards: list[int]) -> list[int]:
 
 
 def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the Redis keys of a call's states, the packed states first."""
+    """Return the Redis keys of the limits' states: first the packed states, then states with a key of their own."""
     return [
         keyspace.state(shards[number], call.keys[number])
         if name is None
@@ -174,7 +196,7 @@ def state_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
 
 
 def further_keys(keyspace: Keyspace, call: Call, shards: list[int]) -> list[str]:
-    """Return the further Redis keys of states that have keys of their own. The script builds these names itself."""
+    """Return the second and later Redis keys of states that need several. The script builds these names itself."""
     own = [state for state in call.program.states if state.own is not None]
     return [
         keyspace.own(shards[number], str(name), call.keys[number]) + ending
@@ -190,32 +212,33 @@ class Clock:
         self._ahead = 0
 
     def now(self) -> int:
-        """Return the server's time as far as it is known."""
+        """Return an estimate of the server's time."""
         return time.time_ns() // 1000 + self._ahead
 
     def correct(self, server_time: int) -> None:
-        """Correct the clock by a time that the server has just reported."""
+        """Set the clock to a time that the server has just reported."""
         self._ahead = server_time - time.time_ns() // 1000
 
 
 clock = Clock()
 
 
-#: What a command keeps from one call to the next: the run of the server that it is for, from when until when it is
-#: valid (µs), and its bytes after the nonce.
+#: The cached bytes of a command: the run of the server that they name, the start and the end of the time for which
+#: they are valid (µs), and the bytes that follow the nonce.
 _Made = tuple[str, float, float, bytes]
+#: Cached bytes that are never valid.
 _NEVER: _Made = ("", 0, 0, b"")
 
 
 class Command:
-    """A call as bytes, which can be sent any number of times. Each time only the nonce is new."""
+    """A call as the bytes of a Redis command. It can be sent many times, each time with a new nonce."""
 
     __slots__ = ("_fast", "_front", "_heads", "_made", "call", "keyspace", "parts", "script")
 
     def __init__(self, keyspace: Keyspace, call: Call) -> None:
         self.keyspace = keyspace
         self.call = call
-        #: What is sent instead to the nodes of a cluster. engine.cluster.split fills it in.
+        #: The commands that are sent to the nodes of a cluster instead. engine.cluster.split sets this attribute.
         self.parts: Any = None
         program, usage = call.program, call.usage
         self.script = program.script
@@ -230,11 +253,11 @@ class Command:
         if call.receipt is not None:
             keys.append(keyspace.receipt(heads[0], call.receipt.nonce))
         if len(own) > packed:
-            # While a slot of a cluster moves, a node runs a script only if it has all keys that the command names.
+            # Name all keys: while a slot of a cluster moves, a node runs a script only if it has all the named keys.
             keys += [*own[packed:], *further_keys(keyspace, call, shards)]
         meters = len(usage.meters) if usage is not None else 0
         leases = 1 if call.lease is not None else 0
-        # The fast path knows only requests that try to take permits, and do not refuse to wait.
+        # fast.lua decides only requests that try to take permits and that may be made to wait.
         self._fast = program.fast_parts > 0 and call.op is Op.TRY and not call.at_once
         fast = program.fast_parts - 1 if self._fast else 0
         self._front = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n%b" % (
@@ -244,7 +267,7 @@ class Command:
         )
 
     def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP, for a connection to this run of the server. `name` is the nonce."""
+        """Return the command in RESP, the protocol of Redis. `run` is the run of the server, `name` is the nonce."""
         now = self.call.now
         if now is None:
             now = clock.now()
@@ -267,7 +290,7 @@ class Command:
             start, end = max(start, bin_start * MICROSECONDS, period * MICROSECONDS), min(end, until)
             fields = _counters(usage, bin_start, period)
         flags = call.virtual * _VIRTUAL + (receipt is not None) * _ONCE + call.whole * _WHOLE + call.at_once * _AT_ONCE
-        flags += (call.version is None) * _FREE
+        flags += (call.version is None) * _UNVERSIONED
         request = (
             *(call.op, flags, self._heads, len(fields), call.program.packed_states),
             -1.0 if call.now is None else call.now,
@@ -278,7 +301,7 @@ class Command:
         )
         if call.lease is not None:
             fields.append(call.lease.encode())
-        # Calls with a `now` of their own, and receipts, are not repeated: do not cache their bytes.
+        # Do not cache the bytes of a call with a given `now` or with a receipt: such a call is not repeated.
         around = _around if call.now is None and receipt is None else _around.__wrapped__
         before, after = around(packed, self._fast, f"{call.version or 0} {run}", request, call.costs)
         return run, start, end, b"%b%b%b" % (before, bulks(*fields), after)
@@ -288,16 +311,19 @@ class Command:
 def _around(
     packed: Packed, fast: bool, head: str, request: tuple[float, ...], costs: tuple[int, ...]
 ) -> tuple[bytes, bytes]:
-    """Return the bytes before and after a call's own fields: the same for all calls that are alike."""
+    """Return the bytes before and after the fields of a call that name its counters and leases.
+
+    Calls of the same kind have the same bytes there, so they are cached.
+    """
     first, *formats = packed.fast if fast else (b"",)
     request_bytes = _REQUEST.pack(*request) + struct.pack(f"<{len(costs)}d", *costs)
     return bulks(head.encode(), request_bytes, packed.program, first), bulks(*formats)
 
 
 def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
-    """Return the starts of the bin and of the billing period that contain `now`, and until when both are current.
+    """Return the start of the bin, the start of the billing period, and the moment when the first of both ends.
 
-    `now` and the last value are in µs, the starts in seconds, all since 1970 UTC.
+    Both contain `now`. `now` and the returned end are in µs, the starts are in seconds, all since 1970 UTC.
     """
     bin_start = now // _BIN * _BIN
     periods = usage.periods
@@ -309,6 +335,7 @@ def bin_and_period(usage: Usage, now: int) -> tuple[int, int, int]:
 
 
 def _counters(usage: Usage, bin_start: int, period: int) -> list[bytes]:
+    """Return the names of the counters of an admitted request, one for each meter."""
     who = f"{quoted(usage.account)}|{quoted(usage.key)}"
     return [f"a|{bin_start}|{period}|{meter}|{who}".encode() for meter in _metered(usage.meters)]
 

@@ -1,4 +1,8 @@
-"""Count refusals that no decision in the account's shard has counted: in the open batch of that shard."""
+"""Count refusals that the account's shard did not decide itself.
+
+A process refuses some requests from memory, and on a cluster another shard can refuse. Such refusals are counted in the
+open batch of the account's shard (the hash in Redis in which usage is counted).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from ratelimits.engine.resp import resp
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Refusals to count: a number of requests, each with these costs by meter, refused by one rule."""
+    """A number of refused requests that have the same costs and were refused by the same rule.
+
+    `costs` are those of one request, one for each meter of `usage`.
+    """
 
     usage: Usage
     costs: tuple[int, ...]
@@ -26,7 +33,7 @@ class Counted:
 class Count:
     """The command that counts refusals in one shard, for one account's billing periods.
 
-    `kind` is "d" for denied requests, or "s" for admitted ones that a shadow rule would have refused.
+    `kind` is "d" for denied requests. It is "s" for admitted requests that a shadow rule would have refused.
     """
 
     script = scripts.read("run", "batch", "usage", "count")
@@ -34,11 +41,12 @@ class Count:
     def __init__(self, head: str, open_batch: str, usage: Usage, kind: Literal["d", "s"] = "d") -> None:
         self._keys = [head.encode(), open_batch.encode()]
         self._periods = struct.pack("<dddd", *usage.periods) + kind.encode()
-        self._threes: list[bytes] = []
+        #: Three arguments for each counter: its name, the cost of one request, the number of requests.
+        self._counters: list[bytes] = []
 
     @property
     def key(self) -> bytes:
-        """Return one of its keys, by which a cluster finds the node."""
+        """Return one of the command's Redis keys. A cluster finds the node by this key."""
         return self._keys[0]
 
     def add(self, counted: Counted) -> None:
@@ -46,9 +54,9 @@ class Count:
         usage = counted.usage
         for meter, cost in zip(usage.meters, counted.costs, strict=True):
             field = f"{quoted(meter.name)}|{counted.rule}|{counted.version}|{quoted(usage.account)}|{quoted(usage.key)}"
-            self._threes += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
+            self._counters += [field.encode(), b"%d" % cost, b"%d" % counted.requests]
 
     def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP."""
-        arguments = [run.encode(), name, self._periods, *self._threes]
+        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""
+        arguments = [run.encode(), name, self._periods, *self._counters]
         return resp(b"EVALSHA", self.script.sha, b"2", *self._keys, *arguments)

@@ -1,7 +1,6 @@
-"""Decide limits in one call of the script: all of them admit and are charged, or none is.
+"""Decide limits in one call of the deciding script: either every limit admits and is charged, or no limit is charged.
 
-What does no I/O is written once: the functions that make a call, and `parse_reply`. Each function that asks the server
-exists twice: by its plain name it blocks, and its version with a leading "a" is awaited.
+Each function that asks the server exists twice. The plain one blocks. The one with a leading "a" in its name is async.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ logger = logging.getLogger(__name__)
 def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
     """Return the decision in the reply to a call. `name` is the call's nonce.
 
-    Return None if this machine's clock was wrong: it was corrected, so call again. Raise Stale or AlreadySettled.
+    Return None if the server's clock differs from this process's `clock`. The `clock` is then corrected, so call again.
+    Raise Stale if the rules are too old, and AlreadySettled if the receipt was used before.
     """
     reply = read(packed)
     if reply[0] == 1:
@@ -42,7 +42,10 @@ def parse_reply(call: Call, packed: bytes, name: bytes) -> Decision | None:
 
 
 def decide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Decide a call, with its prepared command if there is one. Raise what `parse_reply` and `Wire.call` raise."""
+    """Decide a call. `command` is the call's prepared command, if there is one.
+
+    Raise the errors of `parse_reply` and of `Wire.call`.
+    """
     command = command or Command(server.keyspace, call)
     name = nonce()
     decision = parse_reply(call, server.wire.call(command, name), name)
@@ -54,10 +57,10 @@ def decide_call(server: Server, call: Call, command: Command | None = None) -> D
 
 
 async def adecide_call(server: Server, call: Call, command: Command | None = None) -> Decision:
-    """Do as `decide_call`, awaited. Give back what was granted if the caller is cancelled meanwhile.
+    """Do the same as `decide_call`, in async code. If the caller is cancelled, give back the permits that it took.
 
-    Such a caller first waits for the reply, at most TIMEOUT, then gets CancelledError. If the call failed, that error
-    is its cause.
+    A cancelled caller first waits for the reply, at most TIMEOUT seconds, then gets CancelledError. If the call failed,
+    the failure is the cause of the CancelledError.
     """
     command = command or Command(server.keyspace, call)
     name = nonce()
@@ -75,19 +78,19 @@ async def adecide_call(server: Server, call: Call, command: Command | None = Non
             raise asyncio.CancelledError from error
         raise
     if task.cancelling() > cancelled:
-        giving = asyncio.ensure_future(_give_back(server, decision))
-        _giving.add(giving)  # an event loop does not keep its tasks alive
-        giving.add_done_callback(_giving.discard)
-        await asyncio.shield(giving)
+        refund_task = asyncio.ensure_future(_give_back(server, decision))
+        _refund_tasks.add(refund_task)  # an event loop does not keep its tasks alive
+        refund_task.add_done_callback(_refund_tasks.discard)
+        await asyncio.shield(refund_task)
         raise asyncio.CancelledError
     return decision
 
 
-_giving: set[asyncio.Future[None]] = set()
+_refund_tasks: set[asyncio.Future[None]] = set()
 
 
 async def _give_back(server: Server, decision: Decision) -> None:
-    """Refund a decision whose caller was cancelled. Log an error that prevents it."""
+    """Refund a decision whose caller was cancelled. If that fails, log the error."""
     receipt = decision.receipt
     if receipt is None:
         return
@@ -95,7 +98,7 @@ async def _give_back(server: Server, decision: Decision) -> None:
     try:
         await adecide_call(server, call)
     except (Unavailable, ResponseError, Stale, AlreadySettled) as error:
-        logger.error("What a cancelled request took could not be given back, receipt %s: %s", receipt.nonce, error)
+        logger.error("The permits of a cancelled request were not given back, receipt %s: %s", receipt.nonce, error)
 
 
 def call_for(
@@ -108,7 +111,10 @@ def call_for(
     op: Op = Op.TRY,
     lease: str | None = None,
 ) -> Call:
-    """Return the call that decides these limits together. Raise ValueError for no limits, or a cost out of range."""
+    """Return the call that decides these limits together.
+
+    Raise ValueError if `limits` is empty or a cost is out of range.
+    """
     if not limits:
         raise ValueError("name at least one limit")
     keys = tuple(dict.fromkeys(limit.key for limit in limits))
@@ -129,20 +135,21 @@ def call_for(
         )
         for number, limit in enumerate(limits)
     )
-    # First one cost for each meter, that of the first limit; then the cost of each limit.
+    # First the cost of each meter, for which the first limit's cost is used. Then the cost of each limit.
     costs = (*(limits[0].cost,) * first, *(limit.cost for limit in limits))
-    # Limits without a rule have no version, so no edit makes them stale.
+    # Limits that are not from rules have version 0. They get None, so that no edit of the rules makes them stale.
     version = max(limit.version for limit in limits) or None
     return Call(program(terms), keys, costs, account, usage, timeout, version, now=now, op=op, lease=lease)
 
 
 def receipt_call(receipt: Receipt, costs: Sequence[int], receipt_ttl: float, *, whole: bool = False) -> Call:
-    """Return the call that charges the difference between a receipt's costs and the true `costs`, by slot.
+    """Return the call that settles a receipt: it charges the true `costs` minus the costs that were charged before.
 
-    Raise ValueError for the wrong number of costs, or a cost out of range. `receipt_ttl` is in seconds.
+    `costs` are in the order of the receipt's costs. `receipt_ttl` is in seconds. Raise ValueError for the wrong number
+    of costs, or a cost out of range.
     """
     if len(costs) != len(receipt.costs) or any(not 0 <= cost <= 2**40 or cost % 1 for cost in costs):
-        raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each that was charged")
+        raise ValueError(f"settle with {len(receipt.costs)} whole costs from 0 to 2**40, one for each charged cost")
     differences = tuple(true - charged for true, charged in zip(costs, receipt.costs, strict=True))
     return Call(
         receipt.program,
@@ -176,13 +183,13 @@ def decide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """Admit a request and charge it under all limits, or charge it under none.
+    """Decide one request. Charge it under all limits if all of them admit it, otherwise under none.
 
-    timeout  the longest wait in seconds that is accepted, for algorithms that let requests wait
-    account  the owner of the keys of users, API keys and itself
+    timeout  the longest accepted wait in seconds, for algorithms that let requests wait
+    account  the account to which the users and API keys in the limits belong
     usage    where the request is counted; None: it is not counted
-    lease    the name of the lease that `concurrency` gives; None: the receipt's nonce
-    now      in µs since 1970 UTC, instead of the server's clock
+    lease    the name of the lease that a `concurrency` limit gives; None: the receipt's nonce
+    now      moment to decide at, in µs since 1970 UTC; None: the server's clock
 
     Raise ValueError for a cost out of range, and engine.Unavailable if the server cannot be asked.
     """
@@ -199,7 +206,7 @@ async def adecide(
     now: int | None = None,
     lease: str | None = None,
 ) -> Decision:
-    """Do as `decide`, awaited."""
+    """Do the same as `decide`, in async code."""
     call = call_for(limits, account=account, usage=usage, timeout=timeout, now=now, lease=lease)
     return await adecide_call(current_server(), call)
 
@@ -210,7 +217,7 @@ def peek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now:
 
 
 async def apeek(limits: Sequence[Limit], *, timeout: float = 0, account: str = "", now: int | None = None) -> Decision:
-    """Do as `peek`, awaited."""
+    """Do the same as `peek`, in async code."""
     call = call_for(limits, account=account, timeout=timeout, now=now, op=Op.PEEK)
     return await adecide_call(current_server(), call)
 
@@ -223,7 +230,10 @@ def reserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """Take permits in advance. The decision's `wait` is at most `max_wait` seconds (None: any)."""
+    """Take permits now for use after a wait of at most `max_wait` seconds (None: any wait).
+
+    The decision's `wait` says how long to wait.
+    """
     timeout = ANY if max_wait is None else max(max_wait, 0)
     return decide(limits, timeout=timeout, account=account, usage=usage, now=now)
 
@@ -236,7 +246,7 @@ async def areserve(
     usage: Usage | None = None,
     now: int | None = None,
 ) -> Decision:
-    """Do as `reserve`, awaited."""
+    """Do the same as `reserve`, in async code."""
     timeout = ANY if max_wait is None else max(max_wait, 0)
     return await adecide(limits, timeout=timeout, account=account, usage=usage, now=now)
 
@@ -246,43 +256,43 @@ def _nothing(receipt: Receipt) -> tuple[int, ...]:
 
 
 def refund(receipt: Receipt) -> Decision:
-    """Give back everything that a receipt took. Raise AlreadySettled the second time."""
+    """Give back all permits of a receipt. Raise AlreadySettled if it was refunded or settled before."""
     return decide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 async def arefund(receipt: Receipt) -> Decision:
-    """Do as `refund`, awaited."""
+    """Do the same as `refund`, in async code."""
     return await adecide_call(current_server(), receipt_call(receipt, _nothing(receipt), conf.RECEIPT_TTL, whole=True))
 
 
 def settle(receipt: Receipt, costs: Sequence[int]) -> Decision:
-    """Charge what was really used, even if it exceeds the limit. `costs` are in the order of the receipt's costs.
+    """Change the charge of a receipt to the true `costs`, even if they exceed the limit.
 
-    Raise AlreadySettled the second time.
+    `costs` are in the order of the receipt's costs. Raise AlreadySettled if it was refunded or settled before.
     """
     return decide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 async def asettle(receipt: Receipt, costs: Sequence[int]) -> Decision:
-    """Do as `settle`, awaited."""
+    """Do the same as `settle`, in async code."""
     return await adecide_call(current_server(), receipt_call(receipt, costs, conf.RECEIPT_TTL))
 
 
 def release(receipt: Receipt) -> Decision:
-    """End the leases of a receipt. Leases that have ended already stay ended."""
+    """End the leases of a receipt. Do nothing for a lease that has ended before."""
     return decide_call(current_server(), release_call(receipt))
 
 
 async def arelease(receipt: Receipt) -> Decision:
-    """Do as `release`, awaited."""
+    """Do the same as `release`, in async code."""
     return await adecide_call(current_server(), release_call(receipt))
 
 
 def reset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """Delete the states of these limits, as if never used. Usage stays counted."""
+    """Delete the states of these limits, as if they were never used. Do not change the counted usage."""
     return decide_call(current_server(), call_for(limits, account=account, op=Op.RESET))
 
 
 async def areset(limits: Sequence[Limit], *, account: str = "") -> Decision:
-    """Do as `reset`, awaited."""
+    """Do the same as `reset`, in async code."""
     return await adecide_call(current_server(), call_for(limits, account=account, op=Op.RESET))

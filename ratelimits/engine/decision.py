@@ -1,4 +1,4 @@
-"""The decision in a reply of the script, and the errors that mean there is none."""
+"""The decision that the deciding script returns, and the errors for replies without a decision."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ratelimits.algorithms.parsing import MICROSECONDS
 from ratelimits.engine.call import Call, Op, Receipt, bin_and_period
 from ratelimits.engine.program import MAX_LIMITS, Program, program
 
-#: Functions that unpack replies, by length: 9 integers of 64 bits, 3 for each limit, and on a cluster 1 for each key.
+#: Functions that unpack a reply, by its length in bytes. A decision has 9 integers of 64 bits, and 3 more for each
+#: limit; on a cluster also 1 for each key. A reply without a decision has 2 integers.
 _UNPACK = {8 * count: struct.Struct(f"<{count}q").unpack for count in (2, *range(9, 10 + 4 * MAX_LIMITS))}
 
 
 class Stale(Exception):
-    """The caller's rules, or their calendar windows, are older than those in force: nothing was decided.
+    """Nothing was decided: the caller's rules, or their calendar windows, are out of date.
 
-    `version` is the newer configuration; 0 if only the calendar windows are old. `now` is the server's time in µs since
-    1970 UTC.
+    `version` is the newer version of the rules; 0 if only the calendar windows are out of date. `now` is the server's
+    time in µs since 1970 UTC.
     """
 
     def __init__(self, version: int, now: int = 0) -> None:
@@ -29,11 +30,16 @@ class Stale(Exception):
 
 
 class AlreadySettled(ValueError):
-    """The receipt was refunded or settled before, or is older than RECEIPT_TTL: nothing was done."""
+    """Nothing was done: the receipt was refunded or settled before, or is older than RECEIPT_TTL."""
 
 
 class Standing(NamedTuple):
-    """One limit's part in a decision: whether it admits, the permits left, the seconds until it is as if never used."""
+    """The result of one limit in a decision.
+
+    allowed      the limit admits the request
+    remaining    permits that could be taken from the limit now
+    reset_after  seconds until the limit's state is as if it was never used
+    """
 
     allowed: bool
     remaining: int
@@ -43,13 +49,13 @@ class Standing(NamedTuple):
 class Decision:
     """The decision on a request. Times are in seconds.
 
-    allowed      admitted now; or, if the algorithm lets requests wait, admitted after `wait`
-    limit        the capacity of the limit that binds (its rate for smooth_*); None if no limit is enforced
+    allowed      the request is admitted: now, or after `wait` if the algorithm lets requests wait
+    limit        the capacity of the binding limit (its rate for the algorithms smooth_*); None if no limit is enforced
     remaining    permits that could be taken now
-    retry_after  seconds until the same request would be admitted if nothing else happens; None if it never can be
-    reset_after  seconds until the state is as if never used
+    retry_after  seconds until the same request would be admitted if no other request comes; None if it never would be
+    reset_after  seconds until the limits' states are as if they were never used
     wait         seconds that the caller must wait before it proceeds
-    receipt      what an admitted request took, to refund, settle or release; None if it took nothing
+    receipt      the permits that the request took, to refund, settle or release; None if it took none
     """
 
     __slots__ = ("_nonce", "call", "reply")
@@ -73,7 +79,7 @@ class Decision:
         call, reply = self.call, self.reply
         if reply[1] != 1 or call.op is not Op.TRY:
             return None
-        # By the clock of the call that counted it, so that they are those of its counters.
+        # Use the time of the call that counted the request, so that bin and period are those of its counters.
         counted = bin_and_period(call.usage, reply[8]) if call.usage is not None else (0, 0)
         return Receipt(
             self._nonce.decode(),
@@ -90,7 +96,7 @@ class Decision:
         )
 
     def _charged(self) -> Program:
-        """Return the limits that were charged. A shadow rule that would have refused was not."""
+        """Return the limits that were charged. A shadow rule that would have refused the request was not charged."""
         terms = self.program.terms
         charged = tuple(term for number, term in enumerate(terms) if self.reply[9 + 3 * number])
         return self.program if len(charged) == len(terms) else program(charged)
@@ -101,7 +107,11 @@ class Decision:
 
     @property
     def binding(self) -> int | None:
-        """Return the index of the limit that binds: the one that refuses longest, or else has the least left."""
+        """Return the index of the binding limit.
+
+        That is the limit that refuses for the longest time. If no limit refuses, it is the one with the fewest permits
+        left.
+        """
         return self.reply[2] - 1 if self.reply[2] else None
 
     @property
@@ -132,15 +142,16 @@ class Decision:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Return what each limit decided, in the order of the limits."""
+        """Return the result of each limit, in the order of the limits."""
         rest = self.reply[9 : 9 + 3 * len(self.program.terms)]
         return tuple(Standing(rest[i] == 1, rest[i + 1], rest[i + 2] / MICROSECONDS) for i in range(0, len(rest), 3))
 
 
 def blocked(call: Call, now: int) -> Decision | None:
-    """Return the refusal of a call with a limit of capacity 0, which needs no server; None if it has no such limit.
+    """Return the refusal of a call that has a limit with capacity 0; None if the call has no such limit.
 
-    The standings of the other limits are unknown, and say that nothing is left. `now` is in µs since 1970 UTC.
+    The server is not asked. So the results of the other limits are not known, and their `remaining` is 0.
+    `now` is in µs since 1970 UTC.
     """
     for number, term in enumerate(call.program.terms, 1):
         if term.mode is Mode.ENFORCE and call.costs[term.slot] > 0 and term.algorithm.closed:

@@ -1,8 +1,9 @@
 """The names of all Redis keys.
 
-All keys of a shard have the same hash tag, `rl:<schema>:<namespace>:{07}:…`. So the limits, the version and the usage
-of one account are in one slot of a cluster, and one script call reaches them all. No secret and no text of unbounded
-length becomes part of a key: an API key appears as its id, a long name as its digest.
+A shard is a part of all accounts. The Redis keys of one shard begin with `rl:<schema>:<namespace>:{07}:`. The braces
+hold the hash tag, by which a cluster puts all these keys into the same slot. So one script call reaches the limits, the
+version and the usage of an account. A Redis key contains no secret and no text of unlimited length: an API key appears
+as its id, a long name as its digest.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ BIN_SECONDS = 900
 LONGEST = 96
 #: Maximum characters of the name of an account, a key or a meter in usage: the length of the ledger's columns.
 LONGEST_NAME = 255
-#: The name of usage without an account in reports. No account can have this name.
+#: The name under which reports show usage without an account. No account can have this name.
 ANONYMOUS = "~anonymous"
 #: Names that need no quoting.
 _PLAIN = re.compile(rf"(?!{ANONYMOUS}\Z)[A-Za-z0-9:@._~-]{{0,{LONGEST_NAME}}}")
-#: Characters that not every database can store: NUL, and halves of surrogate pairs.
-_UNKEPT = re.compile("[\0\ud800-\udfff]")
+#: Characters that some databases cannot store: NUL, and halves of surrogate pairs.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 LONGEST_NAMESPACE = 40
 _NAMESPACE = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_NAMESPACE}}}")
 
@@ -36,13 +37,16 @@ def shard_of(owner: str, shards: int) -> int:
 
 
 def name_id(name: str) -> int:
-    """Return the 32-bit number for a rule's name in a state: its crc32."""
+    """Return the 32-bit number (crc32) that stands for a rule's name in a packed state."""
     return crc32(name.encode())
 
 
 def bounded(text: str) -> str:
-    """Return a text as part of a Redis key: itself, or its kind and digest if it has more than LONGEST bytes."""
-    # A character takes four bytes at most.
+    """Return the form of a text in a Redis key.
+
+    That is the text itself. If it has more than LONGEST bytes, it is the text's kind (such as "user") and its digest.
+    """
+    # Avoid encoding short texts: a character takes four bytes at most.
     if 4 * len(text) <= LONGEST or len(text.encode()) <= LONGEST:
         return text
     return _digest(text)
@@ -58,17 +62,20 @@ def _digest(text: str) -> str:
 def ledger_name(text: str) -> str:
     """Return the name of an account, a key or a meter in Redis, the ledger and the reports.
 
-    It is the text itself; or its kind and digest if it has more than LONGEST_NAME characters or is ANONYMOUS.
-    Characters that not every database can store are replaced by U+FFFD. The ledger name of a ledger name is itself.
+    That is the text itself. If it has more than LONGEST_NAME characters or is ANONYMOUS, it is its kind and digest.
+    Characters that some databases cannot store are replaced by U+FFFD. A ledger name is not changed again.
     """
     if len(text) <= LONGEST_NAME and text.isascii() and "\0" not in text and text != ANONYMOUS:
         return text
-    kept = _UNKEPT.sub("\ufffd", text)
-    return _digest(kept) if len(kept) > LONGEST_NAME or kept == ANONYMOUS else kept
+    storable = _UNSTORABLE.sub("\ufffd", text)
+    return _digest(storable) if len(storable) > LONGEST_NAME or storable == ANONYMOUS else storable
 
 
 def quoted(text: str) -> str:
-    """Return the ledger name of a text, quoted for the name of a usage field, where '|' and '#' have a meaning."""
+    """Return the ledger name of a text, with special characters quoted as in a URL.
+
+    It becomes part of the name of a usage counter, in which '|' separates the parts and '#' marks other fields.
+    """
     return text if _PLAIN.fullmatch(text) else _quote(text)
 
 
@@ -78,11 +85,15 @@ def _quote(text: str) -> str:
 
 
 def own_name(letter: str, name: str) -> str:
-    """Return the name of the own state of the limit `name`. `letter` is its algorithm's: their states differ."""
+    """Return the part of a Redis key that names a limit with a Redis key of its own.
+
+    It has the letter of the limit's algorithm, because each algorithm stores its state in a different form.
+    """
     return f"{letter}:{name_id(name):x}"
 
 
-#: The names, after a shard's prefix, of the keys that Lua makes too. engine/scripts.py puts them into the scripts.
+#: How the keys that the Lua scripts also build continue after a shard's prefix. engine/scripts.py inserts these parts
+#: into the scripts.
 SHARD_KEYS = {"head": "head", "open": "open", "meta": "meta", "sealed": "sealed", "batch": "b:"}
 
 
@@ -93,7 +104,7 @@ def _prefix(namespace: str, shard: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """The keys of one namespace, spread over `shards` slots."""
+    """The Redis keys of one namespace, which are divided into `shards` shards."""
 
     namespace: str
     shards: int
@@ -111,7 +122,10 @@ class Keyspace:
         return _prefix(self.namespace, shard)
 
     def head(self, shard: int) -> str:
-        """Return the key of a string, "<configuration version> <run>", with which every decision is compared."""
+        """Return the key of a string, "<version of the rules> <run of the server>".
+
+        Every decision compares its own version and run with this string.
+        """
         return self.prefix(shard) + SHARD_KEYS["head"]
 
     def open(self, shard: int) -> str:
@@ -119,25 +133,25 @@ class Keyspace:
         return self.prefix(shard) + SHARD_KEYS["open"]
 
     def meta(self, shard: int) -> str:
-        """Return the key of a hash: incarnation, seq, cum and run of the shard's batches."""
+        """Return the key of a hash: how the shard's batches are numbered (see lua/batch.lua for its fields)."""
         return self.prefix(shard) + SHARD_KEYS["meta"]
 
     def sealed(self, shard: int) -> str:
-        """Return the key of a list: the "<incarnation>:<seq>" of sealed batches, oldest first."""
+        """Return the key of a list: the identities "<incarnation>:<seq>" of the sealed batches, oldest first."""
         return self.prefix(shard) + SHARD_KEYS["sealed"]
 
     def batch(self, shard: int, identity: str) -> str:
-        """Return the key of a hash: the sealed batch with this "<incarnation>:<seq>"."""
+        """Return the key of a hash: the sealed batch with this identity, "<incarnation>:<seq>"."""
         return self.prefix(shard) + SHARD_KEYS["batch"] + identity
 
     def state(self, shard: int, key: str) -> str:
-        """Return the key of a string: the packed states of all limits of a key."""
+        """Return the key of a string: the packed states of the limits of one key, such as "user:42"."""
         return f"{self.prefix(shard)}s:{bounded(key)}"
 
     def own(self, shard: int, own_name: str, key: str) -> str:
-        """Return the own key of the limit with this `own_name`, whose state has no fixed size.
+        """Return the Redis key of one limit whose state has no fixed size.
 
-        Further keys of the limit have an ending more, which its algorithm names. No own key has such an ending.
+        The limit's further Redis keys are this key with one more suffix. The algorithm names the suffixes.
         """
         return f"{self.prefix(shard)}{own_name}:{bounded(key)}:"
 
@@ -147,9 +161,12 @@ class Keyspace:
 
     @property
     def layout(self) -> str:
-        """Return the key of a string: the number of shards with which the namespace was first used."""
+        """Return the key of a string: the number of shards that the namespace had when it was first used."""
         return f"rl:{SCHEMA}:{self.namespace}:shards"
 
     def fence(self, shard: int) -> str:
-        """Return the key of a string that each drain writes, so that an fsync follows everything that it has read."""
+        """Return the key of a string that each drain (usage/drain.py) writes.
+
+        The write makes the server fsync again, and this fsync also covers everything that was written before.
+        """
         return self.prefix(shard) + "fence"

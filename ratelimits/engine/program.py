@@ -1,4 +1,7 @@
-"""A program: the part of a decision that is the same for many requests, compiled once for the script."""
+"""A program: several limits, compiled once to bytes for the deciding script (lua/decide.lua), for many requests.
+
+lua/fast.lua is a shorter path through the script for the most frequent algorithms. It gets the limits in its own form.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,26 @@ from ratelimits.algorithms.limits import Mode
 from ratelimits.engine import scripts
 from ratelimits.engine.keys import name_id, own_name
 
+#: One limit in a program: lua/decide.lua lists the fields at ARGV[4].
 _RECORD = struct.Struct("<IIIBBBBBdddddddddd")
-#: Bytes at the beginning of each record in a packed state, before those of its algorithm (see lua/prelude.lua).
+#: Size in bytes of the header of each record in a packed state (see lua/prelude.lua). The algorithm's bytes follow.
 _HEAD_SIZE = 11
-#: Maximum number of limits in one decision. The script numbers states in one byte, and engine.decision has a
-#: function for each length of a reply.
+#: Maximum number of limits in one decision. The script has one byte for the number of a state, and engine.decision
+#: prepares one function for each length of a reply.
 MAX_LIMITS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit without its key and cost. A request brings these: `key` and `slot` are their positions in the call."""
+    """A limit without its key and its cost. They come with the request.
+
+    key       position of the limited key in the call's `keys`
+    slot      position of the cost in the call's `costs`
+    rule      id of the rule; 0 if the limit is not from a rule
+    version   version of the rule
+    since     moment from which the limit's numbers hold, in µs since 1970 UTC; 0: the moment of the decision
+    max_wait  longest wait in µs; -1: the request's timeout
+    """
 
     algorithm: Algorithm
     name: str
@@ -32,14 +44,15 @@ class Term:
     rule: int = 0
     version: int = 0
     since: int = 0
-    #: Longest wait in µs; -1: the request's timeout.
     max_wait: int = -1
 
 
 class StateKey(NamedTuple):
-    """A Redis key that has states: `key` is the position of the limited key in the call.
+    """A Redis key in which the states of limits are stored.
 
-    If a limit has a Redis key of its own, `own` is its name, and `endings` are the endings of its further Redis keys.
+    key      position of the limited key in the call
+    own      part of the Redis key that names the limit, if the limit has a Redis key of its own; otherwise None
+    endings  suffixes of the limit's further Redis keys
     """
 
     key: int
@@ -50,8 +63,9 @@ class StateKey(NamedTuple):
 class Packed(NamedTuple):
     """A program as bytes, valid from `start` until `end` (µs since 1970 UTC).
 
-    `program` is for decide.lua. `fast` is for fast.lua: packed numbers, their format, and the formats of the states and
-    of the reply. It is empty if fast.lua does not know the terms.
+    program  the terms for decide.lua
+    fast     the terms for fast.lua: packed numbers, their struct format, the formats of the states, and the format of
+             the reply. Empty if fast.lua cannot decide these terms
     """
 
     program: bytes
@@ -69,7 +83,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if len(self.terms) > MAX_LIMITS:
-            raise ValueError(f"a decision takes at most {MAX_LIMITS} limits, and these are {len(self.terms)}")
+            raise ValueError(f"a decision takes at most {MAX_LIMITS} limits, not {len(self.terms)}")
         taken: dict[tuple[int, int], str] = {}
         for term in self.terms:
             other = taken.setdefault((term.key, name_id(term.name)), term.name)
@@ -77,17 +91,17 @@ class Program:
                 raise ValueError(f"two limits of one key are named {term.name!r} and {other!r}: rename one")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Pickle only the terms, so that a stored receipt holds no script.
+        # Pickle only the terms, so that a stored receipt does not contain the script.
         return program, (self.terms,)
 
     @cached_property
     def script(self) -> scripts.Script:
-        """Return the script that knows this program's algorithms, and no others."""
+        """Return the deciding script with only the algorithms of this program."""
         return scripts.deciding(frozenset(type(term.algorithm) for term in self.terms))
 
     @cached_property
     def states(self) -> tuple[StateKey, ...]:
-        """Return the keys of the states in the order of the script's KEYS, the packed states first."""
+        """Return the Redis keys of the states in the order of the script's KEYS. Packed states come first."""
         own = [
             StateKey(term.key, _own(term), tuple(term.algorithm.storage.endings.values()))
             for term in self.terms
@@ -101,7 +115,7 @@ class Program:
 
     @cached_property
     def packed_states(self) -> int:
-        """Return the number of packed states among `states`. They come first."""
+        """Return the number of packed states in `states`."""
         return len(self._packed_keys)
 
     def _pack(self, now: int) -> bytes:
@@ -119,14 +133,14 @@ class Program:
 
     @cached_property
     def _fast(self) -> bool:
-        """Return whether fast.lua knows all of the terms."""
+        """Return whether fast.lua can decide all terms."""
         return bool(self.terms) and all(_fast_path(term, 0) for term in self.terms)
 
     @cached_property
     def fast_parts(self) -> int:
-        """Return the number of arguments that only fast.lua reads, 0 if it does not know all terms.
+        """Return the number of arguments that only fast.lua reads; 0 if fast.lua cannot decide all terms.
 
-        The first of them follows the program; the others are the last arguments of the command.
+        The first of these arguments follows the program. The others are the last arguments of the command.
         """
         return len(self._packed_keys) + 3 if self._fast else 0
 
@@ -153,7 +167,7 @@ class Program:
         return None if varies else Packed(*self._compile(0), float("-inf"), float("inf"))
 
     def packed(self, now: int) -> Packed:
-        """Return the terms as bytes for the scripts at `now` (µs since 1970 UTC), and how long these are valid."""
+        """Return the terms as bytes for the script. The bytes are valid at `now` (µs since 1970 UTC)."""
         fixed = self._fixed
         if fixed is not None:
             return fixed
@@ -162,23 +176,23 @@ class Program:
             spans = [span for span in (term.algorithm.valid_span(now) for term in self.terms) if span is not None]
             start, end = max(start for start, _end in spans), min(end for _start, end in spans)
             current = Packed(*self._compile(now), start, end)
-            # A cache, which is not part of the frozen value.
+            # The dataclass is frozen. This attribute is only a cache.
             object.__setattr__(self, "_current", current)
         return current
 
 
 def _own(term: Term) -> str | None:
-    """Return the name of a limit's own key; None if it has none."""
+    """Return the part of the limit's own Redis key that names the limit; None if its state is in a packed state."""
     letter = term.algorithm.storage.own
     return own_name(letter, term.name) if letter else None
 
 
 def _fast_path(term: Term, now: int) -> FastPath | None:
-    """Return what fast.lua reads of a term; None if it does not know the term."""
+    """Return the form of a term for fast.lua; None if fast.lua cannot decide the term."""
     return term.algorithm.fast_path(term.algorithm.params(now)) if term.mode is Mode.ENFORCE else None
 
 
 @lru_cache(maxsize=4096)
 def program(terms: tuple[Term, ...]) -> Program:
-    """Return the program of these terms, compiled once."""
+    """Return the program of these terms. It is cached."""
     return Program(terms)

@@ -1,4 +1,7 @@
-"""Publish a new configuration version to every shard, so that the next decision of any process uses the new rules."""
+"""Publish a new version of the rules to every shard in Redis. The next decision of any process then uses the new rules.
+
+The version is a number that each edit of the rules raises.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ import redis
 from ratelimits.engine import scripts
 from ratelimits.engine.server import current_server, on_each
 
-#: One item for each version that this process has published: appending needs no lock.
+#: One item for each version that this process has published. A list counts them because appending needs no lock.
 _published: list[None] = []
 
 
 def publications() -> int:
-    """Return how many versions this process has published. It knows its own edits without asking Redis."""
+    """Return how many versions this process has published.
+
+    A change of this number tells the process about its own edits without asking Redis.
+    """
     return len(_published)
 
 
 def publish_version(version: int) -> int:
-    """Raise every shard's configuration version to at least `version`. Return the highest one that is now in force.
+    """Raise the version of every shard to at least `version`. Return the highest version that is now in force.
 
-    Raise redis.exceptions.RedisError if the server is away. The edit then takes effect with the periodic reload.
+    Raise redis.exceptions.RedisError if the server does not answer. The edit then takes effect when the processes next
+    read the rules, which they do every RELOAD_INTERVAL seconds.
     """
     _published.append(None)
     server, script = current_server(), scripts.read("publish")
@@ -36,9 +43,9 @@ def publish_version(version: int) -> int:
 
 
 def version_in_force() -> int:
-    """Return the highest configuration version of any shard; 0 if no shard has one.
+    """Return the highest version of the rules that any shard has; 0 if no shard has one.
 
-    Raise redis.exceptions.RedisError if the server is away.
+    Raise redis.exceptions.RedisError if the server does not answer.
     """
     server = current_server()
     heads: list[bytes | None] = []

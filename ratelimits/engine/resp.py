@@ -1,4 +1,4 @@
-"""Commands as bytes, in RESP: building one needs no socket."""
+"""Build commands in RESP, the protocol of Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ratelimits.engine.scripts import Script
 
 
 def bulks(*parts: bytes) -> bytes:
-    """Return bulk strings in RESP, one after the other."""
+    """Return each part as a bulk string of RESP, joined."""
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
@@ -23,10 +23,10 @@ def loading(script: Script) -> bytes:
 
 
 class Sendable(Protocol):
-    """A command that can be sent: it has a script, and bytes for a run of the server and a nonce."""
+    """A command that calls a Lua script. `to` returns its bytes for one run of the server and one nonce."""
 
     @property
     def script(self) -> Script: ...
 
     def to(self, run: str, name: bytes) -> bytes:
-        """Return the command in RESP."""
+        """Return the command in RESP. `run` is the run of the server, `name` is the nonce."""

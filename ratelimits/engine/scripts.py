@@ -1,6 +1,6 @@
-"""The Lua scripts, each put together from the files in ratelimits/lua that it needs, and no others.
+"""The Lua scripts. Each script is made of only those files in ratelimits/lua that it needs.
 
-No Lua file spells a part of a Redis key. It has a placeholder such as "${open}", which is replaced as it is read.
+The Lua files contain no parts of Redis keys. They contain placeholders such as "${open}", which this module replaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text, and its SHA-1 in hexadecimal, by which the server knows it."""
+    """A script's text, and the SHA-1 of the text in hexadecimal. The server finds a loaded script by this SHA-1."""
 
     text: bytes
     sha: bytes
@@ -29,12 +29,12 @@ class Script:
 
 @cache
 def read(*names: str) -> Script:
-    """Return the script made of these files of ratelimits/lua, in that order."""
+    """Return the script made of these files of ratelimits/lua, in this order."""
     return _script("\n".join(_source(name, SHARD_KEYS) for name in names))
 
 
 def _source(name: str, key_parts: Mapping[str, str]) -> str:
-    """Return the text of a file of ratelimits/lua, in which each "${name}" is replaced by that part of a Redis key."""
+    """Return the text of a file of ratelimits/lua, with each "${name}" replaced by `key_parts[name]`."""
     return _PLACEHOLDER.sub(lambda found: key_parts[found[1]], (_DIRECTORY / f"{name}.lua").read_text())
 
 
@@ -46,11 +46,11 @@ def _script(source: str) -> Script:
 
 @cache
 def deciding(algorithms: frozenset[type[Algorithm]]) -> Script:
-    """Return the deciding script that knows these algorithms."""
-    first, then = (("fast",), ("counted",)) if all(one.has_fast_path for one in algorithms) else ((), ())
+    """Return the deciding script with these algorithms."""
+    fast, counted = (("fast",), ("counted",)) if all(one.has_fast_path for one in algorithms) else ((), ())
     ordered = sorted(algorithms, key=lambda one: one.code)
     needed = dict.fromkeys(name for one in ordered for name in (*one.builds_on, one.script))
     endings = {name: ending for one in ordered for name, ending in one.storage.endings.items()}
     chosen = [_source(f"algorithms/{name}", endings) for name in needed]
-    before = [_source(name, SHARD_KEYS) for name in (*first, "run", "batch", "usage", *then, "prelude")]
+    before = [_source(name, SHARD_KEYS) for name in (*fast, "run", "batch", "usage", *counted, "prelude")]
     return _script("\n".join([*before, *chosen, _source("decide", SHARD_KEYS)]))

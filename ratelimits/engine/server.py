@@ -1,4 +1,4 @@
-"""The server and the namespace of the settings, where decisions are made by default."""
+"""The Redis server and the namespace that the settings name. Decisions are made there."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from ratelimits.engine.keys import LONGEST_NAMESPACE, Keyspace
 from ratelimits.engine.transport.connection import NotReached
 from ratelimits.engine.transport.wire import Wire, configured
 
-#: Seconds for which a process does not try a cluster again after no node has answered.
+#: If no node of a cluster answers, the process waits this many seconds before it tries again.
 PAUSE = 1.0
+#: Do not try the cluster again before this time of the monotonic clock (seconds).
 _not_before = 0.0
 #: Suffix of the namespace while a test runs.
-_isolated = ""
+_test_suffix = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The connections to a server, and the names of its keys."""
+    """The connections to a Redis server, and the names of the Redis keys."""
 
     wire: Wire
     keyspace: Keyspace
@@ -41,36 +42,36 @@ class Server:
 def current_server() -> Server:
     """Return the server of RATELIMITS["CACHE_ALIAS"] and RATELIMITS["NAMESPACE"]. Cached until the settings change.
 
-    Raise NotReached if it is a cluster and no node answers.
+    Raise NotReached if the server is a cluster of which no node answers.
     """
-    return Server(_way(), Keyspace(_namespace(), conf.SHARDS))
+    return Server(_current_wire(), Keyspace(_namespace(), conf.SHARDS))
 
 
 @cache
-def _way() -> Wire:
+def _current_wire() -> Wire:
     return _wire(conf.CACHE_ALIAS, conf.TIMEOUT)
 
 
 def _namespace() -> str:
-    """Return the namespace of the settings, with a suffix in an isolated test or a parallel test worker."""
+    """Return the namespace of the settings. In an isolated test or a parallel test worker, add a suffix."""
     runner: Any = sys.modules.get("django.test.runner")
     worker = os.environ.get("PYTEST_XDIST_WORKER") or str(getattr(runner, "_worker_id", 0) or "")
-    own = _isolated or (f".{worker}" if worker else "")
-    return f"{conf.NAMESPACE[: LONGEST_NAMESPACE - len(own)]}{own}" if own else conf.NAMESPACE
+    suffix = _test_suffix or (f".{worker}" if worker else "")
+    return f"{conf.NAMESPACE[: LONGEST_NAMESPACE - len(suffix)]}{suffix}" if suffix else conf.NAMESPACE
 
 
 def isolate(suffix: str) -> None:
     """Use a namespace with this suffix from now on; "" for the usual namespace.
 
-    Delete the keys of the namespace before, if it had a suffix, that would never expire.
+    If the previous namespace had a suffix, delete its Redis keys that never expire.
     """
-    global _isolated
-    left = current_server() if _isolated and current_server.cache_info().currsize else None
-    _isolated = suffix
+    global _test_suffix
+    previous = current_server() if _test_suffix and current_server.cache_info().currsize else None
+    _test_suffix = suffix
     current_server.cache_clear()
-    if left is None:
+    if previous is None:
         return
-    keys = left.keyspace
+    keys = previous.keyspace
 
     def clear(client: redis.Redis, shards: list[int]) -> None:
         with client.pipeline(transaction=False) as pipeline:
@@ -79,7 +80,7 @@ def isolate(suffix: str) -> None:
             pipeline.execute()
 
     with contextlib.suppress(RedisError, RedisClusterException, OSError):
-        on_each(left, range(keys.shards), clear)
+        on_each(previous, range(keys.shards), clear)
 
 
 def _wire(alias: str, timeout: float) -> Wire:
@@ -89,7 +90,7 @@ def _wire(alias: str, timeout: float) -> Wire:
     try:
         source: Any = configured(alias)
     except (RedisError, RedisClusterException) as error:
-        # A cluster's client looks for the nodes when it is created. Requests should not each wait for that.
+        # Creating a cluster's client asks for the nodes. Not every request should wait for that.
         _not_before = time.monotonic() + PAUSE
         raise NotReached(str(error)) from error
     if not isinstance(source, RedisCluster):
@@ -98,9 +99,9 @@ def _wire(alias: str, timeout: float) -> Wire:
 
 
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
-    """Call `do` for each server that has some of these shards, even if it fails for another one.
+    """Call `do(client, shards)` once for each server, with those of the shards that the server has.
 
-    Raise the first error at the end.
+    If a call fails, still call the other servers, and raise the first error at the end.
     """
     failure: Exception | None = None
     for client, those in server.wire.servers(server.keyspace, shards):
@@ -116,14 +117,14 @@ def _forget(*, setting: str, **kwargs: object) -> None:
     global _not_before
     if setting in ("RATELIMITS", "CACHES"):
         current_server.cache_clear()
-        _way.cache_clear()
+        _current_wire.cache_clear()
         _not_before = 0.0
 
 
-def _begin() -> None:
+def _forked() -> None:
     if "django.test.runner" in sys.modules:
-        current_server.cache_clear()  # a parallel worker has a namespace of its own
+        current_server.cache_clear()  # a parallel test worker has a namespace of its own
 
 
-os.register_at_fork(after_in_child=_begin)
+os.register_at_fork(after_in_child=_forked)
 setting_changed.connect(_forget)

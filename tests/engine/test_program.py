@@ -42,7 +42,7 @@ def test_two_limits_of_one_key_are_told_apart_by_name(other: str) -> None:
 
 def test_a_decision_takes_so_many_limits() -> None:
     assert program(tuple(term("gcra", key=number) for number in range(120))) is not None
-    with pytest.raises(ValueError, match=r"^a decision takes at most 120 limits, and these are 121$"):
+    with pytest.raises(ValueError, match=r"^a decision takes at most 120 limits, not 121$"):
         program(tuple(term("gcra", key=number) for number in range(121)))
 
 

@@ -252,7 +252,7 @@ class TestTooMany:
         with caplog.at_level(logging.ERROR):
             answers = [check(WHO, scope) for scope in ("*", "search", "*")]
         assert [(one.allowed, one.unavailable) for one in answers] == [(passes, not passes)] * 3
-        assert caplog.text.count("at most 120 limits, and these are 121") == 1
+        assert caplog.text.count("at most 120 limits, not 121") == 1
         Rule.objects.filter(name="r7").delete()
         answer = check(WHO)
         assert answer.allowed

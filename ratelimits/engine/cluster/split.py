@@ -1,9 +1,12 @@
-"""Decide a call on a cluster, shard by shard: in the end all limits admit and are charged, or none is.
+"""Decide a call on a cluster, shard by shard. In the end either all limits admit and are charged, or none is charged.
 
-Each node can only decide the shards that it has. The account's shard comes last, and it alone counts. If a shard
-refuses, the shards before it give back what they took. The shards after it are only peeked at, so that the answer
-covers all limits, and the refusal is counted in the account's shard. This module does no I/O: `steps` yields each
-command with the slot of its node, and receives the reply.
+A shard is a part of the accounts. Its Redis keys are in one slot, so they are on one node. The shards of a call are
+decided one after the other. The account's shard comes last, and only this shard counts the request.
+
+If a shard refuses, the earlier shards give back the permits that they took. The later shards are only asked for their
+limits' state, without charging (a peek), so that the answer covers all limits. The account's shard counts the refusal.
+
+This module does no I/O. `steps` yields each command with the slot of its node, and receives the reply.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from ratelimits.engine.transport.connection import Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which a charge can be given back after another shard has refused. It is sent once, immediately.
+#: Seconds after a charge in which the shard accepts that the charge is given back. This is sent once, immediately.
 _GIVE_BACK_TTL = 60.0
 
-#: As a retry_after.
+#: The retry_after of a request that can never be admitted.
 NEVER = -1
 
 Reply = tuple[int, ...]
@@ -41,7 +44,13 @@ Sending = Generator[Sent, bytes, Reply]
 
 
 class ShardPart(NamedTuple):
-    """The part of a call in one shard: the positions of its limits and keys in the whole call, and its own command."""
+    """The part of a call in one shard.
+
+    slot     the cluster's slot in which the shard's Redis keys are
+    limits   positions of the part's limits in the whole call
+    keys     positions of the part's keys in the whole call
+    command  the command that decides this part
+    """
 
     slot: int
     limits: tuple[int, ...]
@@ -50,16 +59,16 @@ class ShardPart(NamedTuple):
 
 
 def slot_of(keyspace: Keyspace, number: int) -> int:
-    """Return the slot of a cluster in which a shard's keys are."""
+    """Return the cluster's slot in which a shard's Redis keys are."""
     return key_slot(keyspace.prefix(number).encode())
 
 
 def parts(command: Command) -> tuple[ShardPart, ...]:
-    """Return the parts of a call in the order in which they are decided. Made once for each command."""
+    """Return the parts of a call in the order in which they are decided. They are cached in the command."""
     if command.parts is None:
         command.parts = tuple(_split(command.keyspace, command.call))
-    made: tuple[ShardPart, ...] = command.parts
-    return made
+    cached: tuple[ShardPart, ...] = command.parts
+    return cached
 
 
 def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
@@ -93,7 +102,7 @@ def _split(keyspace: Keyspace, call: Call) -> list[ShardPart]:
 def steps(whole: Command, name: bytes) -> Sending:
     """Yield the commands for a call in several shards. Return a reply as if one shard had decided the call.
 
-    If an error is thrown in, give back what was taken before, then raise it again.
+    If the driver throws in an error, give back the permits that were taken before, then raise the error again.
     """
     if whole.call.op is Op.TRY:
         return _try(whole, name)
@@ -103,14 +112,14 @@ def steps(whole: Command, name: bytes) -> Sending:
 def _decide_part(part: ShardPart, command: Command) -> Sending:
     reply = read((yield part.slot, command))
     if reply[0] == -2 and command.call.now is None:
-        # Each node has its own clock. Nothing was decided.
+        # Nothing was decided, because this node's clock differs from the expected time. Each node has its own clock.
         clock.correct(reply[1])
         reply = read((yield part.slot, command))
     return reply
 
 
 def _each(whole: Command) -> Sending:
-    """Yield the commands of a call that takes nothing. It is harmless to repeat them."""
+    """Yield the commands of a call that takes no permits. These commands can safely be repeated."""
     replies: Replies = {}
     for number, part in enumerate(parts(whole)):
         replies[number] = yield from _decide_part(part, part.command)
@@ -120,9 +129,10 @@ def _each(whole: Command) -> Sending:
 
 
 def _settle(whole: Command) -> Sending:
-    """Yield the commands that refund or settle a receipt: once in each shard.
+    """Yield the commands that refund or settle a receipt, one for each shard. Each shard accepts a receipt only once.
 
-    The last shard says whether it was done before. So if a call failed halfway, the next one goes on where it stopped.
+    Only the last shard's reply says whether the receipt was used before. So if a call failed in the middle, another
+    call can complete it.
     """
     replies: Replies = {}
     every = parts(whole)
@@ -136,14 +146,14 @@ def _settle(whole: Command) -> Sending:
 
 
 def _leaves_traces(part: ShardPart) -> bool:
-    """Return whether what a part takes leaves something behind when it is given back."""
+    """Return whether giving permits back would not fully restore the state of some limit of this part."""
     return not all(term.algorithm.undoable for term in part.command.call.program.terms)
 
 
 def _try(whole: Command, name: bytes) -> Sending:
     call, every = whole.call, parts(whole)
     if any(map(_leaves_traces, every[:-1])):
-        # First peek at all shards, so that only a change in between can still make a shard refuse.
+        # First peek at all shards. Then a shard refuses later only if its state changes in between.
         reply = yield from _each(Command(whole.keyspace, call._replace(op=Op.PEEK)))
         if reply[:2] != (1, 1):
             yield from _count_denied(whole, reply)
@@ -173,11 +183,14 @@ def _try(whole: Command, name: bytes) -> Sending:
 
 
 def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Generator[Sent, bytes, None]:
-    """Give back what the shards before `until` took, once each. Log what cannot be given back: it stays taken."""
+    """Give back the permits that the shards before `until` took, once for each shard.
+
+    If a shard cannot give them back, log this. The permits stay taken.
+    """
     for number in range(until):
         part, taken = parts(whole)[number], replies[number]
         terms = part.command.call.program.terms
-        # A shadow rule that would have refused was not charged.
+        # Leave out limits that were not charged: shadow rules that would have refused.
         charged = [i for i, term in enumerate(terms) if taken[9 + 3 * i] and part.command.call.costs[term.slot]]
         if not charged:
             continue
@@ -185,10 +198,10 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
         try:
             reply = yield from _decide_part(part, Command(whole.keyspace, undo))
         except (Unavailable, RedisError) as error:
-            logger.error("What slot %d took could not be given back and stays taken: %s", part.slot, error)
+            logger.error("The permits taken in slot %d were not given back: %s", part.slot, error)
             continue
         if reply[0] != 1:
-            logger.error("What slot %d took could not be given back and stays taken: it answered %s", part.slot, reply)
+            logger.error("The permits taken in slot %d were not given back: the node answered %s", part.slot, reply)
             continue
         after = list(taken)
         for index, i in enumerate(charged):
@@ -197,10 +210,10 @@ def _give_back(whole: Command, replies: Replies, until: int, name: bytes) -> Gen
 
 
 def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
-    """Return the call that gives back what `call` took under these terms at the moment `at` (µs)."""
+    """Return the call that gives back the permits that `call` took under these terms at the moment `at` (µs)."""
     lease = name if call.lease is None else call.lease
     limits = program(terms)
-    # With a name of its own: the request's own receipt may be used again.
+    # Use a new nonce, so that the request's own receipt can still be used.
     receipt = Receipt(nonce().decode(), limits, call.keys, call.costs, call.account, None, at, 0, 0, lease)
     return call._replace(
         program=limits,
@@ -209,7 +222,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
         timeout=0,
         lease=lease,
         receipt=receipt,
-        # Not the whole lease: leases of that name may have existed before.
+        # Do not refund the whole receipt: that would end all leases of this name, even older ones.
         whole=False,
         at_once=False,
         receipt_ttl=_GIVE_BACK_TTL,
@@ -217,7 +230,7 @@ def _undo(call: Call, terms: tuple[Term, ...], at: int, name: str) -> Call:
 
 
 def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, bytes, None]:
-    """Yield peeks at the shards after the one that refused. If they fail, the refusal stands."""
+    """Yield peeks at the shards after the one that refused. If a peek fails, the refusal still holds."""
     for number, part in enumerate(parts(whole)[refused_at + 1 :], refused_at + 1):
         if not part.limits:
             continue
@@ -231,7 +244,7 @@ def _peek(whole: Command, replies: Replies, refused_at: int) -> Generator[Sent, 
 
 
 def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """Yield the command that counts a refusal which the account's shard did not decide itself."""
+    """Yield the command that counts a refusal of another shard in the account's shard."""
     call, usage = whole.call, whole.call.usage
     if usage is not None and reply[0] == 1:
         term = call.program.terms[reply[2] - 1]
@@ -240,7 +253,7 @@ def _count_denied(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
 
 
 def _count_shadowed(whole: Command, reply: Reply) -> Generator[Sent, bytes, None]:
-    """Yield the command that counts what shadow rules in other shards would have refused of an admitted request."""
+    """Yield the command that counts an admitted request that shadow rules in other shards would have refused."""
     call, usage = whole.call, whole.call.usage
     if usage is None:
         return
@@ -264,11 +277,11 @@ def _count(
     try:
         yield slot_of(whole.keyspace, number), command
     except (Unavailable, RedisError) as error:
-        logger.error("What another shard than the account's refused could not be counted: %s", error)
+        logger.error("A refusal by another shard than the account's was not counted: %s", error)
 
 
 def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply:
-    """Return the shards' replies as one, as decide.lua would reply, followed by the moment of each key."""
+    """Join the replies of the shards to one reply in the form of decide.lua, followed by the moment of each key."""
     terms = call.program.terms
     standings: list[Reply] = [(1, 0, 0)] * len(terms)
     known: list[tuple[int, int, int]] = []
@@ -293,7 +306,7 @@ def _combined(call: Call, every: Sequence[ShardPart], replies: Replies) -> Reply
         remaining, binding, _reset = min(known)
         binding, reset = binding + 1, max(full for _left, _i, full in known)
     if refusing:
-        # A limit that never admits binds, or else the one that refuses longest; the first of equal ones.
+        # The binding limit is the first one that never admits. If there is none, it is the one that refuses longest.
         retry, binding = min(refusing, key=lambda one: (one[0] != NEVER, one[0] != NEVER and -one[0], one[1]))
         binding, wait = binding + 1, 0
     head = (1, int(not refusing), binding, remaining, retry, reset, wait, at, now)

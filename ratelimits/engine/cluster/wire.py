@@ -1,4 +1,7 @@
-"""The connections to a Redis Cluster: which node has which slots, and calls whose keys are on several nodes."""
+"""The connections to a Redis Cluster.
+
+They find the node of each slot, and send calls whose keys are on several nodes.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ from ratelimits.engine.transport.connection import NotReached, Unanswered, Unava
 from ratelimits.engine.transport.wire import Wire
 
 Address = tuple[str, int]
-#: The primary of each slot, as far as it is known.
+#: The primary node of each slot; None if it is not known.
 Table = list[Address | None]
-#: One lock for all clusters. A forked child begins with a new one: a thread of its parent may have held the old one.
+#: One lock for all clusters. A forked child gets a new lock, because a thread of its parent may have held the old one.
 _lock = threading.Lock()
-_OF_THE_CLUSTER = ("himport_registry", "redis_connect_func", "cache")
+#: Arguments that the cluster's client adds for itself.
+_ADDED_BY_CLIENT = ("himport_registry", "redis_connect_func", "cache")
 
 
 def _forked() -> None:
@@ -43,7 +47,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Slots:
-    """The command CLUSTER SLOTS. Older servers know no other command for this."""
+    """The command CLUSTER SLOTS, which Redis 6.2 also has."""
 
     script = Script(b"", b"")
 
@@ -52,10 +56,10 @@ class _Slots:
 
 
 def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Address] | None) -> Table:
-    """Return the primary of each slot, by the reply to CLUSTER SLOTS of the node at `asked`."""
+    """Return the primary node of each slot. `rows` is the reply to CLUSTER SLOTS of the node at `asked`."""
     owners_of_slots: Table = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, end, (host, port, *_more), *_replicas in rows:
-        # A node that does not know its own host has the one at which it was asked.
+        # A node that does not know its own host sends none: use the host at which it was asked.
         address = (host.decode() if host and host != b"?" else asked[0], int(port))
         if remap is not None:
             address = remap(address)
@@ -64,7 +68,7 @@ def owners(rows: Sequence[Any], asked: Address, remap: Callable[[Address], Addre
 
 
 class _Node(Wire):
-    """The connections to one node, with a breaker of its own: when it is away, the others are still called."""
+    """The connections to one node. Each node has its own breaker, so that the other nodes are still called."""
 
     def __init__(self, pool: Any, timeout: float) -> None:
         self._open(pool, timeout)
@@ -72,7 +76,7 @@ class _Node(Wire):
 
 
 class ClusterWire(Wire):
-    """The connections to the nodes of a cluster. After any error at a node it asks again which node has which slots."""
+    """The connections to the nodes of a cluster. After an error of a node, ask again which node has which slots."""
 
     def __init__(self, source: RedisCluster, timeout: float) -> None:
         manager: Any = source.nodes_manager
@@ -80,7 +84,7 @@ class ClusterWire(Wire):
             raise ImproperlyConfigured("a cluster's replicas cannot decide: leave read_from_replicas out")
         self._seeds: list[Address] = [(node.host, node.port) for node in manager.startup_nodes.values()]
         pattern = manager.create_redis_node(*self._seeds[0], **manager.connection_kwargs).connection_pool
-        for name in _OF_THE_CLUSTER:
+        for name in _ADDED_BY_CLIENT:
             pattern.connection_kwargs.pop(name, None)
         self._pattern = pattern
         self._remap = manager.address_remap
@@ -89,7 +93,8 @@ class ClusterWire(Wire):
         self._owners: Table | None = None
         self._members: list[Address] = []
         self._doubted: Address | None = None
-        #: The configured client itself. Sealing, draining and publishing use `servers`, which sends nothing twice.
+        #: The configured client, which may send a command twice. Sealing, draining and publishing use `servers`
+        #: instead.
         self.client = cast("Any", source)
 
     def _node(self, address: Address) -> _Node:
@@ -105,12 +110,15 @@ class ClusterWire(Wire):
         return node
 
     def _candidates(self) -> list[Address]:
-        """Return the nodes to ask for the slots: known members first, then others, last the one that just failed."""
+        """Return the nodes to ask for the slots: first known members, then others, last the node that just failed."""
         known = list(dict.fromkeys([*self._members, *self._nodes, *self._seeds]))
         return sorted(known, key=lambda address: address == self._doubted)
 
     def _learn_slots(self, slots: Iterable[int]) -> Table:
-        """Return the table of a node that knows who has these slots, or else of the first node that answers."""
+        """Return the table of the first node that knows the owners of these slots.
+
+        If no node knows them all, return the table of the first node that answers. Raise NotReached if none answers.
+        """
         best: Table | None = None
         failure: Exception | None = None
         for address in self._candidates():
@@ -123,7 +131,7 @@ class ClusterWire(Wire):
             table = owners(rows, address, self._remap)
             if all(table[slot] for slot in slots):
                 return self._learnt(table)
-            # A node that has left the cluster returns no rows.
+            # A node that is not in the cluster any more returns no rows.
             best = best or (table if rows else None)
         return self._learnt(best, failure)
 
@@ -153,7 +161,7 @@ class ClusterWire(Wire):
 
     @contextmanager
     def _asking(self, address: Address) -> Iterator[_Node]:
-        """Yield a node. After any error of the node, the next call asks again which node has which slots."""
+        """Yield the node at `address`. If it fails, forget the slots' owners, so that the next call asks for them."""
         node = self._node(address)
         if not node.breaker.closed:
             raise NodeNotSent(f"{_named(address)} did not answer just now")
@@ -176,7 +184,7 @@ class ClusterWire(Wire):
             node.breaker.succeeded()
 
     def _moved(self, slot: int, asked: Address, error: MovedError) -> Address:
-        """Note the new owner that a node names. Other nodes are not asked: they may not know of it yet."""
+        """Note and return the slot's new owner, which the error names. Other nodes may not know the new owner yet."""
         owner = (error.host or asked[0], error.port)
         owner = owner if self._remap is None else self._remap(owner)
         if self._owners is not None:
@@ -191,7 +199,7 @@ class ClusterWire(Wire):
                 with self._asking(address) as node:
                     return node.call(command, name)
             except MovedError as error:
-                # It did not take place there, so send it once more, to the slot's new owner.
+                # This node did not carry out the command, so send it once more, to the slot's new owner.
                 if last:
                     self._owners = None
                     raise NodeNotSent(f"slot {slot} was moved twice: {error}") from error
@@ -213,9 +221,10 @@ class ClusterWire(Wire):
         raise AssertionError
 
     def call(self, command: Sendable, name: bytes) -> Any:
-        """Return the reply of the node that a command belongs to, or one made of the replies of several nodes.
+        """Send a command to the node that has its keys, and return the reply.
 
-        Raise as `Wire.call` does, and NotSent also while its slots are moved.
+        If the keys are on several nodes, return one reply made of the nodes' replies. Raise the errors of `Wire.call`.
+        Raise NotSent also while a slot moves to another node.
         """
         plan = _plan(command, name)
         if isinstance(plan, int):
@@ -233,7 +242,7 @@ class ClusterWire(Wire):
             return _packed(end.value)
 
     async def acall(self, command: Sendable, name: bytes) -> Any:
-        """Do as `call`, awaited."""
+        """Do the same as `call`, in async code."""
         plan = _plan(command, name)
         if isinstance(plan, int):
             return await self._asend(plan, command, name)
@@ -243,7 +252,7 @@ class ClusterWire(Wire):
                 try:
                     reply = await self._asend(slot, part, name)
                 except asyncio.CancelledError:
-                    # Its command was not written. Give back what the shards before it took.
+                    # The command for this shard was not written. Give back the permits that the earlier shards took.
                     slot, part = plan.throw(NodeNotSent("the task that asked was cancelled"))
                 except (Unavailable, redis.RedisError) as error:
                     slot, part = plan.throw(error)
@@ -253,28 +262,28 @@ class ClusterWire(Wire):
             return _packed(end.value)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
-        """Raise ImproperlyConfigured: a replay needs one server."""
-        raise ImproperlyConfigured("a replay runs on one server, not on a cluster")
+        """Raise ImproperlyConfigured: the simulator needs one server."""
+        raise ImproperlyConfigured("the simulator runs on one server, not on a cluster")
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Yield a client for each node that has some of these shards now, and those shards.
+        """Yield a client for each node, with those of these shards that the node has now.
 
-        Raise NotReached; for shards that no node has, after all others.
+        Raise NotReached if no node answers. If no node has some of the shards, raise SlotNotReached after all others.
         """
         node_shards: dict[Address | None, list[int]] = {}
         slots = [slot_of(keyspace, shard) for shard in shards]
         table = self._learn_slots(slots)
         for shard, slot in zip(shards, slots, strict=True):
             node_shards.setdefault(table[slot], []).append(shard)
-        nobodys = node_shards.pop(None, [])
-        for address, those in node_shards.items():
+        without_node = node_shards.pop(None, [])
+        for address, of_node in node_shards.items():
             assert address is not None
-            yield self._node(address).client, those
-        for shard in nobodys:
+            yield self._node(address).client, of_node
+        for shard in without_node:
             _owner(table, slot_of(keyspace, shard))
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """Return a client of the node that has this shard. Raise NotReached."""
+        """Return a client for the node that has this shard. Raise NotReached."""
         return self.wire_of(keyspace, shard).client
 
     def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
@@ -295,7 +304,7 @@ def _named(address: Address) -> str:
 
 
 def _plan(command: Sendable, name: bytes) -> int | Generator[tuple[int, Command | Count], bytes, Reply]:
-    """Return the slot that a command belongs to, or the steps that decide it in several shards."""
+    """Return the slot of a command's keys; or, if the keys are in several slots, the steps that decide it."""
     if isinstance(command, Command):
         every = parts(command)
         return every[0].slot if len(every) == 1 else steps(command, name)

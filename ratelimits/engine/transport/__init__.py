@@ -1,3 +1,3 @@
-"""Bytes to a server and back: connections, pools and loops, and the breaker that spares a server."""
+"""Send commands to a Redis server and read the replies: connections, pools, event loops and the circuit breaker."""
 
 from __future__ import annotations

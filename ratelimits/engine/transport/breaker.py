@@ -1,4 +1,7 @@
-"""A breaker, which spares a server that does not answer; and the errors of single nodes of a cluster."""
+"""A circuit breaker, which stops calls to a server that does not answer.
+
+Also the errors of single nodes of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 
 from ratelimits.engine.transport.connection import NotReached, NotSent, Unanswered, Unavailable
 
-#: After this many failures in a row, the server is not called for this many seconds.
+#: After FAILURES failures in a row, the server is not called for PAUSE seconds.
 FAILURES, PAUSE = 3, 1.0
 
 
@@ -28,9 +31,9 @@ class SlotNotReached(NodeUnavailable, NotReached):
 
 
 class Breaker:
-    """Opens after FAILURES failed calls in a row: for PAUSE seconds no call waits for a server that is away.
+    """A circuit breaker: after FAILURES failed calls in a row, the server should not be called for PAUSE seconds.
 
-    Then one call at a time tries again. `clock` returns seconds and never goes back.
+    After each pause one call tries again. `clock` returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +44,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Return whether the server may be called. After the pause this is true once, so that one call tries."""
+        """Return whether the server may be called. After a pause only the first caller gets True, so one call tries."""
         if self._failures < FAILURES:
             return True
         now = self._clock()
@@ -56,7 +59,10 @@ class Breaker:
             self._failures = 0
 
     def failed(self, event: object = None) -> None:
-        """Note that a call failed. Calls that failed by the same event, such as a lost connection, are one failure."""
+        """Note that a call failed.
+
+        Calls with the same `event` count as one failure: for example, one lost connection fails many calls.
+        """
         if event is not None and event is self._event:
             return
         self._event = event

@@ -1,4 +1,4 @@
-"""Exchange one command and one reply on a connection of redis-py. No command is sent twice."""
+"""Send one command on a connection of redis-py and read its reply. No command is sent twice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 
 class Unavailable(Exception):
-    """The server could not be asked.
+    """The server could not be asked, or did not answer.
 
-    `event` is the same object for all calls that failed with one lost connection: that is one failure of the server.
+    If one lost connection fails several calls, their errors have the same `event`. They count as one failure.
     """
 
     def __init__(self, message: str = "", event: object = None) -> None:
@@ -28,17 +28,17 @@ class Unavailable(Exception):
 
 
 class NotSent(Unavailable):
-    """The call was not sent, so it did not take place."""
+    """The call was not sent, so the server did not do it."""
 
 
 class Unanswered(Unavailable):
-    """The call was sent and its reply was lost. Nobody knows whether it took place."""
+    """The call was sent, but its reply was lost. Nobody knows whether the server did it."""
 
 
 class Interrupted(Unanswered):
     """The caller was stopped while it waited for the reply. The server has not failed.
 
-    It is the `__cause__` of the exception that stopped the caller, such as SystemExit or a timeout of gevent.
+    This error is the `__cause__` of the exception that stopped the caller, such as SystemExit or a timeout of gevent.
     """
 
 
@@ -50,49 +50,54 @@ _REFUSES = re.compile(r"^NOREPLICAS |-(?:READONLY|NOREPLICAS) ")
 
 
 def refuses_writes(error: ResponseError) -> bool:
-    """Return whether an error says that the server is a replica, or has lost its replicas: it wrote nothing.
+    """Return whether the error means that the server wrote nothing: it is a replica, or has too few replicas.
 
-    Another server may be the primary by now, so close the connection and connect again.
+    Another server may be the primary now, so close the connection and connect again.
     """
-    # Redis 6.2 says so within the error of the script.
+    # Redis 6.2 has this text within the error of the script.
     return isinstance(error, ReadOnlyError) or _REFUSES.search(str(error)) is not None
 
 
 def failure(error: BaseException) -> Unavailable:
-    """Return Unanswered for a call that ended with this error; NotSent if the server said that it did not begin."""
-    # The text is what a Sentinel connection makes of a ReadOnlyError. Its cause says nothing: it may be the caller's.
+    """Return the Unavailable error for a call that failed with `error`.
+
+    Return NotSent if the server said that it did not begin the call, otherwise Unanswered.
+    """
+    # A Sentinel connection replaces a ReadOnlyError by an error with this text.
     refused = isinstance(error, BusyLoadingError) or str(error) == "The previous master is now a slave"
     return NotSent(str(error)) if refused else Unanswered(str(error))
 
 
-#: The first command on a connection; `run_of` reads its reply. INFO without a section leaves out the costly ones.
+#: The first command on a connection. INFO without arguments leaves out the sections that cost the server much time.
 INFO = b"*1\r\n$4\r\nINFO\r\n"
 
 
 def run_of(info: bytes) -> str:
-    """Return the run of the server by its reply to INFO."""
-    # The server's path is in it too, and need not be UTF-8.
+    """Return the run of the server from its reply to INFO."""
+    # The reply also contains the server's path, which may not be UTF-8.
     text = info.decode(errors="replace")
     return run_named(dict(line.split(":", 1) for line in text.splitlines() if ":" in line))
 
 
 def run_named(info: Mapping[str, Any]) -> str:
-    """Return the run of a server by the fields of its INFO: "<run_id>:<replication id>", as lua/run.lua does.
+    """Return the run of a server from the fields of its INFO, as lua/run.lua does.
 
-    The second part is empty for a server that never was a replica: attaching its first replica changes the replication
-    id, but loses nothing.
+    A run is one life of the server, until it restarts or a replica is promoted. It is named "<run_id>:<replication
+    id>". The replication id is left out if the server never was a replica: when a first replica is attached, the id
+    changes, but no data is lost.
     """
     promoted = str(info.get("master_replid2", "")).strip("0")
     return f"{info.get('run_id', '?')}:{info.get('master_replid', '') if promoted else ''}"
 
 
-#: What a parser returns if it needs more bytes for a reply.
+#: A parser returns this object if it needs more bytes for a reply.
 MORE = object()
+#: Maximum number of bytes that one read of the socket returns.
 _READ = 4096
 
 
 class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
-    """redis-py's parser, with access to its reader, so that a reply is read without redis-py's other layers."""
+    """redis-py's parser, which also gives access to its socket and reader: a call uses them directly to save time."""
 
     def on_connect(self, connection: Any, **kwargs: Any) -> None:
         super().on_connect(connection, **kwargs)
@@ -106,14 +111,14 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
         try:
             return super().can_read(*args, **kwargs)
         finally:
-            self.kernel_timeouts_due = True  # this has set a timeout in Python again
+            self.kernel_timeouts_due = True  # redis-py's can_read has set a timeout in Python again
 
     def use_kernel_timeouts(self) -> None:
-        """Leave timeouts to the kernel. For a timeout in Python, each read and write needs a further system call.
+        """Set the socket's timeouts in the kernel: in Python they cost one more system call at each read and write.
 
-        Do nothing unless the socket is a plain one: TLS reads more than once for a reply, and sockets of gevent and
-        eventlet never block. Do nothing if a timer sends signals, as for a profiler: each one restarts the kernel's
-        timeout.
+        Do nothing for sockets of TLS, which reads several times for a reply, and for those of gevent and eventlet,
+        which never block. Do nothing if a timer sends signals, for example for a profiler: each signal restarts the
+        kernel's timeout.
         """
         self.kernel_timeouts_due = False
         kind = type(self.socket)
@@ -131,16 +136,18 @@ class RawReplyParser(DefaultParser):  # type: ignore[misc, valid-type]
 
 
 class OwnedConnection:
-    """A connection that one call uses alone, with the server's run and the moment of its last use (seconds).
+    """A connection that only one call at a time uses.
 
-    `process` is a token of the process that made it.
+    run      the run of the server, learnt when the connection was opened
+    used     the moment of the last use, in seconds of the monotonic clock
+    process  a token of the process that made the connection
     """
 
     __slots__ = ("connection", "process", "raw_parser", "run", "used")
 
     def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any], process: object) -> None:
         self.raw_parser: RawReplyParser | None = None
-        # Not if the project has configured another parser.
+        # Keep a parser that the project has configured.
         parser = kwargs.get("parser_class", DefaultParser)
         self.connection = make(**{**kwargs, "parser_class": self._parser if parser is DefaultParser else parser})
         self.process = process
@@ -148,11 +155,11 @@ class OwnedConnection:
         self.used = 0.0
 
     def greet(self) -> None:
-        """Connect and learn the run of the server. Raise NotSent."""
+        """Connect and ask the server for its run. Raise NotSent."""
         self.run = greet(self.connection)
 
     def closed(self) -> bool:
-        """Return whether the server has closed the connection, or has sent something unexpected."""
+        """Return whether the server has closed the connection or has sent unexpected bytes."""
         try:
             return bool(self.connection.can_read(0))
         except (RedisError, OSError):
@@ -194,13 +201,13 @@ class OwnedConnection:
             self.connection.disconnect()
             raise failure(error) from error
         except BaseException as error:
-            # If a call is interrupted, the next call must not read its reply.
+            # The call was interrupted. Close the connection, so that the next call does not read this call's reply.
             self.connection.disconnect()
             raise error from Interrupted(repr(error))
 
 
 def exchange(connection: Any, packed: bytes) -> Any:
-    """Do as `OwnedConnection.exchange`, on any connection of redis-py."""
+    """Do the same as `OwnedConnection.exchange`, on any connection of redis-py."""
     try:
         connection.send_packed_command([packed], check_health=False)
         return connection.read_response()
@@ -218,7 +225,7 @@ def exchange(connection: Any, packed: bytes) -> Any:
 
 
 def greet(connection: Any) -> str:
-    """Connect any connection of redis-py and return the run of the server. Raise NotSent."""
+    """Open a connection of redis-py and return the run of the server. Raise NotSent."""
     try:
         connection.connect()
         connection.send_packed_command([INFO], check_health=False)

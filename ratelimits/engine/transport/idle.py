@@ -10,13 +10,14 @@ from typing import Any
 
 from ratelimits.engine.transport.connection import NotSent, OwnedConnection
 
-#: Maximum number of idle connections to one server. Beyond it, the one that was unused longest is closed.
+#: Maximum number of idle connections to one server. If there are more, the one that was idle longest is closed.
 IDLE_CONNECTIONS = 100
-#: After this many idle seconds a connection is tested before use: the server may have closed it.
+#: A connection that was idle for more seconds than this is tested before use: the server may have closed it.
 IDLE = 1.0
-#: Maximum number of calls that connect at the same time. Others wait, and use what is given back meanwhile.
+#: Maximum number of calls that connect at the same time. Other calls wait, and use a connection that becomes idle.
 CONNECTING = 8
 
+#: A token of this process.
 _process = object()
 
 
@@ -34,12 +35,13 @@ def process() -> object:
 
 
 class IdleConnections:
-    """The idle connections to the server of a pool. The one that was given back last is taken first.
+    """The idle connections to the server of a pool. The connection that was given back last is taken first.
 
-    Threads need no lock: to take and to give back are atomic operations of a deque. Give a connection back only after
-    its last reply was read; otherwise drop it, and it is closed with its last reference. A call that finds the list
-    empty connects. At most CONNECTING calls do so at a time: a burst of threads would keep the server busy with
-    connecting, and most of them find a connection that was given back when it is their turn.
+    Threads need no lock, because the operations of a deque are atomic. Give a connection back only after its last reply
+    was read. Otherwise drop the connection: it is closed when no reference to it is left.
+
+    A call that finds no idle connection makes one. At most CONNECTING calls do this at a time, so that a burst of
+    threads does not keep the server busy with new connections. Most waiting threads get a connection that became idle.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -52,14 +54,14 @@ class IdleConnections:
     def _begin(self) -> None:
         self._process = _process
         self._connecting = threading.Semaphore(CONNECTING)
-        #: The message and the event of the last attempt to connect, if it failed; None if it succeeded.
+        #: The message and the event of the last failure to connect; None if the last attempt succeeded.
         self._failure: tuple[str, object] | None = None
 
     def take(self) -> OwnedConnection:
-        """Return a connection, connected, that no other call uses. Raise NotSent."""
-        return self._find() or self._wait()
+        """Return an open connection that no other call uses. Raise NotSent."""
+        return self._find_idle() or self._find_or_connect()
 
-    def _find(self) -> OwnedConnection | None:
+    def _find_idle(self) -> OwnedConnection | None:
         while True:
             try:
                 connection = self._idle.pop()
@@ -71,20 +73,21 @@ class IdleConnections:
                 connection.used = now
                 return connection
 
-    def _wait(self) -> OwnedConnection:
-        """Connect, or take a connection that was given back while this call waited for its turn."""
+    def _find_or_connect(self) -> OwnedConnection:
+        """Wait for a turn to connect. Then return a connection that has become idle meanwhile, or a new one."""
         if self._process is not _process:
-            self._begin()  # a thread of the parent may have been connecting
+            self._begin()  # when the process forked, a thread of the parent may have held the semaphore
         before = self._failure
         with self._connecting:
             failure = self._failure
             if failure is not None and failure is not before:
-                # The server was away for the call that connected just now, so it is away for all that waited.
+                # Another call failed to connect while this one waited: do not try again at once.
                 raise NotSent(*failure)
-            return self._find() or self._connect()
+            return self._find_idle() or self._connect()
 
     def _connect(self) -> OwnedConnection:
-        # Not by the pool, which counts its connections: a thread may end without giving one back.
+        # Do not take the connection from the pool: a pool counts its connections, and a thread may end without giving
+        # its connection back.
         connection = OwnedConnection(self._pool.connection_class, self._pool.connection_kwargs, _process)
         try:
             connection.greet()

@@ -1,8 +1,10 @@
-"""One connection of an event loop to a server, which all tasks of the loop share.
+"""A connection to a server that all tasks of one event loop share.
 
 A command is written at once if no reply is awaited. Otherwise all commands of one turn of the loop are written
-together. Replies come in the order of the commands. At most IN_FLIGHT commands are written and unanswered. Others wait
-in order, for any time: waiting for a turn is not a failure of the server. TIMEOUT begins when a command is written.
+together. The server replies in the order of the commands.
+
+At most IN_FLIGHT commands are written and unanswered. The others wait in order, without a time limit, because waiting
+here does not mean that the server has failed. The time of the setting TIMEOUT begins when a command is written.
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ from ratelimits.engine.resp import Sendable, loading
 from ratelimits.engine.scripts import Script
 from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswered, failure, refuses_writes, run_of
 
-#: Maximum number of commands that are written and unanswered. A server decides this many in about 10 ms.
+#: Maximum number of commands that are written and unanswered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
-#: If the loop was late by this part of TIMEOUT while it connected, the server did not get its time, and the loop tries
-#: again: at most this many attempts.
-LATE, ATTEMPTS = 0.2, 5
-#: Seconds in which a late loop reads what has arrived, before it gives up the oldest reply.
+#: A busy event loop may fail to connect although the server is fine. If a timer of the loop was late by more than this
+#: part of TIMEOUT meanwhile, the loop connects again.
+LATE = 0.2
+#: Maximum number of attempts to connect.
+ATTEMPTS = 5
+#: If a reply is overdue, the loop reads for this many more seconds. A busy loop may not have read it yet.
 _LAST_LOOK = 0.001
 
 
 class _Reply(asyncio.Future[Any]):
-    """A future reply. It can be cancelled until its command is written.
+    """A reply that has not arrived yet. It can be cancelled only before its command is written.
 
-    A written command may take place, so its caller must get the reply, to give back what it took.
+    The server may carry out a written command. So its caller must get the reply, to give back the permits that it took.
     """
 
     written = False
@@ -44,7 +48,7 @@ class _Reply(asyncio.Future[Any]):
 
 
 class _Loading:
-    """SCRIPT LOAD, as a command."""
+    """The command SCRIPT LOAD."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -54,26 +58,26 @@ class _Loading:
 
 
 class _Link(asyncio.Protocol):
-    """An open connection. Commands are answered in order; if it is lost, those without a reply are Unanswered."""
+    """An open connection. If it is lost, commands without a reply raise Unanswered."""
 
     def __init__(self, connection: Any, run: str, timeout: float, owner: Multiplexed) -> None:
         self.run = run
-        #: Whether nothing more may be written.
+        #: True if no more commands may be written.
         self.ended = False
         self._connection = connection
         self._timeout = timeout
-        # A weak reference: the loop keeps an open connection alive, and that must not keep its unused owner alive.
+        # A weak reference, so that the connection, which the loop keeps alive, does not keep an unused owner alive.
         self._owner = weakref.ref(owner)
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[_Reply, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
-        #: Done once the socket is closed.
+        #: Done when the socket is closed.
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=MORE
         )
-        # redis-py has connected. From now on this object receives the bytes.
+        # redis-py has opened the connection. From now on this object receives the bytes.
         self._transport: Any = connection._writer.transport
         self._before = self._transport.get_protocol()
         self._transport.set_protocol(self)
@@ -84,7 +88,7 @@ class _Link(asyncio.Protocol):
         return not self._sent and not self.ended
 
     def write(self, waiting: deque[tuple[Sendable, bytes, _Reply]]) -> None:
-        """Write the waiting commands together and in order, as many as there is room for."""
+        """Write waiting commands together and in order, until IN_FLIGHT commands are unanswered."""
         packed = []
         room, now = IN_FLIGHT - len(self._sent), self._loop.time()
         while waiting and room:
@@ -93,7 +97,7 @@ class _Link(asyncio.Protocol):
                 continue  # its caller was cancelled: do not send it
             try:
                 packed.append(command.to(self.run, name))
-            except Exception as error:  # noqa: BLE001  (its caller's own)
+            except Exception as error:  # noqa: BLE001  (goes to the caller of this command)
                 future.set_exception(error)
                 continue
             future.written = True
@@ -105,7 +109,7 @@ class _Link(asyncio.Protocol):
                 self._look_at(now + self._timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Give each reply to the next caller."""
+        """Give each reply to the caller of the oldest unanswered command."""
         self._heard = True
         reader, sent = self._reader, self._sent
         reader.feed(data)
@@ -121,7 +125,7 @@ class _Link(asyncio.Protocol):
                 else:
                     future.set_result(reply)
         except (RedisError, IndexError) as error:
-            self.fail(f"the server said what nobody asked for: {error}")
+            self.fail(f"the server sent an unexpected reply: {error}")
             return
         if self.ended and not sent:
             self.close()
@@ -129,7 +133,7 @@ class _Link(asyncio.Protocol):
             owner.write()
 
     def _refused(self, error: Exception) -> Exception:
-        """Return the error for the caller. If the server refuses writes, end the connection after the next replies."""
+        """Return the error for the caller. If the server refuses writes, write no more commands on this connection."""
         if isinstance(error, ResponseError) and not refuses_writes(error):
             return error
         self.ended = True
@@ -140,7 +144,7 @@ class _Link(asyncio.Protocol):
         self._timer = self._loop.call_at(moment, self._look)
 
     def _look(self) -> None:
-        """Check whether the oldest reply is overdue. It is due first, so one timer is enough for all."""
+        """Check whether the oldest reply is overdue. The oldest reply is due first, so one timer is enough for all."""
         self._timer = None
         if not self._sent:
             return
@@ -148,20 +152,20 @@ class _Link(asyncio.Protocol):
         if now < due:
             self._look_at(due)
         elif self._heard:
-            # If the loop was busy, replies may have arrived that were not read yet. The server has not failed then.
+            # If the loop was busy, the reply may have arrived without being read. Then the server has not failed.
             self._look_at(now + _LAST_LOOK)
             self._heard = False
         else:
             self.fail(f"no reply within {self._timeout:g} s")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail all commands whose reply will not come."""
+        """Fail all commands without a reply."""
         self._before.connection_lost(None)
         self.gone.set_result(None)
         self.fail(f"the server closed the connection{f': {error}' if error else ''}")
 
     def fail(self, message: str) -> None:
-        """End the connection. Commands without a reply are Unanswered."""
+        """Close the connection. Commands without a reply raise Unanswered."""
         self.close()
         event = object()
         while self._sent:
@@ -183,10 +187,10 @@ class _Link(asyncio.Protocol):
 
 
 class Multiplexed:
-    """The connection of one event loop to a server. `pool` is a pool of redis.asyncio, which makes it.
+    """The connection of one event loop to a server. `pool` is the pool of redis.asyncio that makes the connection.
 
-    The first call connects, and calls in the meantime wait for that. After the connection was lost the next call
-    connects again.
+    The first call connects. Other calls wait until it has connected. If the connection is lost, the next call connects
+    again.
     """
 
     def __init__(self, pool: Any, timeout: float, process: object) -> None:
@@ -203,9 +207,9 @@ class Multiplexed:
     async def exchange(self, command: Sendable, name: bytes) -> Any:
         """Send a command and return its reply. Raise NotSent, Unanswered, or the ResponseError of the server.
 
-        If the server does not know the script, load it, once for all calls that need it, and send the command again. A
-        caller that is cancelled after the command was written still gets the reply; Task.cancelling shows the
-        cancellation.
+        If the server does not have the script, load it once for all calls that need it, and send the command again.
+        If the caller is cancelled after the command was written, it still gets the reply. Task.cancelling() tells it
+        about the cancellation.
         """
         try:
             return await self._reply(command, name)
@@ -228,7 +232,7 @@ class Multiplexed:
         if self._turn:
             return future
         if self._link is not None and self._link.idle:
-            self.write()  # no other command to wait for
+            self.write()  # no reply is awaited: write at once
         else:
             self._turn = True
             self._loop.call_soon(self._turned)
@@ -239,7 +243,7 @@ class Multiplexed:
         self.write()
 
     def write(self) -> None:
-        """Write the waiting commands, as many as there is room for. Connect first if necessary."""
+        """Write waiting commands, until IN_FLIGHT commands are unanswered. Connect first if necessary."""
         if not self._waiting:
             return
         if self._link is not None and self._link.ended:
@@ -247,24 +251,24 @@ class Multiplexed:
         if self._link is not None:
             self._link.write(self._waiting)
         elif self._connecting is None:
-            # In an empty context: a connection must not keep alive what belongs to the request that made it.
+            # Use an empty context, so that the connection does not keep objects of this request alive.
             self._connecting = self._loop.create_task(self._connect(), context=Context())
 
     async def _load(self, script: Script) -> None:
-        """Load the script before the waiting commands, which may need it too."""
+        """Load the script before any waiting command is written, since other commands may need it too."""
         loaded = self._loading.get(script.sha)
         if loaded is None:
             loaded = self._loading[script.sha] = _Reply(loop=self._loop)
             loaded.add_done_callback(lambda done: self._loaded(script, done))
             self._waiting.appendleft((_Loading(script), b"", loaded))
             self.write()
-        # If this caller is cancelled, others may still wait for the script.
+        # If this caller is cancelled, do not cancel the loading: other callers may wait for the script.
         await asyncio.shield(loaded)
 
     def _loaded(self, script: Script, done: asyncio.Future[Any]) -> None:
         del self._loading[script.sha]
         if not done.cancelled():
-            done.exception()  # mark it as seen, even if no caller is left
+            done.exception()  # asyncio logs an error that nobody has read, so read it here
 
     async def _connect(self) -> None:
         try:
@@ -279,6 +283,7 @@ class Multiplexed:
         self.write()
 
     async def _connected(self) -> _Link:
+        """Return a new connection. Try again, at most ATTEMPTS times, if the event loop was late."""
         for last in (*(False,) * (ATTEMPTS - 1), True):
             late = _Lateness(self._loop, self._timeout * LATE)
             try:
@@ -300,18 +305,18 @@ class Multiplexed:
             raise
 
     async def _greet(self, connection: Any) -> str:
-        """Return the run of the server of a connection."""
+        """Ask the server for its run and return it."""
         await connection.send_packed_command([INFO], check_health=False)
         return run_of(await connection.read_response())
 
     def lost(self, link: _Link, message: str, event: object) -> None:
-        """Fail the commands that wait for a connection that was lost."""
+        """Fail the waiting commands, because the connection was lost."""
         if link is self._link:
             self._link = None
             self._give_up(message, event)
 
     def _give_up(self, message: str, event: object) -> None:
-        """Fail all waiting commands as not sent."""
+        """Fail all waiting commands with NotSent."""
         while self._waiting:
             _command, _name, future = self._waiting.popleft()
             if not future.done():
@@ -330,7 +335,7 @@ class Multiplexed:
 
 
 class _Lateness:
-    """Measures whether a loop runs its timers late by more than `step` seconds, until `stop`."""
+    """Measures, until `stop` is called, whether a timer of the event loop was late by more than `step` seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: float) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Connection pools like the configured cache's, but with short timeouts, raw replies and no retries."""
+"""Make connection pools like the pool of the configured cache, but with short timeouts, raw replies and no retries."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _ASYNC_CLASSES: dict[type[Any], type[Any]] = {
 }
 
 
-# By default redis-py's pools refuse the 101st connection. The number of threads decides, not the pool.
-_MANY = 2**31
-_OF_THE_POOL = ("maint_notifications", "orig_", "event_dispatcher")
+# By default redis-py's pools refuse the 101st connection. Here the number of threads is the only limit.
+_UNLIMITED = 2**31
+# How the arguments begin that a pool adds for the server's maintenance notices (RESP 3 only).
+_ADDED_BY_POOL = ("maint_notifications", "orig_", "event_dispatcher")
 
 
-def _limits(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
+def _connection_arguments(kwargs: dict[str, Any], timeout: float) -> dict[str, Any]:
     """Return the configured connection's arguments with short timeouts, raw replies and no retries."""
-    # Arguments for the server's maintenance notices (RESP 3 only) belong to the pool that added them.
     arguments = {
-        **{name: value for name, value in kwargs.items() if not name.startswith(_OF_THE_POOL)},
+        **{name: value for name, value in kwargs.items() if not name.startswith(_ADDED_BY_POOL)},
         "decode_responses": False,
         "protocol": 2,
         "health_check_interval": 0,
@@ -54,8 +54,8 @@ def _timeouts(kwargs: dict[str, Any], timeout: float) -> dict[str, float]:
 
 
 def no_retry_pool(pool: Any, timeout: float) -> Any:
-    """Return a pool of the same kind to the same server, in which no call takes longer than `timeout` seconds."""
-    kwargs = _limits(pool.connection_kwargs, timeout)
+    """Return a pool of the same kind to the same server. No call on it takes longer than `timeout` seconds."""
+    kwargs = _connection_arguments(pool.connection_kwargs, timeout)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(pool, SentinelConnectionPool):
         kwargs.pop("connection_pool", None)
@@ -66,19 +66,19 @@ def no_retry_pool(pool: Any, timeout: float) -> Any:
             is_master=pool.is_master,
             check_connection=pool.proxy.check_connection,
             connection_class=pool.connection_class,
-            max_connections=_MANY,
+            max_connections=_UNLIMITED,
             **kwargs,
         )
-    return ConnectionPool(connection_class=pool.connection_class, max_connections=_MANY, **kwargs)
+    return ConnectionPool(connection_class=pool.connection_class, max_connections=_UNLIMITED, **kwargs)
 
 
 def _addresses(manager: Any) -> list[tuple[str, int]]:
-    asked = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
-    return [(kwargs["host"], kwargs["port"]) for kwargs in asked]
+    arguments = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+    return [(kwargs["host"], kwargs["port"]) for kwargs in arguments]
 
 
 def _no_retry_manager(manager: Any, timeout: float) -> Any:
-    """Return a manager of the same sentinels, which asks them once, with short timeouts."""
+    """Return a manager for the same sentinels that asks each of them only once, with short timeouts."""
     own = copy.copy(manager)
     own.sentinel_kwargs = manager.sentinel_kwargs | _timeouts(manager.sentinel_kwargs, timeout)
     retry = Retry(NoBackoff(), 0)
@@ -87,7 +87,7 @@ def _no_retry_manager(manager: Any, timeout: float) -> Any:
 
 
 class _AsyncSentinelPool(AsyncSentinelConnectionPool):
-    """A pool to the server that the sentinels name. It also closes the connections to the sentinels."""
+    """An asyncio pool for the server that the sentinels name. It also closes the connections to the sentinels."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
@@ -97,7 +97,7 @@ class _AsyncSentinelPool(AsyncSentinelConnectionPool):
 
 
 def async_pool(pool: Any) -> Any:
-    """Return the asyncio version of a pool, for one event loop. Raise ImproperlyConfigured where redis-py has none."""
+    """Return the asyncio version of a pool, for one event loop. Raise ImproperlyConfigured if redis-py has none."""
     kwargs = dict(pool.connection_kwargs)
     kwargs.pop("parser_class", None)
     kwargs["retry"] = AsyncRetry(NoBackoff(), 0)
@@ -113,7 +113,7 @@ def async_pool(pool: Any) -> Any:
     manager = pool.sentinel_manager
     sentinel: Any = AsyncSentinel
     sentinel_pool: Any = _AsyncSentinelPool
-    asked = {**manager.sentinel_kwargs, "retry": AsyncRetry(NoBackoff(), 0)}
-    sentinels = sentinel(_addresses(manager), manager.min_other_sentinels, asked, manager._force_master_ip)
+    arguments = {**manager.sentinel_kwargs, "retry": AsyncRetry(NoBackoff(), 0)}
+    sentinels = sentinel(_addresses(manager), manager.min_other_sentinels, arguments, manager._force_master_ip)
     checks = pool.proxy.check_connection
     return sentinel_pool(pool.service_name, sentinels, is_master=pool.is_master, check_connection=checks, **kwargs)

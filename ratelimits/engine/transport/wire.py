@@ -1,9 +1,10 @@
-"""The connections for decisions: like those of the configured django-redis cache, but without retries.
+"""The connections for decisions, made from the settings of the configured django-redis cache.
 
-They have short timeouts and never retry: a decision that is sent twice would be charged twice. A call takes an idle
-connection of the process, or makes one. The tasks of an event loop share one connection. If the configured client is
-not a plain one (with Sentinel, for example), each call takes a connection from a pool of its kind. A call that was
-never sent raises NotSent. If a reply was lost, Unanswered is raised: nobody knows whether the call took place.
+They have short timeouts and never retry, because a decision that is sent twice is charged twice. A blocking call takes
+an idle connection of the process, or makes one. The tasks of an event loop share one connection. If the cache has a
+special pool, such as Sentinel's, each blocking call takes a connection from a pool of the same kind.
+
+A call that was not sent raises NotSent. If the reply was lost, the call raises Unanswered.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def configured(alias: str) -> Any:
     if not hasattr(backend, "client") or not hasattr(backend.client, "get_client"):
         raise ImproperlyConfigured(
             f"RATELIMITS['CACHE_ALIAS'] is {alias!r}, which is not a django-redis cache:"
-            " give CACHES an alias with BACKEND 'django_redis.cache.RedisCache' and name that one"
+            " add an alias with BACKEND 'django_redis.cache.RedisCache' to CACHES and name this alias"
         )
     return backend.client.get_client(write=True)
 
@@ -56,26 +57,27 @@ class Wire:
         self._loops: WeakKeyDictionary[Any, tuple[Multiplexed, Any]] = WeakKeyDictionary()
         self._parents: list[Any] = []
         self._timeout = timeout
-        #: A client on the same connections for everything but decisions: sealing, draining, publishing.
+        #: A redis-py client on the same pool, for everything except decisions: sealing, draining and publishing.
         self.client: redis.Redis = redis.Redis(connection_pool=self._pool)
 
     def servers(self, keyspace: Keyspace, shards: Sequence[int]) -> Iterator[tuple[redis.Redis, list[int]]]:
-        """Yield a client for each server that has some of these shards now, and those shards. Raise NotReached."""
+        """Yield a client for each server, with those of these shards that the server has now. Raise NotReached."""
         yield self.client, list(shards)
 
     def client_of(self, keyspace: Keyspace, shard: int) -> redis.Redis:
-        """Return a client of the server that has this shard. Raise NotReached."""
+        """Return a client for the server that has this shard. Raise NotReached."""
         return self.client
 
     def wire_of(self, keyspace: Keyspace, shard: int) -> Wire:
-        """Return the connections to the one server that has this shard, for `stream`. Raise NotReached."""
+        """Return the connections to the server that has this shard, for `stream`. Raise NotReached."""
         return self
 
     def call(self, command: Sendable, name: bytes) -> Any:
         """Send a command with `name` as its nonce, and return the reply.
 
-        If the server does not know the script, load it and send the command again: it did not take place before. Raise
-        NotSent, Unanswered, or redis.exceptions.ResponseError if the server refuses.
+        If the server does not have the script, load the script and send the command again. This is safe, because the
+        server did nothing the first time. Raise NotSent, Unanswered, or redis.exceptions.ResponseError if the server
+        refuses.
         """
         idle = self._idle
         if idle is not None:
@@ -89,7 +91,7 @@ class Wire:
             except ResponseError:
                 idle.give(owned)
                 raise
-            # After any other error the connection is dropped, since its next reply may belong to this call.
+            # After any other error the connection is not given back: the next reply on it may belong to this call.
             idle.give(owned)
             return reply
         connection, run = self._take()
@@ -103,10 +105,10 @@ class Wire:
             self._pool.release(connection)
 
     def stream(self, packed: Sequence[Callable[[str], bytes]], scripts: set[Script]) -> list[Any]:
-        """Send many commands at once and return their replies in order. For a replay, where nothing else decides.
+        """Load the scripts, then send many commands at once and return their replies in order.
 
-        Load the scripts first. Raise as `call` does. If the scripts were flushed in between, raise ResponseError, since
-        the commands after that were decided out of order.
+        This is for the simulator, which uses a server alone. Raise the errors of `call`. Raise ResponseError if another
+        client deletes the scripts meanwhile, because then some commands are missing from the sequence.
         """
         if self._idle is None:
             connection, run = self._take()
@@ -124,7 +126,7 @@ class Wire:
         return replies
 
     def _take(self) -> tuple[Any, str]:
-        """Return a connection of a pool that is not a plain one, and the server's run. Raise NotSent."""
+        """Return a connection of the pool and the server's run, if the pool is not a plain one. Raise NotSent."""
         try:
             connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
@@ -141,17 +143,18 @@ class Wire:
         return connection, run
 
     def _connected_anew(self, connection: Any) -> None:
-        """Forget the run of a connection that the pool has connected again: it may be another run."""
+        """Forget the server's run after the pool has connected again: the server may have restarted."""
         self._runs.pop(connection, None)
 
     async def _shared(self, loop: Any) -> Multiplexed:
-        """Make the loop's connection, at its first use."""
-        # List the references in one step: other threads add their loops meanwhile.
+        """Make and return the event loop's connection. Called at the loop's first use."""
+        # List the references in one step, because other threads may add their loops at the same time.
         for other in [reference() for reference in self._loops.keyrefs()]:
             if other is not None and other.is_closed():
                 self._loops.pop(other, None)
         if loop in self._loops:
-            # A forked child goes on with its parent's loop. Closing this connection would close the parent's.
+            # A forked child uses its parent's loop. Keep the parent's connection: to close it here would close it for
+            # the parent too.
             self._parents.append(self._loops[loop])
         shared = Multiplexed(async_pool(self._pool), self._timeout, process())
         end = self._end(loop, shared)
@@ -160,7 +163,11 @@ class Wire:
         return shared
 
     async def _end(self, loop: Any, shared: Multiplexed) -> AsyncGenerator[None]:
-        """Close a loop's connection before the loop is closed: asyncio's runners end asynchronous generators last."""
+        """Close a loop's connection when the loop ends.
+
+        This is an asynchronous generator because asyncio's runners close all such generators before they close the
+        loop.
+        """
         try:
             yield
         finally:
@@ -168,7 +175,7 @@ class Wire:
             await shared.close()
 
     async def acall(self, command: Sendable, name: bytes) -> Any:
-        """Do as `call`, awaited, on the connection of the event loop."""
+        """Do the same as `call`, in async code, on the connection of the event loop."""
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None or known[0].process is not process():
