@@ -1,4 +1,7 @@
-"""Adjustments that are not on a report yet: those that count, and those that wait for another person's approval."""
+"""Adjustments that are not on a report yet: units that staff add to a period, or take off it, by hand.
+
+Some adjustments count at once. Others wait until another person approves them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
 
 
 def check(adjustments: Iterable[Adjustment]) -> None:
-    """Raise ValueError for an adjustment that is too large: the form refuses it, and its sums may not fit a column."""
+    """Raise ValueError if an adjustment is larger than the admin form allows: its sums may not fit in a column."""
     for adjustment in adjustments:
         if abs(adjustment.quantity) > MAX_PERMITS:
             raise ValueError(
@@ -37,9 +40,9 @@ def check(adjustments: Iterable[Adjustment]) -> None:
 
 
 def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return the adjustments of periods without a report that start between two moments (µs since 1970 UTC).
+    """Return the adjustments of the periods that have no report and start from `start` to before `end`.
 
-    They are grouped and sorted by account and start of the period (s since 1970 UTC).
+    Both are µs since 1970 UTC. Each key of the result is an account and the start of a period (s since 1970 UTC).
     """
     by_period: dict[tuple[str, int], list[Adjustment]] = defaultdict(list)
     for adjustment in unreported(using, **filters, period_start__gte=moment(start), period_start__lt=moment(end)):
@@ -52,16 +55,19 @@ def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tu
 
 
 class NotDecidedError(ValueError):
-    """Raised if this person may not approve or refuse an adjustment; the message says why."""
+    """Raised if a person may not approve or refuse an adjustment; the message says why."""
 
 
 def approve(adjustment: Adjustment, by: Any) -> None:
-    """Approve an adjustment that waits, so that it counts; `by` is the user who decides. Raises NotDecidedError."""
+    """Approve a waiting adjustment, so that it counts. `by` is the user who decides.
+
+    Raises NotDecidedError.
+    """
     _decide(adjustment, by, Adjustment.Approval.APPROVED)
 
 
 def refuse(adjustment: Adjustment, by: Any) -> None:
-    """Refuse an adjustment that waits, so that it never counts; `by` is the user who decides.
+    """Refuse a waiting adjustment, so that it never counts. `by` is the user who decides.
 
     Raises NotDecidedError.
     """

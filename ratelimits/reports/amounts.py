@@ -1,10 +1,12 @@
-"""Amounts of a report version: the totals of its lines, with the prices of the plan when the version was finalised.
+"""The amounts of a report version: what its lines cost, at the prices of the account's plan.
 
-The price of a period depends only on its total quantities. The amount of a version is the difference between the prices
-after and before it, so all versions together cost the price of the final quantities. If an account had several names in
-a period, they have one price together: the report that is closed first has the fees, and each later report has the
-amount that it adds. Amounts are exact; each period's price is rounded once, half to even, to the minor unit of its
-currency.
+The price of a period depends only on the period's total quantities. A version's amount is the price after the version
+minus the price before it, so all versions together cost the price of the final quantities.
+
+If an account had several names in a period, these names share one price. The report that is closed first contains the
+fees, and each later report contains what it adds to the price.
+
+Amounts are exact. Each period's price is rounded once, half to even, to the minor unit of its currency.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import Record
 
-#: A meter's total before a version (None if it was not billed before) and after it.
+#: Two totals of a meter: before a version (None if the meter was not billed before), and after the version.
 Span = Sequence[Any]
 
 
 class UnreadableError(ValueError):
-    """Raised if a report's prices or amounts do not have the form in which reports store them; the message names it."""
+    """Raised if a report's prices or amounts do not have the form in which reports store them."""
 
 
 @contextmanager
@@ -45,9 +47,10 @@ def prices_of(record: Record) -> dict[str, Price]:
 
 
 def billing_period_of(report: Report, period: str) -> str:
-    """Return the billing period (s, as text) in which usage counted under `period` is priced.
+    """Return the start of the billing period that prices the usage which was counted under `period`.
 
-    Usage that was counted under overlapping periods belongs to one billing period.
+    Both are starts of periods (s since 1970 UTC, as text). They differ if usage was counted under periods that overlap:
+    such periods are one billing period.
     """
     billing_period: str = report.prices.get("members", {}).get(period, period)
     return billing_period
@@ -56,7 +59,7 @@ def billing_period_of(report: Report, period: str) -> str:
 def priced_together(using: str, own: Sequence[Report], account: str, names: Sequence[str]) -> list[Report]:
     """Return, oldest first, the earlier reports on which the price of a version depends.
 
-    They are `own`, the reports of the account, and those of `names`, its other names, that are priced together with it.
+    `own` are the account's reports. The reports of its other names, `names`, are added if they share a price with it.
     """
     if not names:
         return list(own)
@@ -66,10 +69,10 @@ def priced_together(using: str, own: Sequence[Report], account: str, names: Sequ
 
 
 def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], own: Record) -> dict[str, Record]:
-    """Return, by billing period (s, as text), the prices that a report version uses.
+    """Return the prices that a report version uses, by the start of the billing period (s since 1970 UTC, as text).
 
-    `own` are the prices at the end of the report's own period, for its first version. A period that was billed once,
-    under any name of the account, keeps its prices.
+    A period that was billed once, under any name of the account, keeps its prices. `own` are the prices at the end of
+    the report's own period; only the first version uses them.
     """
     records: dict[str, Record] = {}
     for period in sorted({*periods, _own(report)}, key=int):
@@ -82,9 +85,9 @@ def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], 
 
 
 class Totals:
-    """The totals of a version's lines, by the period of their usage and by meter, and the amounts that follow.
+    """Adds up a version's lines by billing period and meter, and computes the version's amounts.
 
-    `earlier` are the earlier reports on which its price depends (see `priced_together`), oldest first.
+    `earlier` are the earlier reports on which the version's price depends (see `priced_together`), oldest first.
     """
 
     def __init__(self, report: Report, earlier: Sequence[Report]) -> None:
@@ -96,7 +99,7 @@ class Totals:
         self.count(str(line.usage_period), line.meter, line.overage_quantity)
 
     def count(self, period: str, meter: str, quantity: int) -> None:
-        """Add units of overage of a period (s, as text)."""
+        """Add overage units of the period that starts at `period` (s since 1970 UTC, as text)."""
         key = billing_period_of(self._report, period), meter
         self._added[key] = self._added.get(key, 0) + quantity
 
@@ -124,7 +127,7 @@ class Totals:
         return spans
 
     def _before(self) -> Mapping[str, str]:
-        """Return the total, by currency, of the version before; {} if there is none."""
+        """Return the total, by currency, of the previous version; {} if there is none."""
         key = self._report.account, self._report.period_start
         versions = [other for other in self._earlier if (other.account, other.period_start) == key and other.amounts]
         total: Mapping[str, str] = versions[-1].amounts["total"] if versions else {}
@@ -132,9 +135,9 @@ class Totals:
 
 
 def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
-    """Return the prices with which a billing period was billed, and its units by meter; both are empty if it was not.
+    """Return a billing period's prices and its billed units by meter. Both are empty if the period was not billed.
 
-    `start` is the start of the period in µs since 1970 UTC; `reports` are those that are priced together, oldest first.
+    `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """
     period = str(start // SECOND)
     record: Record = _newest(reports, "prices", period) or {}
@@ -143,7 +146,7 @@ def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]
 
 
 def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
-    """Return the rounded price of a period's totals by meter."""
+    """Return the rounded price of a period; `totals` are its units by meter."""
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
 

@@ -1,7 +1,9 @@
-"""The billing periods that an account's usage belongs to: they never overlap, and all usage is in one of them.
+"""The billing periods that an account's usage belongs to. They never overlap, and all usage is in one of them.
 
-Usage is counted under a period, its counted period. Counted periods overlap only if some usage was not in the ledger
-yet when the account's terms changed, or if raw SQL changed the terms. Such overlapping periods are billed as one.
+Each ledger line has the start of the period under which its usage was counted. This module calls it a counted period.
+Most counted periods are billing periods. But counted periods can overlap, if an account's time zone or anchor day was
+changed by raw SQL, or while some of its usage was not in the ledger yet. Counted periods that overlap are one billing
+period.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from ratelimits.algorithms.billing_periods import SHORTEST
 from ratelimits.models import Report
 from ratelimits.reports.periods import MAX_LENGTH, SECOND
 
-#: Receives the starts (µs) of counted periods, and returns for each start when its usage was last counted (s since
-#: 1970 UTC).
+#: A function that takes the starts (µs) of counted periods. It returns the time (s since 1970 UTC) of the last usage
+#: that was counted under each of them.
 LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class BillingPeriod:
-    """A billing period from `start` to `end`; `members` are the starts of the counted periods that belong to it.
+    """A billing period from `start` to `end`, both in µs since 1970 UTC.
 
-    All moments are µs since 1970 UTC. `closed` says whether it has a report.
+    `members` are the starts of the counted periods that belong to it. `closed` says whether it has a report.
     """
 
     start: int
@@ -32,11 +34,14 @@ class BillingPeriod:
 
 
 def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
-    """Return, for the start of each counted period, the start of the reported period that its usage belongs to.
+    """Return which billing period the usage of each counted period belongs to, if reports have this usage.
 
-    All moments are µs since 1970 UTC. `reports` are the account's, oldest first; `ends` are the ends of the counted
-    periods. Usage belongs to the period that reported it first. But if that was the first report of another period than
-    the counted one, and closed periods overlap almost all of the counted period, the usage belongs to one of these.
+    The keys are the starts of counted periods, the values the starts of billing periods. All moments are µs since 1970
+    UTC. `reports` are the account's reports, oldest first. `ends` has the end of each counted period, by its start.
+
+    Usage belongs to the period whose report had it first. There is one exception: the first report of a period can also
+    have late usage of earlier periods. If closed periods cover almost all of such an earlier counted period, its usage
+    belongs to one of these closed periods.
     """
     starts: dict[int, int] = {}
     closed: dict[int, BillingPeriod] = {}
@@ -44,21 +49,24 @@ def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[i
         for start in (int(period) * SECOND for period in report.since):
             if start in starts:
                 continue
-            earlier = None
+            covering = None
             if report.version == 1 and start != report.period_start:
-                earlier = _around(closed.values(), start, ends.get(start, start))
-            starts[start] = report.period_start if earlier is None else earlier.start
+                covering = _covering(closed.values(), start, ends.get(start, start))
+            starts[start] = report.period_start if covering is None else covering.start
         closed[report.period_start] = BillingPeriod(report.period_start, report.period_end, frozenset(), closed=True)
     return starts
 
 
 def reported_periods(reports: Collection[Report], ends: Mapping[int, int]) -> list[BillingPeriod]:
-    """Return the billing periods of an account that have reports; the reports must be sorted oldest first."""
+    """Return the billing periods of an account that have reports. `reports` must be sorted, oldest first."""
     starts = billing_starts(reports, ends)
     spans = {report.period_start: report.period_end for report in reports}
     return [
         BillingPeriod(
-            start, end, frozenset({start} | {counted for counted, own in starts.items() if own == start}), closed=True
+            start,
+            end,
+            frozenset({start} | {counted for counted, billed in starts.items() if billed == start}),
+            closed=True,
         )
         for start, end in spans.items()
     ]
@@ -69,68 +77,77 @@ def billing_periods(
 ) -> list[BillingPeriod]:
     """Return an account's billing periods, sorted by their starts.
 
-    `used` has the end of each counted period, by its start. `reported` are the billing periods that have a report. A
-    counted period that overlaps reported ones is shortened to the time between them, or, if that is too short, belongs
-    to one of them. Counted periods that overlap each other are one billing period, from the start of the first to the
-    end of the one that was used last. If this would be longer than MAX_LENGTH, the one that starts last becomes a
-    billing period of its own, which starts where the others end.
+    `used` has the end of each counted period, by its start. `reported` are the billing periods that have a report.
+
+    A counted period that overlaps reported periods is shortened to the time between them. If that time is too short,
+    the counted period belongs to one of the reported periods.
+
+    Counted periods that overlap each other become one billing period. It starts with the first of them, and ends with
+    the one that was used last. If it would be longer than MAX_LENGTH, the counted period that starts last is not
+    joined: it becomes another billing period, which starts where the first one ends.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
     for start, end in sorted(used.items()):
-        having = (period for period in closed.values() if start in period.members)
-        overlapped = next(having, None) or _around(closed.values(), start, end)
-        if overlapped is not None:
-            closed[overlapped.start] = BillingPeriod(
-                overlapped.start, overlapped.end, overlapped.members | {start}, closed=True
+        with_member = (period for period in closed.values() if start in period.members)
+        covering = next(with_member, None) or _covering(closed.values(), start, end)
+        if covering is not None:
+            closed[covering.start] = BillingPeriod(
+                covering.start, covering.end, covering.members | {start}, closed=True
             )
             continue
-        begin, until = _between(closed.values(), start, end)
+        free_start, free_end = _free_span(closed.values(), start, end)
         last = open_[-1] if open_ else None
-        if last is None or last.end <= begin:
-            open_.append(BillingPeriod(begin, until, frozenset({start})))
+        if last is None or last.end <= free_start:
+            open_.append(BillingPeriod(free_start, free_end, frozenset({start})))
             continue
         members = last.members | {start}
-        _, ended = _between(closed.values(), last.start, _last_end(members, used, last_used(members)))
-        joined = BillingPeriod(last.start, ended if ended - last.start >= SHORTEST else max(until, last.end), members)
-        if joined.end - joined.start <= MAX_LENGTH:
-            open_[-1] = joined
-        elif until - last.end >= SHORTEST:
-            open_.append(BillingPeriod(last.end, until, frozenset({start})))
+        _, joined_end = _free_span(closed.values(), last.start, _last_end(members, used, last_used(members)))
+        if joined_end - last.start < SHORTEST:
+            joined_end = max(free_end, last.end)
+        if joined_end - last.start <= MAX_LENGTH:
+            open_[-1] = BillingPeriod(last.start, joined_end, members)
+        elif free_end - last.end >= SHORTEST:
+            open_.append(BillingPeriod(last.end, free_end, frozenset({start})))
         else:
             open_[-1] = BillingPeriod(last.start, last.end, members)
     return sorted([*closed.values(), *open_], key=lambda billing_period: billing_period.start)
 
 
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
-    """Return the end of the counted period, among `members`, that was used last.
+    """Return the end of that counted period among `members` which was used last.
 
-    The time of a use is known only to the quarter of an hour. If several periods were used in the last quarter, prefer
-    those at whose end another counted period starts. If there are still several, take the one that starts last.
+    Usage is counted in quarters of an hour, so several periods may have been used last. Of these, prefer the periods
+    that end where another counted period starts. Of several such periods, take the one that starts last.
     """
-    newest = max(used_at.get(member, 0) for member in members)
-    latest = sorted(member for member in members if used_at.get(member, 0) == newest)
-    followed = [ends[member] for member in latest if ends[member] in ends]
-    return followed[-1] if followed else ends[latest[-1]]
+    last_use = max(used_at.get(member, 0) for member in members)
+    used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)
+    followed = [ends[member] for member in used_last if ends[member] in ends]
+    return followed[-1] if followed else ends[used_last[-1]]
 
 
-def _between(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
-    """Return start and end of what reported periods leave of a counted one; if they leave nothing, end <= start."""
-    reported = list(closed)
-    begin = max([start, *(period.end for period in reported if period.start <= start)])
-    return begin, min([end, *(period.start for period in reported if period.start >= begin)])
+def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
+    """Return the start and end of the part of a counted period that no reported period overlaps.
 
-
-def _around(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
-    """Return the reported period that a counted period belongs to, or None.
-
-    It belongs to one if reported periods leave less of it than SHORTEST. If several reported periods overlap it, it
-    belongs to the one that contains its start, otherwise to the first that starts within it.
+    The end is not after the start if reported periods overlap all of it.
     """
     reported = list(closed)
-    begin, until = _between(reported, start, end)
-    if until - begin >= SHORTEST:
+    free_start = max([start, *(period.end for period in reported if period.start <= start)])
+    return free_start, min([end, *(period.start for period in reported if period.start >= free_start)])
+
+
+def _covering(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
+    """Return the reported period that a counted period belongs to; None if it belongs to none.
+
+    A counted period belongs to a reported one if its free part is shorter than SHORTEST. If several reported periods
+    overlap the counted period, take the one that contains its start, otherwise the first that starts within it.
+    """
+    reported = list(closed)
+    free_start, free_end = _free_span(reported, start, end)
+    if free_end - free_start >= SHORTEST:
         return None
-    before = (period for period in reported if period.start <= start < period.end)
-    after = (period for period in reported if begin <= period.start < end)
-    return next(before, None) or min(after, key=lambda billing_period: billing_period.start, default=None)
+    containing_start = (period for period in reported if period.start <= start < period.end)
+    starting_within = (period for period in reported if free_start <= period.start < end)
+    return next(containing_start, None) or min(
+        starting_within, key=lambda billing_period: billing_period.start, default=None
+    )

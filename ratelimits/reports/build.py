@@ -23,7 +23,7 @@ from ratelimits.reports.rows import ADJUSTMENT, CORRECTION, USAGE, line_id, repo
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.unknown import KeyAndMeter
 
-#: Columns by which ledger lines are grouped to report lines, and sorted.
+#: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
 CHUNK = 2000
@@ -32,20 +32,21 @@ Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Return arguments for order_by() that sort by these columns, texts by their code points in any database."""
+    """Return arguments for order_by() that sort by these columns. Any database then sorts text by code points."""
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
 
 
-#: Selects lines with usage. Lines that only record what a shadow rule would have refused have none.
+#: The condition for lines with usage. Some lines only record what a rule in shadow mode would have refused.
 _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests__gt=0) | Q(refunded_units__gt=0)
 
 
 def grouped(condition: Q, *sources: str) -> Iterator[Group]:
-    """Yield the sums of ledger lines by GROUP, in this order, with their first and last bins and batches.
+    """Yield the groups of the ledger lines that match a condition, sorted by the columns GROUP.
 
-    `sources` are the aliases of the databases that contain the lines.
+    A group has these columns, the sums of its lines, and their first and last bins and batches. `sources` are the
+    aliases of the databases that contain the lines.
     """
     if len(sources) == 1:
         return _grouped(sources[0], condition)
@@ -58,7 +59,7 @@ def _subject(group: Group) -> tuple[Any, ...]:
 
 
 def _joined(group: Group, other: Group) -> Group:
-    """Return the sum of two parts of a group, which come from two databases."""
+    """Join two parts of a group that come from two databases."""
     return {
         **group,
         **{name: group[name] + other[name] for name in SUMS},
@@ -82,7 +83,10 @@ def _grouped(using: str, condition: Q) -> Iterator[Group]:
 
 
 def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
-    """Return the condition for lines of batches after the positions `since`, up to the positions `chain`, by shard."""
+    """Return the condition for lines of batches after the positions `since` and up to the positions `chain`.
+
+    Both have a position for each shard.
+    """
     shards = [
         Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
         for shard, position in sorted(chain.items())
@@ -92,9 +96,9 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """The included quantities, and the units that used them or went beyond, by meter.
+    """The units that a plan includes, the units that used them, and the units beyond, all by meter.
 
-    `plan` is the plan that includes them; None stands for the report's plan.
+    `plan` is the name of that plan; None stands for the report's plan.
     """
 
     included: Mapping[str, int]
@@ -103,7 +107,7 @@ class Allowance:
     plan: str | None = None
 
     def split(self, meter: str, billable: int) -> tuple[int, int]:
-        """Use more units, and return how many of them are included and how many are overage.
+        """Add units, and return how many of them are included and how many are overage.
 
         Units below 0 are subtracted from overage first.
         """
@@ -125,10 +129,10 @@ def unit_of(meter: str) -> str:
 def remaining(
     using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
-    """Return a billing period's allowance after the lines of all its reports, or of those before a report.
+    """Return the allowance that a billing period's reports leave.
 
-    `periods` are the starts (µs since 1970 UTC) of the periods under which its usage was counted. `before` is the
-    primary key of that report.
+    `periods` are the starts (µs since 1970 UTC) of the periods under which its usage was counted. Only reports with a
+    primary key below `before` count; None stands for all reports.
     """
     lines = ReportLine.objects.using(using).filter(report__account=account)
     lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
@@ -164,12 +168,12 @@ def usage_lines(
 
 
 def gap_line(report: Report) -> ReportLine:
-    """Return the line, of zeros, of a version that adds only a gap that was declared after the version before."""
+    """Return the only line of a version that was made because a gap was declared. All its quantities are 0."""
     return _named(_plain_line(report, 0, "", "", ""), USAGE, "gap")
 
 
 def _named(line: ReportLine, *subject: str) -> ReportLine:
-    """Set the line's id and return the line. In a later version of the report it is a correction."""
+    """Set the line's id and return the line. A line of a second or later version becomes a correction."""
     report = line.report
     name = report_id(report.account, report.period_start)
     line.line_id = line_id(name, *subject)
@@ -203,7 +207,7 @@ def _plain_line(report: Report, number: int, name: str, key: str, meter: str) ->
 
 
 def unused_line(report: Report) -> ReportLine:
-    """Return the line of an account without usage: zeros, without key, meter and rule."""
+    """Return the line of an account without usage: all quantities are 0, and key, meter and rule are empty."""
     return _plain_line(report, 1, line_id(report_id(report.account, report.period_start), USAGE, "unused"), "", "")
 
 
@@ -229,7 +233,7 @@ def usage_line(
 ) -> ReportLine:
     """Return the line of a group. It is a correction if the billing period that the group belongs to is closed.
 
-    `allowances` are those of the billing periods, by their starts in µs; `named` makes the line's id.
+    `allowances` has the allowance of each billing period, by the period's start in µs. `named` makes the line's id.
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]

@@ -1,4 +1,4 @@
-"""The definition of a report's column: the source of its values, and how they are written and shown.
+"""How a column of a report is defined: where its values come from, and how they are written and shown.
 
 The columns themselves are the fields of `rows.Row`. Exports, schemas, digests, docs and the admin all use that table.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ColumnKind(Enum):
-    """The kind of a column's values, by the name that the docs use."""
+    """The kind of a column's values; each value is the name that the docs use."""
 
     TEXT = "text"
     #: µs since 1970 UTC, written in ISO 8601.
@@ -32,11 +32,12 @@ NUMBERS = frozenset({ColumnKind.QUANTITY, ColumnKind.COUNT, ColumnKind.VERSION})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. To add one, put it after all others, with the next version in `since`; nothing else is needed.
+    """A column. To add a column, put it after all others, with the next version in `since`; nothing else is needed.
 
-    A report always keeps the columns of the version that it was finalised with, in its digest and in each export. The
-    values come from the line's field with this name, or from `of_report` (called with a report and a status), or from
-    `of_line` (called with a line's stored fields).
+    A finalised report keeps the columns that existed when it was finalised, in its digest and in each export.
+
+    A column's values come from one of three sources: the line's field with the column's name, `of_report` (called with
+    a report and a status), or `of_line` (called with a line's stored fields).
     """
 
     kind: ColumnKind
@@ -48,19 +49,19 @@ class Column:
     width: int | None = None
     #: Whether the admin shows it in the list of a report's lines.
     listed: bool = False
-    #: JSON Schema of its values instead of that of its kind, and changes to it in the second schema.
+    #: The JSON Schema of its values, if it is not that of its kind; and what the second schema (with amounts) changes.
     schema: Mapping[str, Any] = field(default_factory=dict)
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
     @property
     def stored(self) -> bool:
-        """Return whether a line has a field for this column."""
+        """Return whether a stored line has a field for this column."""
         return self.of_report is None and self.of_line is None
 
     @property
     def empty(self) -> int | str:
-        """Return the value for lines that have none."""
+        """Return the value to write for a line that has no value."""
         return 0 if self.kind in NUMBERS or self.kind is ColumnKind.MOMENT else ""
 
 

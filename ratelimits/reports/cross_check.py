@@ -1,4 +1,7 @@
-"""Cross-check the ledger with process totals: processes can never have been granted more than the ledger has."""
+"""Cross-check the ledger with process totals: the requests that each process counted itself, apart from the ledger.
+
+The sum of the processes must never be higher than the ledger's number.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from ratelimits.reports.periods import SECOND
 class Comparison:
     """The requests of one meter in one billing period, in the ledger and in the totals of processes.
 
-    `granted` is the number that processes counted. It may be less than `ledger`, since a process that was killed had
-    not written its last requests. `edge` is the part of it in the first and the last 15 minutes, which the clock of the
-    process may have put into the wrong period.
+    `granted` is the number that processes counted. It may be lower than `ledger`, because a process that is killed
+    does not write its last requests. `edge` is the part of `granted` in the first and the last minutes of the period:
+    a process with a wrong clock may have counted these requests in the wrong period.
     """
 
     meter: str
@@ -64,7 +67,7 @@ def _requests(usage: Iterable[PeriodUsage], start: int, end: int) -> Counter[str
     """Return the requests of a billing period in the ledger, by meter; moments are s since 1970 UTC."""
     requests: Counter[str] = Counter()
     for row in usage:
-        # Also counted periods that only overlap it: usage from before and after an edit may be billed as one period.
+        # A row whose period only overlaps the billing period counts too: the two may be billed as one period.
         if row.period < end and (row.period >= start or (row.period_end or 0) > start):
             requests[row.meter] += row.admitted_requests
     return requests

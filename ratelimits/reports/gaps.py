@@ -1,4 +1,4 @@
-"""The declared gaps that a report of a period must print."""
+"""The declared gaps that a report must print: spans of time in its period in which usage may be missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratelimits.engine.keys import ANONYMOUS
 from ratelimits.models import DurabilityGap
 from ratelimits.reports.periods import iso
 
-#: The meaning of a gap's units: with lost replies, the units may be in the ledger or not.
+#: The word before a gap's units, by kind of gap. For lost replies it is "at-most": some may be in the ledger.
 _UNITS = {"unknown": "at-most", "unmetered": "unmetered"}
 
 
@@ -27,7 +27,7 @@ class Gaps:
         self._groups: dict[_ShardAndAccount, list[tuple[int, DurabilityGap]]] = {}
         for number, gap in enumerate(rows):
             self._groups.setdefault((gap.shard, gap.account), []).append((number, gap))
-        # Cached, since most accounts of a shard have no own gap, and so the same text.
+        # Cached: most accounts have only the gaps of their shard, so they have the same text.
         self._text = lru_cache(maxsize=100)(self._text_of)
 
     @classmethod
@@ -46,17 +46,17 @@ class Gaps:
 
     @staticmethod
     def rows(using: str, start: int, end: int) -> QuerySet[DurabilityGap]:
-        """Return the gaps that overlap the time from `start` up to but not including `end`, in the printed order."""
+        """Return the gaps that overlap the time from `start` up to but not including `end`, in the order to print."""
         rows = DurabilityGap.objects.using(using).filter(Q(since__lt=end), Q(until__gte=start))
         return rows.order_by("since", "event")
 
     def text(self, shard: int, account: str, start: int, end: int) -> str:
-        """Return the text on gaps for a report of this account, shard and period; "" if there are none."""
+        """Return the text about gaps for a report of this account, shard and period; "" if there are none."""
         keys = [(number, name) for number in (None, shard) for name in ("", account or ANONYMOUS)]
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 
     def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:
-        # Sorted by their numbers, which is the order in which they were read.
+        # Sort the gaps by their numbers: the order in which they were read.
         gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
         return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
 

@@ -1,9 +1,13 @@
-"""The quantities that a plan includes in a billing period of an account, also if plan or account changed in the period.
+"""The quantities that an account's plan includes in a billing period, even if the plan changed in the period.
 
-Without proration they are those of the account's plan at the end of the period, or else of the last plan that it had in
-the period; the names that the account had one after another share them. If RATELIMITS["PRORATION"] is "time", each plan
-includes the share of its quantities for the part of the month that the account was on it. In both cases all names have
-the prices of the plan at the end of the period, or else of the last plan.
+Without proration, the plan that counts is the account's plan at the end of the period. If the account has no plan then,
+the last plan that it had in the period counts. If the account was renamed in the period, its names share the included
+quantities.
+
+If RATELIMITS["PRORATION"] is "time", each plan counts for the part of the month in which the account was on it: it
+includes that share of its quantities.
+
+In both cases the prices are those of the plan at the end of the period, or else of the last plan.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from ratelimits.reports.terms.account_book import Records
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """The quantities that a billing period includes, by meter, and the slug of their plan.
+    """The quantities that a billing period includes, by meter, and the slug of the plan that includes them.
 
     names   the other names that the account had in the period
-    shared  those of the names that share the included quantities
-    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) for which they are read
+    shared  the part of these names that share the included quantities
+    priced  the slug of the plan whose prices apply, and the moment (µs since 1970 UTC) at which its prices are read
     """
 
     plan: str
@@ -38,7 +42,10 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A time from `since` to `until` (µs since 1970 UTC) in which an account row had this name and plan (or None)."""
+    """A time from `since` to `until` (µs since 1970 UTC) in which an account row kept the same name and plan.
+
+    `row` is the primary key of the account row, `plan` that of its plan (None without a plan).
+    """
 
     row: int
     name: str
@@ -58,7 +65,7 @@ class IncludedBook:
     def of(self, name: str, start: int, end: int, proration: str | None = None) -> Included:
         """Return the included quantities of an account's billing period from `start` to `end` (µs since 1970 UTC).
 
-        `proration` is by default that of the settings.
+        `proration` is by default the setting PRORATION.
         """
         terms, stays = self._terms.at(name, end - 1), self._stays(name, start, end)
         whole = self._whole(name, terms, stays, start, end)
@@ -81,7 +88,7 @@ class IncludedBook:
         return _granted(name, self._terms.at(name, end - 1), self._stays(name, start, end))
 
     def _stays(self, name: str, start: int, end: int) -> list[_Stay]:
-        """Return the stays within a period of all account rows that ever had a name, under any name.
+        """Return the stays, within a period, of all account rows that ever had this name, including other names.
 
         Return none if the account's row did not change in the period.
         """
@@ -93,7 +100,7 @@ class IncludedBook:
     def _by_time(
         self, name: str, terms: Terms, stays: Iterable[_Stay], start: int, end: int, whole: Included
     ) -> Included:
-        """Return the sum of each plan's quantities for its share of the month, rounded half up."""
+        """Return the sum of the plans' quantities, each for its plan's share of the month, rounded half up."""
         own = sorted((stay for stay in stays if stay.name == name), key=lambda stay: stay.since)
         month = _month([(terms.timezone, terms.anchor), *((stay.timezone, stay.anchor) for stay in own)], start, end)
         sums: dict[str, Fraction] = defaultdict(Fraction)
@@ -116,7 +123,7 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
     records = [state for state in recorded if state.since < end]
     if not records:
         return
-    # If the first record is not of an addition, the row existed before it, in an unknown state.
+    # If the first record is not an addition ("+"), the row existed before the record, with unknown values.
     moments = [records[0].since if records[0].kind == "+" else 0, *(record.since for record in records[1:]), end]
     for record, (since, until) in zip(records, pairwise(moments), strict=True):
         since, until = max(since, start), min(until, end)
@@ -125,7 +132,10 @@ def _stays_of(recorded: Records, start: int, end: int) -> Iterator[_Stay]:
 
 
 def _granted(name: str, terms: Terms, stays: Sequence[_Stay]) -> _Stay | int:
-    """Return the account row whose plan counts: the present one, or else the last stay with a plan, or else 0."""
+    """Return the account row whose plan counts: the row in `terms` if it has a plan, or else the last stay with a plan.
+
+    Return 0 if there is neither.
+    """
     if terms.plan:
         return terms.row
     rows = {stay.row for stay in stays if stay.name == name}
@@ -138,7 +148,7 @@ def _row(granted: _Stay | int) -> int:
 
 
 def _month(terms: Iterable[tuple[str, str]], start: int, end: int) -> int:
-    """Return the length (µs) of the month of which a period is a part, or of the period if it is a month itself."""
+    """Return the length (µs) of the billing month that contains a period. A period can be a whole month."""
     months = [period_at(timezone, anchor, end - 1) for timezone, anchor in terms]
     if any((month.start, month.end) == (start, end) for month in months):
         return end - start

@@ -1,8 +1,8 @@
 """The limit of a report line: the number of its rule, or of the override that was in force.
 
-An override has one key, but a line names only the narrowest key of its requests and the account. So the limit is empty
-if an override of a user or address that the line does not name may have applied, or if the limit changed within the
-time of the line.
+A line names the account and one key of its requests, the narrowest. But an override for another key of the same
+requests, such as the user of an API key, may have applied. The limit is empty if this may be so, or if the limit
+changed during the time of the line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from ratelimits.reports.terms import RuleBook
 
 _CHUNK = 2000
 _NEVER = 2**62
-#: The kinds of key of which one request may have several, narrowest first. The ledger stores only the first of them.
+#: A request may have several of these kinds of key. The first is the narrowest; the ledger stores only the narrowest.
 _NARROWEST = ("api_key", "user", "ip")
 
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """An override between two edits: written with `version` at `made`, in force from `since` to `until` (all µs)."""
+    """An override between two of its edits.
+
+    `version` and `made` are the version and time of the first edit, `next_version` is the version of the second. The
+    override is in force from `since` to `until`. All times are µs since 1970 UTC.
+    """
 
     version: int
     next_version: int
@@ -41,7 +45,7 @@ class _Override:
     numbers: Mapping[str, Any]
 
     def holds(self, at: int, version: int) -> bool:
-        """Return whether it was in force at a moment for usage counted under `version` of the configuration."""
+        """Return whether the override was in force at a moment, for usage counted under a version of the rules."""
         since = self.since if self.version <= version else max(self.since, self.made)
         return version < self.next_version and since <= at < self.until
 
@@ -50,7 +54,7 @@ _Overrides = Mapping[tuple[str, str], Sequence[_Override]]
 
 
 class Limits:
-    """The limits of groups of ledger lines; the history of overrides is read for many groups at once."""
+    """Finds the limits of groups of ledger lines. The history of overrides is read for many groups at once."""
 
     def __init__(self, using: str, rules: RuleBook) -> None:
         self._using = using
@@ -69,7 +73,7 @@ class Limits:
 
     @cached_property
     def _has_overrides(self) -> bool:
-        """Whether there ever was an override. Most projects have none, which saves queries for each account."""
+        """Whether there ever was an override. Most projects have none, and then no more queries are needed."""
         history: Any = KeyOverride.history
         return bool(history.using(self._using).exists())
 
@@ -86,7 +90,8 @@ class Limits:
         )
         others = _hidden(kind, counted)
         if others and self._others_since(rule.name, others) <= version:
-            # Such an override is known to be in force only if the line has its version from this override.
+            # An override for a key that the line does not name is known only by its version: the line's version must
+            # come from exactly this override.
             hidden = self._hidden_edits(rule.name, others, version)
             if len(hidden) != 1 or version in (rule.version, *(override.version for override in (*own, *account))):
                 return ""
@@ -94,13 +99,13 @@ class Limits:
         return _single_limit(rule, group, [*own, *account])
 
     def _others_since_uncached(self, rule: str, kinds: tuple[str, ...]) -> int:
-        """Return the version of the first override of a rule for a key of these kinds."""
+        """Return the version of the first override of a rule for any key of these kinds; _NEVER if there is none."""
         history: Any = KeyOverride.history
         row = history.using(self._using).filter(_of_kinds(kinds), rule=rule).aggregate(first=Min("version"))
         return _NEVER if row["first"] is None else int(row["first"])
 
     def _hidden_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
-        """Return the overrides, for keys of these kinds, that were edited in exactly this version."""
+        """Return the overrides of a rule, for keys of these kinds, that were edited in exactly this version."""
         history: Any = KeyOverride.history
         ids = history.using(self._using).filter(_of_kinds(kinds), rule=rule, version=version).values_list("id")
         overrides = _of_history(self._using, {pk for (pk,) in ids})
@@ -116,7 +121,7 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
 
 def _hidden(kind: str, counted: str) -> tuple[str, ...]:
     """Return the kinds of key that the line does not name, but whose overrides may have applied to its requests."""
-    if kind not in _NARROWEST:  # Anonymous usage, which is of many keys.
+    if kind not in _NARROWEST:  # Anonymous usage: the requests have many different keys.
         return _NARROWEST if counted in (*_NARROWEST, kind) else ()
     wider = _NARROWEST[_NARROWEST.index(kind) + 1 :]
     return tuple(wider_kind for wider_kind in wider if counted in COVERS[wider_kind])
@@ -125,7 +130,7 @@ def _hidden(kind: str, counted: str) -> tuple[str, ...]:
 def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Override]) -> str:
     """Return the limit that was in force during the whole time of the line; "" if it changed.
 
-    Of several overrides in force, the first one that has a number decides it.
+    If several overrides are in force, each number is that of the first override which sets it.
     """
     start, end, version = group["first_bin"] * SECOND, (group["last_bin"] + BIN_SECONDS) * SECOND, group["version"]
     edges = {
@@ -139,7 +144,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
             numbers |= override.numbers
         newest = max((override.version for override in in_force), default=0)
         limits.setdefault(newest, set()).add(_number(rule, numbers))
-    # The line's bins may be longer than its usage. At times with another override version nothing was counted for it.
+    # The line's time is in whole bins, so it may include times with another version: no usage of the line is from then.
     if version in limits and version != rule.version:
         candidates = limits[version]
     else:
@@ -148,7 +153,7 @@ def _single_limit(rule: Any, group: Mapping[str, Any], overrides: Sequence[_Over
 
 
 def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
-    """Return the capacity, or else the rate, as text. Overriding numbers that are invalid for the rule are ignored."""
+    """Return the capacity, or else the rate, as text. Ignore an override's numbers if the rule cannot have them."""
     try:
         if not numbers.keys() <= set(fields_of(rule.algorithm)):
             numbers = {}
@@ -163,7 +168,7 @@ def _number(rule: Any, numbers: Mapping[str, Any]) -> str:
 
 
 def _read(using: str, keys: set[str]) -> _Overrides:
-    """Return all states that overrides of these keys ever had, by key and rule."""
+    """Return all recorded states of overrides of these keys, by key and rule."""
     rows = KeyOverride.objects.using(using).filter(key__in=keys)
     tombstones = Tombstone.objects.using(using).filter(
         kind="keyoverride", shard__in={key_shard(key) for key in keys}, key__in=keys

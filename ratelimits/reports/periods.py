@@ -1,6 +1,6 @@
-"""Billing periods: months in an account's time zone, either calendar months or months from the account's anchor.
+"""Billing periods: months in an account's time zone, either calendar months or months that start at its anchor day.
 
-Moments are µs since 1970 UTC; a period includes its start and excludes its end.
+Moments are µs since 1970 UTC. A period includes its start and excludes its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ratelimits.algorithms import calendar
 from ratelimits.algorithms.billing_periods import Span, periods_around
 
 SECOND = 1_000_000
-#: Maximum length of a billing period (µs): two overlapping months of 31 days and two days before them.
+#: Maximum length of a billing period (µs): two months of 31 days and two more days.
 MAX_LENGTH = 64 * 86_400 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
@@ -30,7 +30,10 @@ class Period:
 
 
 def _first_days(month: str) -> tuple[datetime, datetime]:
-    """Return UTC midnight on the first day of a month and of the next. Raises ValueError unless the text is a month."""
+    """Return UTC midnight on the first day of a month and of the next month.
+
+    Raises ValueError unless the text is a month.
+    """
     match = _MONTH.fullmatch(month)
     if match is None:
         raise ValueError(f"{month!r} is not a month: write it like 2026-11")
@@ -40,7 +43,7 @@ def _first_days(month: str) -> tuple[datetime, datetime]:
 
 
 def month_window(month: str) -> tuple[int, int]:
-    """Return the range (µs) of the starts of all periods that start in a month like "2026-11" in any time zone.
+    """Return the range (µs) in which periods start that start in a month like "2026-11" of any time zone.
 
     Raises ValueError unless the text is a month.
     """
@@ -50,7 +53,7 @@ def month_window(month: str) -> tuple[int, int]:
 
 
 def month_in(month: str, timezone: str) -> tuple[int, int]:
-    """Return the start and end (µs) of a month like "2026-11" in a time zone, or in UTC if the zone does not exist.
+    """Return the start and end (µs) of a month like "2026-11" in a time zone; in UTC if the zone does not exist.
 
     Raises ValueError unless the text is a month.
     """
@@ -59,7 +62,7 @@ def month_in(month: str, timezone: str) -> tuple[int, int]:
 
 
 def _zone(timezone: str) -> tzinfo:
-    """Return a time zone by its name, or UTC if it does not exist any more."""
+    """Return a time zone by its name; UTC if it does not exist any more."""
     try:
         return calendar.zone(timezone)
     except ValueError:
@@ -67,17 +70,20 @@ def _zone(timezone: str) -> tzinfo:
 
 
 def month_of(start: int, timezone: str) -> str:
-    """Return the month, like "2026-11", of a moment in a time zone, or in UTC if the zone does not exist any more."""
+    """Return the month, like "2026-11", of a moment in a time zone; in UTC if the zone does not exist any more."""
     return f"{moment(start).astimezone(_zone(timezone)):%Y-%m}"
 
 
 def starts_in(month: str, start: int, timezone: str) -> bool:
-    """Return whether a moment is in a month like "2026-11" in a time zone, as `month_of` determines it."""
+    """Return whether a moment is in a month like "2026-11", in a time zone."""
     return month_of(start, timezone) == month
 
 
 def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = None) -> Period:
-    """Return the billing period that contains a moment; `kept` is the account's kept period, if it has one."""
+    """Return the billing period that contains a moment.
+
+    `kept` is the account's kept period, if it has one: the period that was current when its months last changed.
+    """
     _previous, start, end, _next = periods_around(timezone, anchor or None, kept, at)
     return Period(start, end, timezone)
 
@@ -85,7 +91,7 @@ def period_at(timezone: str, anchor: str | None, at: int, kept: Span | None = No
 def period_from(timezone: str, anchor: str | None, start: int, kept: Span | None = None) -> Period:
     """Return the period that starts at `start`, under which usage was counted.
 
-    It ends where the account's next period starts by the present terms, even if the usage was counted by other terms.
+    The end follows from the given time zone and anchor, even if the usage was counted by others.
     """
     return Period(start, period_at(timezone, anchor, start, kept).end, timezone)
 

@@ -1,4 +1,4 @@
-"""The row of a report: the one table of its columns, and what makes rows of lines."""
+"""The row of a report: the table of its columns, and the functions that make rows from stored lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.reports.periods import iso
 
 PROVISIONAL, FINAL = "provisional", "final"
 USAGE, ADJUSTMENT = "usage", "adjustment"
-#: Categories of charges that are no line of the first schema.
+#: Categories of charges that have only an amount. They are rows only in the second schema.
 FEE, REPRICING, MINIMUM, ROUNDING = "fee", "repricing", "minimum", "rounding"
 CORRECTION = "correction"
 
@@ -36,12 +36,12 @@ def _of(name: str) -> Callable[[Any, str], Any]:
     return lambda report, _status: getattr(report, name)
 
 
-# A tuple: reports have millions of rows, and a frozen dataclass of 29 fields takes twenty times as long to make.
+# A tuple, because reports have millions of rows: a frozen dataclass of 29 fields takes twenty times as long to make.
 class Row(NamedTuple):
     """One line of a report: the table of its columns, in their order.
 
-    Moments are µs since 1970 UTC, intervals half-open, quantities whole units of the meter. consumed_quantity is what
-    was admitted; less refunded_quantity it is included_quantity + overage_quantity.
+    Moments are µs since 1970 UTC. A period includes its start and excludes its end. Quantities are whole units of the
+    meter, and consumed_quantity - refunded_quantity = included_quantity + overage_quantity.
     """
 
     report_id: Annotated[
@@ -55,15 +55,15 @@ class Row(NamedTuple):
     report_version: Annotated[
         int,
         version(
-            "1 for the report as it was finalised first, higher for what corrects it; 0 while it is provisional. "
-            "Later versions contain the lines of earlier ones, each with the version that brought it in.",
+            "0 while the report is provisional, 1 when it is first finalised, higher for each correction. "
+            "A later version contains the lines of earlier versions; each line has the version that added it.",
             of_report=_of("version"),
         ),
     ]
     status: Annotated[
         str,
         text(
-            "final: this line never changes. provisional: what is known so far.",
+            "final: this line never changes. provisional: this line may still change.",
             of_report=_status,
             schema={"enum": ["final", "provisional"]},
         ),
@@ -71,42 +71,43 @@ class Row(NamedTuple):
     line_id: Annotated[
         str,
         text(
-            "Names the line in every export and every database: the idempotency key of a billing system.",
+            "The line's name, the same in every export and every database. Billing systems use it as idempotency key.",
             width=35,
             schema={"$ref": "#/$defs/line_id"},
         ),
     ]
     account: Annotated[
-        str, text("Who pays; empty for usage that no account is known for.", of_report=_of("account"), width=24)
+        str, text("The account that pays; empty if it is not known.", of_report=_of("account"), width=24)
     ]
     key: Annotated[
         str,
         text(
-            "Who was counted, with its kind, such as api_key:9f3c or user:42; empty for the account as a whole.",
+            "The key whose usage was counted, such as api_key:9f3c or user:42; empty for the account as a whole.",
             width=24,
             listed=True,
         ),
     ]
-    meter: Annotated[str, text("What was counted.", listed=True)]
+    meter: Annotated[str, text("The name of what was counted, such as requests.", listed=True)]
     unit: Annotated[str, text("The unit of the quantities.")]
     charge_category: Annotated[
         str,
         text(
-            "usage: what was counted. adjustment: what a person added or took off.",
+            "usage: units that were counted. adjustment: units that a person added or took off.",
             listed=True,
             schema={"enum": [USAGE, ADJUSTMENT]},
             priced_schema={
                 "enum": [USAGE, ADJUSTMENT, FEE, REPRICING, MINIMUM, ROUNDING],
-                "description": "usage: what was counted. adjustment: what a person added or took off. fee: flat fees, "
-                "of the price and of its tiers. repricing: what a volume tier changes for units of earlier versions. "
-                "minimum: what is lacking of it. rounding: of the period's price to the currency's minor unit.",
+                "description": "usage: units that were counted. adjustment: units that a person added or took off. "
+                "fee: flat fees of the price and of its tiers. repricing: the difference for units of earlier "
+                "versions, whose price another volume tier changed. minimum: the difference to the minimum. rounding: "
+                "the difference from rounding the period's price to the currency's minor unit.",
             },
         ),
     ]
     charge_class: Annotated[
         str,
         text(
-            "correction: changes a period that was already finalised; empty otherwise.",
+            "correction: this line changes a period that was already finalised; empty otherwise.",
             listed=True,
             schema={"enum": ["", CORRECTION]},
         ),
@@ -114,34 +115,32 @@ class Row(NamedTuple):
     corrects_line_id: Annotated[
         str,
         text(
-            "The line that a correction is about, where there is one.",
+            "The line_id of the line that this line corrects; empty if there is none.",
             width=35,
             schema={"type": "string", "pattern": "^([0-9a-f]{32})?$"},
         ),
     ]
     billing_period_start: Annotated[
-        int, moment("Start of the billing period, which it includes.", of_report=_of("period_start"))
+        int, moment("Start of the billing period (inclusive).", of_report=_of("period_start"))
     ]
-    billing_period_end: Annotated[
-        int, moment("End of the billing period, which it excludes.", of_report=_of("period_end"))
-    ]
-    charge_period_start: Annotated[int, moment("The usage was counted from then on.")]
-    charge_period_end: Annotated[int, moment("The usage was counted before then.")]
+    billing_period_end: Annotated[int, moment("End of the billing period (exclusive).", of_report=_of("period_end"))]
+    charge_period_start: Annotated[int, moment("Start of the time in which the usage was counted (inclusive).")]
+    charge_period_end: Annotated[int, moment("End of the time in which the usage was counted (exclusive).")]
     timezone: Annotated[
         str,
-        text("IANA name of the time zone whose months the billing periods are.", of_report=_of("timezone"), width=18),
+        text("The time zone of the billing period (its IANA name).", of_report=_of("timezone"), width=18),
     ]
     consumed_quantity: Annotated[
         int,
         quantity("Units that were admitted; in an adjustment, the units added or (below zero) taken off.", listed=True),
     ]
     included_quantity: Annotated[
-        int, quantity("Of consumed_quantity less refunded_quantity, what the plan includes.", listed=True)
+        int, quantity("The part of consumed_quantity - refunded_quantity that the plan includes.", listed=True)
     ]
     overage_quantity: Annotated[
-        int, quantity("Of consumed_quantity less refunded_quantity, what goes beyond it.", listed=True)
+        int, quantity("The part of consumed_quantity - refunded_quantity that the plan does not include.", listed=True)
     ]
-    refunded_quantity: Annotated[int, quantity("Units that were given back.", listed=True)]
+    refunded_quantity: Annotated[int, quantity("Units that were refunded.", listed=True)]
     admitted_count: Annotated[int, count("Requests that were admitted.")]
     denied_count: Annotated[int, count("Requests that were refused.", listed=True)]
     unknown_count: Annotated[
@@ -150,13 +149,13 @@ class Row(NamedTuple):
     limit: Annotated[
         str,
         decimal(
-            "Capacity (or rate) that the rule had for the key in that version, its override's if there was one; "
-            "empty if there is none, if it is not known, or if it changed within the line.",
+            "The capacity (or rate) of the rule, or of an override for the key, in that version. "
+            "Empty if there is none, if it is not known, or if it changed during the line's time.",
             schema={"type": "string", "pattern": "^([0-9]+(\\.[0-9]{1,6})?)?$"},
         ),
     ]
     rule: Annotated[
-        str, text("The rule that bills, or the one that refused; empty if there is none.", width=20, listed=True)
+        str, text("The rule that billed or refused the requests; empty if there is none.", width=20, listed=True)
     ]
     rule_version: Annotated[int, version("Version of the configuration in which the rule was in force.")]
     plan: Annotated[str, text("The account's plan at the end of the billing period.", width=20)]
@@ -169,8 +168,8 @@ class Row(NamedTuple):
     durability_gap: Annotated[
         str,
         text(
-            "What may be missing: declared gaps that touch the billing period, and where processes were granted more "
-            "than the ledger has; empty if there is nothing.",
+            "Usage that may be missing: declared gaps in the billing period, and meters of which processes counted "
+            "more requests than the ledger has. Empty if there is none.",
             of_report=_of("gaps"),
             width=60,
         ),
@@ -178,19 +177,19 @@ class Row(NamedTuple):
 
     @property
     def columns_version(self) -> int:
-        """The version of the columns that this row has; columns of later versions are empty in it."""
+        """The version of this row's columns. Columns of later versions are empty in it."""
         return VERSION
 
     def texts(self) -> list[str]:
-        """Return the values of its columns as every export writes them: moments in ISO 8601, numbers as decimals."""
+        """Return the values as every export writes them: moments in ISO 8601, numbers as decimals."""
         return [write(value) for write, value in zip(_WRITE, self, strict=True)]
 
 
 class Charge(NamedTuple):
     """A row and its amount.
 
-    Without a price, `amount` is None, and `currency` and `total` are "". Each of `parts` is units of the row that have
-    the same price. `total` is the amount that the account owes by the report, up to the row's version.
+    Without a price, `amount` is None, and `currency` and `total` are "". `parts` divides the row's units by their
+    price. `total` is the amount of the whole report, up to the row's version.
     """
 
     row: Row
@@ -207,7 +206,7 @@ def _table() -> Iterator[Column]:
         yield replace(column, name=name)
 
 
-#: Every column, in order; those of a version come before those that were added later.
+#: Every column, in order. Columns that were added later come last.
 TABLE = tuple(_table())
 #: The newest version of the columns, with which reports are finalised.
 VERSION = max(column.since for column in TABLE)
@@ -247,11 +246,11 @@ def row_type(version: int) -> type[Row]:
 
 
 class RowMaker:
-    """A maker of the rows of one version of a report, with the columns that it was finalised with."""
+    """Makes the rows of one version of a report, with the columns that the version was finalised with."""
 
     def __init__(self, report: Any, status: str) -> None:
         own = columns(report.columns_version)
-        #: The fields of lines that a row is made of.
+        #: The stored fields of a line that a row contains.
         self.fields = tuple(column.name for column in own if column.stored)
         self._values = attrgetter(*self.fields)
         self._report = {column.name: column.of_report(report, status) for column in own if column.of_report}
@@ -281,22 +280,32 @@ class RowMaker:
 
 @lru_cache(maxsize=4096)
 def report_id(account: str, start: int) -> str:
-    """Return the name of an account's report of the period that starts at `start` (µs); equal in every database."""
+    """Return the name of the account's report for the period that starts at `start` (µs since 1970 UTC).
+
+    The name is the same in every database.
+    """
     compact = iso(start).replace("-", "").replace(":", "")
     return f"{quote(account, safe='') or ANONYMOUS}.{compact}"
 
 
 def line_id(report: str, *about: str | int) -> str:
-    """Return a line's name, made of its subject; equal in every database, so a second delivery is recognised."""
+    """Return a line's name, made from its report and its subject.
+
+    The name is the same in every database, so that a receiver recognises a line that it already has.
+    """
     parts = [report, *map(str, about)]
     if not any("\n" in part for part in parts):
         return joined_line_id(report, *about)
-    # With their lengths, so that no other parts make the same text; no report's name is empty.
+    # Each part is written with its length, so that different parts never make the same text. The first character cannot
+    # start a text of joined_line_id(), because a report's name is never empty.
     return _name("\n" + "".join(f"{len(part)}:{part}" for part in parts))
 
 
 def joined_line_id(report: str, *about: str | int) -> str:
-    """Return a line's name as earlier versions made it: two lines whose parts have line feeds may have the same."""
+    """Return a line's name as earlier versions of this app made it.
+
+    Two lines can have the same name if their parts contain line feeds.
+    """
     return _name("\n".join([report, *map(str, about)]))
 
 

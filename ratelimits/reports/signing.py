@@ -1,4 +1,4 @@
-"""Digests of reports, which cover the terms of a report, the head of the ledger's chain, and every line."""
+"""Digests of reports. A digest covers the report's terms, the head of the ledger's chain, and every line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from ratelimits.reports.rows import COLUMNS, Row, report_id
 
 
 class BrokenChainError(ValueError):
-    """Raised if the ledger has no batch at the position where a report ends; the message names it."""
+    """Raised if the ledger has no batch at the position where a report ends; the message names the position."""
 
 
 def chain_head(chain: Mapping[str, int], *sources: str) -> str:
-    """Return one digest of the digests of the shards' chains at these positions; `sources` are database aliases."""
+    """Return one digest of the shards' chains: it covers the digest of each chain at its position in `chain`.
+
+    `sources` are database aliases. Raises BrokenChainError.
+    """
     parts = [
         f"{shard}:{position}:{_digest_at(int(shard), position, sources)}"
         for shard, position in sorted(chain.items(), key=lambda item: int(item[0]))
@@ -41,7 +44,7 @@ def _digest_at(shard: int, position: int, sources: Sequence[str]) -> str:
 
 
 def moved(archive: str) -> str:
-    """Return the message for usage that was moved from the ledger to an archive of this name."""
+    """Return the message for a report whose usage was moved from the ledger to the archive with this name."""
     return f"its usage was moved to the archive {archive}: verify with this archive (--archive DIRECTORY)"
 
 
@@ -51,9 +54,9 @@ _GAPS = COLUMNS.index("durability_gap")
 
 
 def head(report: Report) -> list[Any]:
-    """Return the values of a report, besides its lines, that its digest covers."""
+    """Return the values of a report that its digest covers before the lines."""
     return [
-        # Reports without prices keep the digest that they had before the app had prices.
+        # A report without prices has the same digest as in versions of this app that had no prices.
         "ratelimits report 2" if report.prices else "ratelimits report 1",
         report_id(report.account, report.period_start),
         report.version,
@@ -68,18 +71,18 @@ def head(report: Report) -> list[Any]:
         report.gaps,
         report.previous_digest,
         *([report.prices] if report.prices else ()),
-        # Reports with the first columns keep the digest that they had before more columns were added.
+        # A report with only the first columns has the same digest as before more columns were added.
         *([{"columns": report.columns_version}] if report.columns_version > 1 else ()),
     ]
 
 
 class Digest:
-    """A computation of the digest of a report, to which its lines are added in their order."""
+    """Computes the digest of a report. Add its lines in their order."""
 
     def __init__(self, report: Report) -> None:
         text = json.dumps(head(report), sort_keys=True, separators=(",", ":"))
         self._digest = hashlib.sha256(text.encode())
-        # The gaps may be a long text, and all lines of a report have the same, so they are encoded once.
+        # The text about gaps may be long, and all lines of a report have the same text, so it is encoded only once.
         self._gaps, self._encoded_gaps = "", '""'
 
     def add(self, row: Row) -> None:

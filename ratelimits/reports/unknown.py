@@ -1,4 +1,4 @@
-"""Requests whose replies were lost, as counted by the processes that sent them; they may be in the ledger or not."""
+"""Requests whose replies from Redis were lost. Processes count them, because they may be in the ledger or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KeyAndMeter = tuple[str, str]
 
 
 class Unknown:
-    """The numbers of lost replies between two moments (µs), for these accounts or all; they are few, and read once."""
+    """The numbers of lost replies between two moments (µs since 1970 UTC), for some accounts or all, read once."""
 
     def __init__(self, using: str, start: int, end: int, accounts: Collection[str] | None = None) -> None:
         rows = ProcessTotal.objects.using(using).filter(

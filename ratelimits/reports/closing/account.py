@@ -41,10 +41,10 @@ Positions = Mapping[str, int]
 
 
 class Closing:
-    """The closing of one account at `now` (µs since 1970 UTC); its shards must be locked.
+    """The closing of one account at `now` (µs since 1970 UTC). The account's shards must be locked.
 
-    `gapped` are the starts of the closed periods that are touched by a gap which was declared or changed after they
-    were closed. Reports are in the database once `writer` is flushed.
+    `gapped` are the starts of periods in which a gap was declared or changed after they were closed. `writer` collects
+    the reports, and its flush() writes them to the database.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Closing:
         self._usage = data.usage(account)
         self._reports = list(data.reports(account))
         self._gapped = gapped
-        self._headless = False
+        self._head_may_be_missing = False
         self.periods = AccountPeriods(data, account)
         self.chain = {str(state.shard): state.tallied for state in self._states}
 
@@ -97,8 +97,9 @@ class Closing:
     def _is_versioned(self, billing_period: BillingPeriod) -> bool:
         """Return whether late usage of a closed period goes into a new version of its report.
 
-        With LATE_USAGE "period" it goes into a new version only if the account had another name in the period, or if no
-        later period will have a report, because the account's next period is over and has no usage.
+        With LATE_USAGE "period", late usage normally goes into the report of a later period. It goes into a new version
+        only in two cases: the account had another name in the closed period; or no later period will have a report,
+        because the account's next period is over and has no usage.
         """
         if conf.LATE_USAGE == "version" or self._included(billing_period.start, billing_period.end).names:
             return True
@@ -144,13 +145,16 @@ class Closing:
         try:
             return self._data.chain_head(self.chain)
         except signing.BrokenChainError:
-            if self._headless:
+            if self._head_may_be_missing:
                 return ""  # Verification of the report names the missing batch.
             raise
 
     def close_one(self, billing_period: BillingPeriod) -> Report:
-        """Write the first report of a period, even if usage is missing; without a chain head if a batch is missing."""
-        self._headless = True
+        """Write the first report of a period, even if usage is missing.
+
+        If a batch is missing, the report has no chain head.
+        """
+        self._head_may_be_missing = True
         report = self._first_version(
             self.periods.period(billing_period), billing_period, self.periods.adjustments(billing_period), []
         )
@@ -161,9 +165,9 @@ class Closing:
         return self._data.included(self.account, start, end)
 
     def _used_by(self, others: Iterable[str], start: int, end: int, since: int = 0) -> Counter[str]:
-        """Return the included units, by meter, on reports of the account's other names, which share its allowance.
+        """Return the included units, by meter, that the account's other names have used.
 
-        Only reports with a primary key above `since` count.
+        `others` are these names. Only reports with a primary key above `since` count.
         """
         self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__account__in=others, report__gt=since)
@@ -189,7 +193,7 @@ class Closing:
         return says_more(versions[-1].gaps, now) or bool(self._late_unknown(versions))
 
     def _late_unknown(self, versions: list[Report]) -> Counter[KeyAndMeter]:
-        """Return, by key and meter, the lost replies of a closed period that no version of its report has."""
+        """Return the lost replies of a closed period that are not on its report, by key and meter."""
         self._writer.flush()
         lines = ReportLine.objects.using(self._using).filter(report__in=versions, unknown_count__gt=0).order_by()
         sums = lines.values_list("key", "meter").annotate(Sum("unknown_count"))
@@ -198,7 +202,7 @@ class Closing:
         return lost - known
 
     def _covered(self, start: int) -> Positions:
-        """Return the positions up to which reports contain the usage of a period."""
+        """Return the position, by shard, up to which reports contain the usage of a period."""
         reports = [report for report in self._reports if str(start // SECOND) in report.since]
         covered: Positions = reports[-1].chain if reports else {}
         return covered
@@ -285,7 +289,7 @@ class Closing:
         )
 
     def _reported(self, line_ids: set[str]) -> set[str]:
-        """Return those of these line_ids that are on reports: late usage may correct a line that does not exist."""
+        """Return the line ids that are on reports. Late usage may correct a line that no report has."""
         if not line_ids:
             return set()
         self._writer.flush()
@@ -293,9 +297,10 @@ class Closing:
         return set(lines.values_list("line_id", flat=True))
 
     def _prices(self, report: Report, taken: list[BillingPeriod], names: Sequence[str]) -> dict[str, Any]:
-        """Return the prices for the report's lines, whose usage is of these billing periods; {} without prices.
+        """Return the prices for the report's lines; {} if there are none.
 
-        `names` are the account's other names in the report's period.
+        `taken` are the billing periods that the lines' usage belongs to. `names` are the account's other names in the
+        report's period.
         """
         own = self.charged(report.period_start, report.period_end) if report.version == 1 else {}
         periods = amounts.recorded(
@@ -330,7 +335,7 @@ class Closing:
         totals = amounts.Totals(report, self._priced_before(report.prices.get("names", ())))
         digest, number, make = signing.Digest(report), 0, RowMaker(report, FINAL)
         chunk = list(islice(lines, CHUNK))
-        # Most reports fit in one chunk. They are written with their digest, together with reports of other accounts.
+        # Most reports fit in one chunk. Such a report is written later, together with those of other accounts.
         small = len(chunk) < CHUNK
         if not small:
             self._writer.begin(report)

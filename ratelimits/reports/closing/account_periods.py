@@ -19,10 +19,10 @@ SHORTEST = 27 * 86_400 * SECOND
 
 
 class AccountPeriods:
-    """An account's billing periods; `counted` are the starts (µs) of more periods of usage than those in the data.
+    """The billing periods of an account.
 
-    Methods that need the account's terms raise ValueError if its time zone no longer exists; with `lenient` they use
-    UTC.
+    `counted` are the starts (µs) of further periods with usage, which `data` does not contain. Methods that need the
+    account's time zone raise ValueError if that zone no longer exists; with `lenient` they use UTC.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AccountPeriods:
         return [period for period in self.billing_periods if not period.closed]
 
     def open_by_member(self) -> dict[int, tuple[BillingPeriod, Period]]:
-        """Return the billing periods without a report, by the starts (µs) of the counted periods in them."""
+        """Return the billing periods without a report, by the starts (µs) of their members (see BillingPeriod)."""
         return {
             start: entry
             for period in self.open()
@@ -68,7 +68,7 @@ class AccountPeriods:
         )
 
     def next(self) -> Period:
-        """Return the period after the last one, by the present terms."""
+        """Return the period after the last one, by the account's current time zone and anchor day."""
         last = max(period.end for period in self.billing_periods)
         return self._data.terms(self._account, None).period(last)
 
@@ -87,12 +87,12 @@ class AccountPeriods:
         return min((row.period * SECOND for row in usage if row.covered is None), default=0)
 
     def _end(self, start: int) -> int:
-        """Return the end (µs) of a period without a stored end: where the next one starts by the terms of that time."""
+        """Return the end (µs) of a period whose end is not stored. It follows from the account's terms at that time."""
         terms = self._terms(start, None)
         return period_from(terms.timezone, terms.anchor, start, self._data.terms(self._account, None).kept).end
 
     def _terms(self, start: int, otherwise: int | None) -> Terms:
-        """Return the account's terms by which a month starts at `start`; if none do, the terms at `otherwise`."""
+        """Return the account's terms by which a billing month starts at `start`; else its terms at `otherwise`."""
         candidates = [self._data.terms(self._account, at) for at in (start, start + SHORTEST, None)]
         matching = (terms for terms in candidates if period_at(terms.timezone, terms.anchor, start).start == start)
         try:

@@ -1,4 +1,4 @@
-"""Reading ahead: one query reads for many accounts what the closing of each account needs."""
+"""Reading ahead: one query reads the ledger lines of many accounts, because one query per account is slow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 _MAX_GROUPS = 5000
 #: Maximum number of different period starts in one query, since databases limit the depth of a condition.
 _MAX_STARTS = 50
-#: Time (µs) that is read before and after a span, so that the spans of other accounts lie within it.
+#: Time (µs) that is read before and after a span of one account, so that the spans of other accounts lie within it.
 _MARGIN = 32 * 86_400 * 1_000_000
 
 
 class GroupsAhead:
-    """The groups of accounts' ledger lines up to the positions `chain`, read for as many accounts as fit in memory.
+    """Reads the groups of ledger lines up to the positions `chain`, for as many accounts at once as fit in memory.
 
-    `periods` are, by account, the starts (s since 1970 UTC) of periods that are not on a report yet. Accounts must be
-    read in the order of their names' code points, which is the order of the groups in the database.
+    `periods` has, for each account, the starts (s since 1970 UTC) of periods that are not on a report yet. Ask for the
+    accounts in the order of their names' code points: the database returns the groups in this order.
     """
 
     def __init__(self, using: str, periods: Mapping[str, Iterable[int]], chain: Mapping[str, int]) -> None:
@@ -58,7 +58,7 @@ class GroupsAhead:
         self._rest = self._rest[max(len(names), 1) :]
 
     def _next(self) -> tuple[list[str], dict[int, list[str]]]:
-        """Return the accounts to read now, and, by the start of a period, those of them that have it."""
+        """Return the accounts to read now, and the starts of their periods with the accounts that have each period."""
         names: list[str] = []
         starts: dict[int, list[str]] = {}
         for name in self._rest[: self._at_once]:
@@ -71,14 +71,14 @@ class GroupsAhead:
 
 
 class Around(Generic[T]):
-    """A cache for values of spans of time (µs since 1970 UTC): one read serves all spans that are near each other."""
+    """A cache of values for spans of time (µs since 1970 UTC): one read serves all spans that are near each other."""
 
     def __init__(self, read: Callable[[int, int], T]) -> None:
         self._read = read
         self._values: tuple[int, int, T] | None = None
 
     def of(self, start: int, end: int) -> T:
-        """Return the value that was read for a longer span that contains this one."""
+        """Return the value of a span that contains this one; read it if it is not in the cache."""
         if self._values is None or start < self._values[0] or end > self._values[1]:
             first, last = (
                 (start, end) if self._values is None else (min(start, self._values[0]), max(end, self._values[1]))

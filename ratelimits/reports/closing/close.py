@@ -1,8 +1,8 @@
 """Closing: write reports for billing periods with complete usage, and new versions for later changes.
 
-A report covers its account's ledger lines up to a position in the digest chain of each shard, so that it can be
-computed again from them. Accounts of one shard are closed together, in one transaction under that shard's row lock. If
-one of them fails, the others are closed without it.
+A report covers its account's ledger lines up to a position in the digest chain of each shard. So it can be computed
+again from these lines. Accounts of one shard are closed together, in one transaction that holds the lock of the shard's
+row. If one account fails, the others are closed without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ratelimits.usage import crash
 logger = logging.getLogger(__name__)
 
 _NONE: Starts = {}
-#: Maximum number of accounts that are closed in one transaction, during which a drain of their shard has to wait.
+#: Maximum number of accounts that are closed in one transaction. A drain of their shard waits for the transaction.
 MAX_TOGETHER = 100
 #: Maximum number of conditions in the statement that marks usage as covered.
 _MAX_CONDITIONS = 50
@@ -45,7 +45,7 @@ def finalise(now: int | None = None, *, account: str | None = None) -> list[Repo
 
 
 class Closed(NamedTuple):
-    """The result of closing some accounts: the new reports, and the numbers of accounts closed so far and in total."""
+    """The result of closing some accounts: the new reports, and how many of all accounts are done so far."""
 
     reports: list[Report]
     done: int
@@ -53,14 +53,14 @@ class Closed(NamedTuple):
 
 
 def finalise_each(now: int | None = None, *, account: str | None = None) -> Iterator[Closed]:
-    """Close every billing period that can be closed, and correct closed ones by new versions.
+    """Close every billing period that can be closed, and correct closed periods by new versions of their reports.
 
-    New versions are for late usage, for adjustments, and for gaps and lost replies that became known later.
+    A new version adds late usage, adjustments, and gaps and lost replies that became known later.
 
-    A period is closed when the watermarks of its shards and `now` have passed its end plus GRACE_SECONDS. `now` is µs
-    since 1970 UTC, by default this machine's clock. An account that cannot be closed is logged, and the others are
-    still closed. Yield a result after each transaction, so that memory does not grow with the number of accounts.
-    Closing again changes nothing.
+    A period can be closed once the watermarks of its shards and `now` have passed its end plus GRACE_SECONDS. `now` is
+    µs since 1970 UTC, by default this machine's clock. If an account cannot be closed, this is logged, and the others
+    are still closed. Yield a result after each transaction, so that memory does not grow with the number of accounts.
+    A second call changes nothing.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -81,9 +81,9 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
 
 
 def ended(now: int) -> Q:
-    """Return the condition for usage of periods that ended before a moment (µs since 1970 UTC), or may have ended.
+    """Return the condition for usage of periods that ended, or may have ended, before `now` (µs since 1970 UTC).
 
-    Older rows have no end.
+    The end of a period is not stored in older rows. Such a period may have ended SHORTEST after its start.
     """
     return Q(period_end__lte=now // SECOND) | Q(period_end=None, period__lte=(now - SHORTEST) // SECOND)
 
@@ -102,7 +102,7 @@ def in_chunks(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: set[str]) -> list[Report]:
-    """Close these accounts together; if that fails, close each half of them, down to single accounts.
+    """Close these accounts together. If that fails, try each half of them, and so on, down to single accounts.
 
     Add each account that cannot be closed to `failed`.
     """
@@ -110,7 +110,7 @@ def _close_each(using: str, names: list[str], now: int, gapped: Starts, failed: 
         return close_together(using, names, now, gapped)
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and not _is_overflow(error):
-            raise  # An error of the database, not of an account.
+            raise  # The database failed, so closing fewer accounts would not help.
         if len(names) > 1:
             half = len(names) // 2
             halves = (names[:half], names[half:])
@@ -126,11 +126,11 @@ def _is_overflow(error: Exception) -> bool:
 
 
 def close_together(using: str, names: list[str], now: int, gapped: Starts = _NONE) -> list[Report]:
-    """Close all periods of these accounts that can be closed, in one transaction; if one account fails, close none.
+    """Close all periods of these accounts that can be closed, in one transaction. If one account fails, close none.
 
-    `gapped` has, by account, the starts of closed periods. A gap that was declared later touches each of them.
+    `gapped` has, for each account, the starts of closed periods in which a gap was declared after they were closed.
     """
-    # Read before the transaction, whose first statement must lock: SQLite does not let a reader become a writer.
+    # Read before the transaction: SQLite does not let a transaction write if its first statement was a read.
     shards = shards_of(using, names)
     to_lock = locked_with(using, shards)
     written: list[Report] = []
@@ -151,7 +151,7 @@ def close_together(using: str, names: list[str], now: int, gapped: Starts = _NON
 
 
 def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
-    """Return the shards with usage of each account. The shard that counts its usage now is always one of them."""
+    """Return the shards that have usage of each account, and the shard that counts the account's usage now."""
     by_account = {name: {home_shard(name)} for name in names}
     rows = PeriodUsage.objects.using(using).filter(account__in=names).order_by()
     for name, shard in rows.values_list("account", "shard").distinct():
@@ -160,9 +160,9 @@ def shards_of(using: str, names: list[str]) -> dict[str, list[int]]:
 
 
 def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
-    """Return the sorted shards to lock for closing these accounts: their own, and those of the accounts' other names.
+    """Return the sorted shards to lock for closing these accounts: their shards and those of the accounts' other names.
 
-    Names of one account share an allowance, so two of them must not be closed at the same time.
+    The names of one account share an allowance, so two of them must not be closed at the same time.
     """
     own = {shard for group in shards.values() for shard in group}
     history: Any = Account.history
@@ -173,14 +173,14 @@ def locked_with(using: str, shards: Mapping[str, list[int]]) -> list[int]:
 
 
 def mark(using: str, reports: list[Report]) -> None:
-    """Mark where reports end, so that compaction joins no batches across these ends, and their usage as covered."""
+    """Mark the usage that reports cover, and the positions where they end: compaction joins no batches across these."""
     mark_ends(using, [report.chain for report in reports])
     by_chain: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], list[str]]] = {}
     for report in reports:
         by_chain.setdefault(tuple(report.chain.items()), {}).setdefault(tuple(report.since), []).append(report.account)
     for chain, accounts in by_chain.items():
         usage = [Q(account__in=names, period__in=map(int, periods)) for periods, names in accounts.items()]
-        # In parts, since databases limit the depth of a condition.
+        # Several statements, because databases limit the depth of a condition.
         for first in range(0, len(usage), _MAX_CONDITIONS):
             rows = PeriodUsage.objects.using(using).filter(reduce(or_, usage[first : first + _MAX_CONDITIONS]))
             for shard, position in chain:

@@ -1,4 +1,4 @@
-"""The data that closing needs, read for many accounts at once: a query for each account of a month would be slow."""
+"""The data that closing needs, read for many accounts at once, because a query for each account would be slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ratelimits.reports.unknown import KeyAndMeter, Unknown
 class ClosingData:
     """The totals, reports, adjustments and terms of some accounts, each read only once.
 
-    It must be made in the transaction that closes them, after their shards are locked.
+    Make it in the transaction that closes the accounts, after their shards are locked.
     """
 
     def __init__(self, using: str, accounts: list[str], states: Mapping[int, ShardState]) -> None:
@@ -38,7 +38,7 @@ class ClosingData:
         self._accounts = accounts
         filters: dict[str, Any] = {"account__in": accounts}
         self._usage = _by_account(PeriodUsage.objects.using(using).filter(**filters))
-        # Deferred, since gaps can be long texts and are rarely needed.
+        # The column "gaps" is deferred, because its texts can be long and are rarely needed.
         self._reports = _by_account(Report.objects.using(using).filter(**filters).defer("gaps").order_by("pk"))
         self._adjustments = _by_account(unreported(using, **filters))
         self._names = cache(self._read_names)
@@ -51,7 +51,7 @@ class ClosingData:
         self._heads = cache(lambda chain: signing.chain_head(dict(chain), using))
 
     def usage(self, account: str) -> list[PeriodUsage]:
-        """Return the totals of an account."""
+        """Return the usage totals of an account."""
         return self._usage[account]
 
     def reports(self, account: str) -> list[Report]:
@@ -63,7 +63,7 @@ class ClosingData:
         return self._adjustments[account]
 
     def account_name(self, account: str) -> str:
-        """Return the present name of an account; "" if it has no row."""
+        """Return the current name of an account; "" if it has no row."""
         return self._names().get(account, "")
 
     def _read_names(self) -> dict[str, str]:
@@ -71,7 +71,7 @@ class ClosingData:
         return dict(rows.values_list("identifier", "name"))
 
     def terms(self, account: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment (µs since 1970 UTC) or, with None, now."""
+        """Return an account's terms at a moment (µs since 1970 UTC); None stands for now."""
         return self._terms.at(account, at)
 
     def included(self, account: str, start: int, end: int) -> Included:
@@ -84,7 +84,7 @@ class ClosingData:
         return counts
 
     def gaps(self, account: str, shards: list[int], start: int, end: int) -> str:
-        """Return the text on gaps for a report of the account and period."""
+        """Return the text about gaps for a report of the account and period."""
         gaps = self._gaps.of(start, end)
         texts = [gaps.text(shard, account, start, end) for shard in shards]
         texts.append(cross_check.text(self._comparisons(account, start, end)))
@@ -93,7 +93,7 @@ class ClosingData:
     def _comparisons(self, account: str, start: int, end: int) -> list[cross_check.Comparison]:
         compared = self._compared[start, end]
         if account not in compared:
-            # Accounts with usage from the same start will need the comparison of the same period.
+            # Compare all accounts with usage from the same start at once: they need the same period.
             names = {
                 account,
                 *(row.account for rows in self._usage.values() for row in rows if row.period * SECOND == start),
@@ -122,7 +122,10 @@ class ClosingData:
         return starts
 
     def chain_head(self, chain: Mapping[str, int]) -> str:
-        """Return the digest of the ledger's chains at these positions. Raises signing.BrokenChainError."""
+        """Return the digest of the ledger's chains at these positions.
+
+        Raises signing.BrokenChainError if a batch is missing.
+        """
         return self._heads(tuple(chain.items()))
 
 

@@ -1,4 +1,4 @@
-"""Whether the ledger has all usage of a shard until a moment."""
+"""Check whether the ledger has all usage of a shard until a moment."""
 
 from __future__ import annotations
 

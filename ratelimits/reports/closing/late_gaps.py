@@ -1,4 +1,7 @@
-"""Closed periods that are touched by a gap which was declared or changed after they were closed."""
+"""Find closed periods in which a gap was declared or changed after they were closed.
+
+A gap is a span of time in which usage may be missing.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ Starts = Mapping[str, Collection[int]]
 
 
 class LateGaps:
-    """The changes of gaps for which closed periods were not checked yet, read once.
+    """The gaps that changed since closed periods were last checked for gaps; they are read once.
 
-    starts  the starts of the closed periods (µs since 1970 UTC) that the gaps touch, by account
+    starts  by account: the starts (µs since 1970 UTC) of the closed periods that these gaps touch
     """
 
     def __init__(self, using: str) -> None:
@@ -50,7 +53,7 @@ class LateGaps:
             for report in _closed(self._using, gaps_of_names, account__in=names):
                 self._note(report, own[report.account])
         shared = [gap for gap in gaps if not gap.account]
-        # Gaps of whole shards are mostly declared for times that are not closed yet, so there are few reports.
+        # Gaps of whole shards are mostly declared for times that no report covers yet, so this finds few reports.
         for report in _closed(self._using, shared) if shared else ():
             self._note(report, (gap for gap in shared if gap.shard is None or str(gap.shard) in report.chain))
 
@@ -61,16 +64,17 @@ class LateGaps:
                 self._accounts[gap.pk].add(report.account)
 
     def forget(self, done: Collection[str]) -> None:
-        """Delete the changes of gaps whose accounts are all among these: their reports contain the gaps now."""
+        """Delete the changes of gaps that the reports contain now. `done` are the accounts that were closed."""
         reported = [pk for pk, accounts in self._accounts.items() if accounts <= set(done)]
         for pks in _in_chunks(reported):
             self._changes().filter(gap__in=pks).delete()
 
 
 def _await_closings(using: str) -> None:
-    """Wait for closings that are under way: they may have read the gaps before these, and their reports come later.
+    """Wait for the closings that are running now, by taking the lock of each shard once.
 
-    Gaps of shards are declared under the lock of the shard, so no closing of the shard is under way then.
+    Such a closing may have read the gaps before these gaps were declared, and may not have written its reports yet.
+    Gaps of whole shards need no waiting: they are declared under the shard's lock.
     """
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
         with transaction.atomic(using=using):
@@ -92,10 +96,10 @@ def _in_chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def says_more(before: str, now: str) -> bool:
-    """Return whether a report that is made now would print a declared gap that the one before does not print."""
+    """Return whether the text about gaps now has a declared gap that the earlier text does not have."""
     return bool(_declared(now) - _declared(before))
 
 
 def _declared(text: str) -> set[str]:
-    """Return the declared gaps in a report's text, without the results of the cross-check, which change often."""
+    """Return the declared gaps in a report's text. The cross-check's results are left out: they change often."""
     return {part for part in text.split("; ") if part and not part.startswith("witness ")}

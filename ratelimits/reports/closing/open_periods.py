@@ -31,11 +31,11 @@ class NotForcedError(ValueError):
 class OpenPeriod:
     """A period of an account that starts at `start` (µs since 1970 UTC) and has no report.
 
-    period       None if the account's terms cannot be read
-    over         whether it and its GRACE_SECONDS have ended by this machine's clock
-    why          the reason why it is open, as a sentence
+    period       the period with its end; None if the account's time zone cannot be read
+    over         whether the period and its GRACE_SECONDS have ended by this machine's clock
+    why          the reason why the period is open, as a sentence
     units        billable units so far, by meter, with adjustments
-    quarantined  its account's shards that have a quarantined batch
+    quarantined  the account's shards that have a quarantined batch
     """
 
     account: str
@@ -48,9 +48,9 @@ class OpenPeriod:
 
 
 def open_periods(now: int | None = None, *, account: str | None = None) -> Iterator[OpenPeriod]:
-    """Yield the periods that may have ended and have no report, sorted by shard and account, of one account or of all.
+    """Yield the periods that may have ended and have no report, sorted by shard and account.
 
-    `now` is µs since 1970 UTC, by default this machine's clock.
+    `now` is µs since 1970 UTC, by default this machine's clock. With `account`, only its periods are read.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -101,8 +101,8 @@ def _described(closing: Closing, billing_period: BillingPeriod, now: int, units:
 def force(account: str, start: int, by: str, reason: str, now: int | None = None) -> Report:
     """Close a period with the usage that the ledger has, and declare on its report that usage may be missing.
 
-    `start` is µs since 1970 UTC; `by` names the person. Usage that arrives later is late usage, as after any closing.
-    Raises NotForcedError if the period is not over, has a report or has nothing to report, or if the reason is empty.
+    `start` is µs since 1970 UTC; `by` names the person. Usage that arrives afterwards is treated as late usage. Raises
+    NotForcedError if the period is not over, has a report or has nothing to report, or if the reason is empty.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now
@@ -124,7 +124,7 @@ def force(account: str, start: int, by: str, reason: str, now: int | None = None
             until=period.end - 1,
             detail=f"{by}: {reason} ({why})",
         )
-        # The data is read again, so that the report contains the gap.
+        # Read the data again, so that the report contains the new gap.
         closing = Closing(ClosingData(using, [account], states), account, shards[account], now)
         report = closing.close_one(billing_period)
         mark(using, [report])

@@ -1,4 +1,4 @@
-"""Write finalised reports: short ones of many accounts together, long ones in chunks while their lines are made."""
+"""Write finalised reports: many short reports together; a long report in chunks, while its lines are made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReportWriter:
         self._adjusted: list[tuple[Report, Sequence[Adjustment]]] = []
 
     def add(self, report: Report, lines: list[ReportLine], adjustments: Sequence[Adjustment]) -> None:
-        """Add a complete report, which is written now or later together with others."""
+        """Add a complete report. It is written with others once there are enough lines, or by `flush`."""
         self._reports.append(report)
         self._lines += lines
         self._adjusted.append((report, adjustments))
@@ -30,7 +30,7 @@ class ReportWriter:
             self.flush()
 
     def begin(self, report: Report) -> None:
-        """Write a report whose lines are written afterwards."""
+        """Write a report without its lines. Call `lines` and `end` afterwards."""
         self.flush()
         report.save(using=self._using, force_insert=True)
 

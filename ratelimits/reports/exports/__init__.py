@@ -1,8 +1,8 @@
 """Exports of report rows to files. They are streamed, so that a report of any size needs only bounded memory.
 
-A format's `stream` takes rows, or charges in the second schema, as an iterable that it reads once, only a little ahead
-of what it has written. It yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same
-rows always give the same bytes.
+A format's `stream` takes an iterable of rows, or of charges (rows with amounts). It reads them once, while it writes.
+It yields the file in chunks of bytes, for a file, standard output or an HTTP response. The same rows always give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class Format:
 
     name: str
     label: str
-    #: Ending of its files; each format has another one.
+    #: Ending of its files, different for each format.
     suffix: str
     content_type: str
     #: Takes rows (charges if it is priced) and the version of the file's columns.
     written_by: Callable[[Iterable[Any], int], Iterator[bytes]]
-    #: A module that it needs besides the app's own requirements, and the extra that installs it.
+    #: A module that it needs in addition to the app's requirements, and the extra that installs this module.
     module: str = ""
     extra: str = ""
-    #: Passes rows through, and raises ValueError at the first that its receiver refuses at a moment (µs since 1970
-    #: UTC).
+    #: Takes rows and a moment (µs since 1970 UTC), and yields the rows. It raises ValueError at the first row that the
+    #: receiving system would refuse at that moment.
     accepted: Callable[[Iterable[Row], int], Iterator[Row]] | None = None
-    #: Whether people may download it; events for a billing system are written only by the command.
+    #: Whether people may download it. Events for a billing system are written only by the management command.
     downloaded: bool = True
-    #: Whether it has the second schema, which is made of charges: rows with their amounts.
+    #: Whether it has the second schema: its rows are charges, with amounts.
     priced: bool = False
 
     def stream(self, rows: Iterable[Any], version: int = VERSION) -> Iterator[bytes]:
-        """Return the file in chunks; `version` is that of the file's columns."""
+        """Return the file in chunks; `version` is the version of its columns."""
         return self.written_by(rows, version)
 
     @property

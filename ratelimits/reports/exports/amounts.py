@@ -1,4 +1,4 @@
-"""The second schema of a report, as CSV and JSON: the columns of the first, the account's name, and the amounts."""
+"""The second schema of a report, as CSV and JSON: the first schema's columns, the account's name, and the amounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.reports.exports.schema import priced_schema, schema_id
 from ratelimits.reports.rows import COLUMNS as ROW_COLUMNS
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, VERSION, Charge, names
 
-#: The columns of the second schema after those of the first.
+#: The columns that the second schema adds after those of the first.
 MONEY = ("account_name", "currency", "unit_price", "amount", "report_total")
 COLUMNS = (*ROW_COLUMNS, *MONEY)
 _NO_TEXTS = QUANTITIES | MOMENTS | {"unit_price", "amount", "report_total"}
@@ -24,7 +24,7 @@ schema = priced_schema
 
 
 def money(charge: Charge) -> tuple[str, ...]:
-    """Return the values of MONEY; the unit price is empty if the units of the line have different prices."""
+    """Return the values of the columns MONEY. The unit price is empty if the line's units have different prices."""
     prices = {part.unit_price for part in charge.parts}
     return (
         charge.account_name,

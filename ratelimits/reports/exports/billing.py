@@ -1,9 +1,10 @@
 """Finalised report lines as usage events for billing systems: Stripe's meter events and Lago's events.
 
-Such an event cannot be undone, so provisional lines are left out. The customer of an event is the billing system's name
-for the account, which `BILLING_CUSTOMER` returns. Accounts without one are billed elsewhere and left out.
+A sent event cannot be undone, so provisional lines are left out. Each event names a customer: what the billing system
+calls the account. The function in the setting `BILLING_CUSTOMER` returns this name. If it returns none, the account is
+billed elsewhere, and its lines are left out.
 
-The fields are those of https://docs.stripe.com/api/billing/meter-event/create and
+The fields of the events are defined at https://docs.stripe.com/api/billing/meter-event/create and
 https://getlago.com/docs/api-reference/events/batch.
 """
 
@@ -37,7 +38,7 @@ class NotAccepted(ValueError):
 
 
 def stripe(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield meter events for the overage of lines, one per line, in chunks."""
+    """Yield chunks of meter events, one event per text line, for the report lines that have overage."""
     events = (stripe_event(row, customer) for row, customer in _billed(rows))
     return encoded(f"{event}\n" for event in events if event)
 
@@ -65,7 +66,7 @@ def accepted_by_stripe(rows: Iterable[Row], now: int) -> Iterator[Row]:
 
 
 def lago(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield events in batches of the size that Lago accepts, one batch per line, in chunks."""
+    """Yield chunks of batches, one batch per text line. A batch has as many events as Lago accepts."""
     return encoded(_batches(rows))
 
 
@@ -85,7 +86,7 @@ def lago_event(row: Row, customer: str) -> str:
 
 
 def _billed(rows: Iterable[Row]) -> Iterator[tuple[Row, str]]:
-    """Yield the final rows of accounts that the billing system bills, each with the customer."""
+    """Yield the final rows of accounts that the billing system bills, each with its customer."""
     name = _names()
     for row in rows:
         if customer := _customer(row, name):
@@ -103,5 +104,5 @@ def _names() -> Callable[[str], str | None]:
 
 
 def second(row: Row) -> int:
-    """Return the last second of the line's charge period, since 1970 UTC: its end belongs to the next period."""
+    """Return the last second (since 1970 UTC) of the line's charge period: the end belongs to the next period."""
     return (row.charge_period_end - 1) // SECOND

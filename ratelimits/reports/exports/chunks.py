@@ -1,4 +1,4 @@
-"""Joining pieces of text to chunks of bytes, for all text formats."""
+"""Join pieces of text into chunks of bytes, for all text formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE = 65_536
 
 
 def encoded(pieces: Iterable[str]) -> Iterator[bytes]:
-    """Yield the pieces in UTF-8, joined to chunks; at most SIZE characters and one piece are in memory."""
+    """Yield the pieces in UTF-8, joined into chunks. At most SIZE characters and one piece are in memory."""
     pending: list[str] = []
     length = 0
     for piece in pieces:

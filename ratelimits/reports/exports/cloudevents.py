@@ -1,8 +1,10 @@
 """Report lines as CloudEvents 1.0 in JSON, for OpenMeter or a billing system.
 
-A billing system identifies an event by its source and id, and accepts each event once. The id of a finalised line's
-event is the line_id, so sending a report again changes nothing. A provisional line may still change, so its event has
-another type, which must not be billed, and an id that changes with the line and never equals that of the final event.
+A billing system identifies an event by its source and id, and accepts each event once. The event of a finalised line
+has the line_id as its id, so sending a report again changes nothing.
+
+A provisional line may still change. So its event has another type, which must not be billed. Its id changes when the
+line changes, and is never the id of the final event.
 """
 
 from __future__ import annotations
@@ -55,6 +57,6 @@ def event(row: Row, sender: str, subject: str) -> str:
     data, name, kind = line(row), row.line_id, FINAL_LINE
     if row.status != FINAL:
         name, kind = f"{name}-{hashlib.sha256(data.encode()).hexdigest()[:16]}", PROVISIONAL_LINE
-    # The last moment of the charge period, since its end belongs to the next period.
+    # The last moment of the charge period: its end belongs to the next period.
     time = iso(row.charge_period_end - 1)
     return _EVENT % (text(name), sender, kind, text(subject), time, schema_id(row.columns_version), data)

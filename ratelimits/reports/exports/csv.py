@@ -1,7 +1,8 @@
-"""Report rows as CSV: RFC 4180 in UTF-8, with a header line, line feeds at the ends of lines, and no formulae.
+"""Report rows as CSV (RFC 4180) in UTF-8: with a header line, a line feed at the end of each line, and no formulae.
 
-There are two formats. `stream` is for programs and leaves every harmless text unchanged. `stream_for_spreadsheets` also
-marks texts that a spreadsheet would misread, such as a batch range that looks like a time of day.
+There are two formats. `stream` is for programs: it changes a text only if a spreadsheet would run it as a formula.
+`stream_for_spreadsheets` also marks texts that a spreadsheet would misread, such as a batch range that looks like a
+time of day.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
-#: Signs that start a formula, also in their full-width forms, which East Asian spreadsheets accept.
+#: Signs that start a formula. East Asian spreadsheets also accept the full-width forms.
 _SIGN = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 _FIRST = frozenset(_SIGN + "\t\r\n")
 _SIGNS = re.escape(_SIGN)
-#: Characters that end a cell in a spreadsheet that uses another separator than the comma.
+#: Characters that end a cell if the spreadsheet does not use the comma as separator.
 _ENDS = ";|\\t\\r\\n"
-#: The positions at which a text needs an apostrophe: at its start and after each such character, if a formula follows.
+#: Matches where a text needs an apostrophe: at its start or after a character of _ENDS, if a formula follows.
 _FORMULA = re.compile(f'^(?=[{_SIGNS}\\t\\r\\n])|(?<=[{_ENDS}])(?=[ "]*[{_SIGNS}])')
-#: A quick test. It matches each line that needs an apostrophe after its first character, and rarely another line.
+#: A quick test. It matches each line that needs an apostrophe after its first character, and few other lines.
 _SUSPECT = re.compile(f'[,{_ENDS}][{_SIGNS}\\t\\r\\n "]')
-#: The same for lines in ASCII; it is faster.
+#: The same test for lines in ASCII; it is faster.
 _SUSPECT_ASCII = re.compile(f'[,{_ENDS}][=+\\-@\\t\\r\\n "]')
-#: Texts that a spreadsheet reads as a number, a moment or a boolean. They have a digit and at most one word.
+#: Matches texts that a spreadsheet reads as a number, a date or a boolean.
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
 #: Spreadsheets keep 15 digits of a number.
 _DIGITS = 15
@@ -40,7 +41,7 @@ _NUMBERS = [index for index, column in enumerate(TABLE) if column.kind in NUMBER
 
 
 class _Line:
-    """A file for csv.writer whose write() returns the line, so that writerow() returns it too."""
+    """A file for csv.writer. Its write() returns the line, and so writerow() returns the line too."""
 
     def write(self, text: str) -> str:
         return text
@@ -57,7 +58,7 @@ def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iter
 
 
 def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
-    """Yield the texts of rows for a file with the columns of `version`; columns missing in a row are empty."""
+    """Yield the texts of rows for a file with the columns of `version`. Columns that a row does not have are empty."""
     count = len(names(version))
     for row in rows:
         texts = row.texts()
@@ -88,8 +89,8 @@ def _shown_as_text(values: list[str]) -> list[str]:
 def lines(columns: Sequence[str], no_texts: Collection[str], rows: Iterable[list[str]]) -> Iterator[str]:
     """Yield the header, and each row as a line without formulae. Columns of `no_texts` never contain formulae."""
     texts, commas = [index for index, name in enumerate(columns) if name not in no_texts], len(columns) - 1
-    # The writer quotes values with characters of its line terminator. With CR LF it also quotes a lone CR, which some
-    # readers take for the end of a line.
+    # The writer quotes values that contain a character of its line terminator. With CR LF it also quotes a single CR,
+    # which some readers would take as the end of a line.
     write = csv.writer(_Line(), lineterminator="\r\n").writerow
     yield _ended(write(columns))
     for values in rows:

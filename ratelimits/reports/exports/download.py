@@ -13,9 +13,10 @@ from ratelimits.reports.exports import Format
 
 
 class Download(StreamingHttpResponse):
-    """A file of rows, written while it is sent; also under ASGI, where Django would read a plain iterator completely.
+    """A response that writes a file of rows while it is sent.
 
-    `rows` and `version` are the arguments of the format's `stream`.
+    `rows` and `version` are the arguments of the format's `stream`. The asynchronous iterator is for ASGI: without it,
+    Django would read all rows before it sends the first.
     """
 
     def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:

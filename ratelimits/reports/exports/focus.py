@@ -1,7 +1,7 @@
 """Charges as CSV with the columns of FOCUS 1.2, the FinOps Open Cost and Usage Specification (focus.finops.org).
 
-A row has one unit price, so that quantity times price is its cost. So a line becomes one row for its included units,
-and one row for each price of its other units. Rows without a price have no currency and are left out.
+In each row, quantity times unit price is the cost, so a row has only one unit price. A report line becomes one row for
+its included units, and one row for each price of its other units. Lines without a currency are left out.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DESCRIPTIONS = {
     ADJUSTMENT: "{meter}: adjusted by a person",
 }
 
-#: Functions for the values of columns, of a charge and a part of its units with one price (None for a charge that is
-#: not a price of units).
+#: Functions that return the columns' values. Each takes a charge, and the part of its units that has one price (None if
+#: the charge is not a price of units, such as a fee).
 _COLUMNS: Mapping[str, Callable[[Charge, PricedPart | None], str]] = {
     "BilledCost": lambda charge, part: _cost(charge, part),
     "BillingAccountId": lambda charge, _part: charge.row.account,
@@ -89,7 +89,7 @@ def _rows(charges: Iterable[Charge]) -> Iterator[list[str]]:
 
 
 def _parts(charge: Charge) -> Iterator[PricedPart | None]:
-    """Yield the parts of a line's units by their price; None for an amount that is not a price of units."""
+    """Yield the parts of a line's units that have one price each; None if the charge is not a price of units."""
     row = charge.row
     if row.charge_category in (FEE, REPRICING, MINIMUM, ROUNDING):
         yield None
@@ -109,7 +109,7 @@ def _cost(charge: Charge, part: PricedPart | None) -> str:
 def _unit_price(charge: Charge, part: PricedPart | None) -> str:
     if part is not None:
         return written(part.unit_price)
-    # A price of 1 period is never below 0: a correction may be.
+    # A fee is the price of 1 period. A correction may be below 0, which a unit price must not be.
     return _cost(charge, None) if _period_of(charge) and not charge.row.charge_class else ""
 
 
@@ -120,7 +120,7 @@ def _pricing_quantity(charge: Charge, part: PricedPart | None) -> str:
 
 
 def _period_of(charge: Charge) -> str:
-    """Return the unit of a charge that is made once in each billing period; "" for other charges, without a unit."""
+    """Return the unit of a charge that is made once in each billing period; "" for other charges."""
     return "billing period" if charge.row.charge_category == FEE else ""
 
 

@@ -1,6 +1,6 @@
-"""Report rows as one JSON document, which `schema` describes.
+"""Report rows as one JSON document. `schema` describes the document.
 
-Quantities are strings, since a reader that reads numbers as doubles would round them; counts and versions are numbers.
+Quantities are strings, because many readers would round large numbers. Counts and versions are numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ text: Callable[[str], str] = encode_basestring
 
 
 def line(row: Row) -> str:
-    """Return a line as compact JSON, with the columns of its version in their order."""
+    """Return a row as compact JSON, with the columns of its version, in order."""
     form = _FORMS.get(type(row))
     if form is None:
         form = _FORMS[type(row)] = _form(row.columns_version)
@@ -31,7 +31,7 @@ def line(row: Row) -> str:
     return template % tuple([write(value) for write, value in zip(writers, row, strict=False)])
 
 
-#: By type of row: the template of a line, and how its values are written.
+#: For each type of row: the template of a line, and the functions that write its values.
 _FORMS: dict[type[Row], tuple[str, tuple[Callable[[Any], str], ...]]] = {}
 
 

@@ -1,6 +1,6 @@
 """The JSON Schema of exports, built from the table of columns.
 
-The schemas of the first version of the columns are published as files in ratelimits/reports/schema.
+The schemas of the first version of the columns are also published, as files in ratelimits/reports/schema.
 """
 
 from __future__ import annotations
@@ -22,60 +22,59 @@ _DEFINED: dict[str, Any] = {
     "text": {"type": "string"},
     "line_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "moment": {
-        "description": "In UTC, to the second, or to the microsecond where there is one.",
+        "description": "A moment in UTC. Microseconds are written only if they are not 0.",
         "type": "string",
         "format": "date-time",
         "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]{6})?Z$",
     },
     "quantity": {
-        "description": "A decimal, as a string: doubles would round it.",
+        "description": "A decimal number as a string, because many readers would round a large number.",
         "type": "string",
         "pattern": "^-?(0|[1-9][0-9]*)(\\.[0-9]{1,6})?$",
     },
     "count": {"type": "integer", "minimum": 0},
 }
 _AMOUNT = {
-    "description": "An exact decimal, as a string: doubles would round it. Empty where there is no price.",
+    "description": "An exact decimal number as a string, because many readers would round it. Empty without a price.",
     "type": "string",
     "pattern": "^(-?(0|[1-9][0-9]*)(\\.[0-9]+)?)?$",
 }
-#: The columns of the second schema after those of the first.
+#: The columns that the second schema adds after those of the first.
 _MONEY = {
     "account_name": {
         "$ref": "#/$defs/text",
-        "description": "What the account was called when the report was finalised; "
-        "empty where it has no name or no price.",
+        "description": "The account's name when the report was finalised; empty without a name or without a price.",
     },
     "currency": {
         "type": "string",
         "pattern": "^([A-Z]{3})?$",
-        "description": "ISO 4217; empty where the account's plan had no prices.",
+        "description": "The currency's code in ISO 4217; empty if the account's plan had no prices.",
     },
     "unit_price": {
         "$ref": "#/$defs/amount",
-        "description": "Of one unit of overage_quantity; empty where they cost differently, or there are none.",
+        "description": "The price of one unit of overage_quantity; empty without units, or if their prices differ.",
     },
     "amount": {
         "$ref": "#/$defs/amount",
-        "description": "What the line costs, not rounded. Those of a report's lines add up to its total.",
+        "description": "The price of the line, not rounded. The amounts of a report's lines add up to its total.",
     },
     "report_total": {
         "$ref": "#/$defs/amount",
-        "description": "What the account owes by the report up to the line's version, in this currency: rounded once, "
-        "half to even, to its minor unit.",
+        "description": "The total of the report up to the line's version, in this currency. It is rounded once, half "
+        "to even, to the currency's minor unit.",
     },
 }
 
 
 def schema_id(version: int = VERSION, *, priced: bool = False) -> str:
-    """Return the `$id` of the schema of a version's columns, or of its variant with amounts."""
+    """Return the `$id` of the schema for a version of the columns; with `priced`, of the schema with amounts."""
     return f"urn:ratelimits:schema:report:v{2 if priced else 1}{f'.{version}' if version > 1 else ''}"
 
 
 def schema(version: int = VERSION) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the document; its `$defs.line` is that of one line."""
+    """Return the JSON Schema (draft 2020-12) of the document. Its `$defs.line` describes one line."""
     written = (
-        "What `ratelimits_report --format json` writes. A further column would be a further version of this schema."
+        "The file that `ratelimits_report --format json` writes. If a column is added, this schema gets a new version."
     )
     own = {column.name: _property(column) for column in columns(version)}
     return _document(schema_id(version), written, "One line; also the data of a CloudEvent.", own, _DEFINED, version)
@@ -84,8 +83,9 @@ def schema(version: int = VERSION) -> dict[str, Any]:
 def priced_schema(version: int = VERSION) -> dict[str, Any]:
     """Return the JSON Schema of the document with amounts."""
     written = (
-        "What `ratelimits_report --format json-amounts` writes: the lines of the first schema with what they cost, and "
-        "lines for what no other line alone can say. A further column would be a further version of this schema."
+        "The file that `ratelimits_report --format json-amounts` writes: the lines of the first schema with their "
+        "amounts, and more lines for amounts that belong to no single line. If a column is added, this schema gets a "
+        "new version."
     )
     own = {column.name: _property(column) | dict(column.priced_schema) for column in columns(version)} | _MONEY
     defined = {**_DEFINED, "amount": _AMOUNT}
@@ -99,7 +99,7 @@ def _property(column: Column) -> dict[str, Any]:
 def _document(
     name: str, written: str, line: str, own: dict[str, Any], defined: dict[str, Any], version: int
 ) -> dict[str, Any]:
-    # Lines of reports that were finalised before a column was added have none.
+    # A report that was finalised before a column was added does not have this column.
     added = {column.name for column in columns(version) if column.since > 1}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -112,7 +112,7 @@ def _document(
         "properties": {
             "schema": {"const": name},
             "lines": {
-                "description": "By account and start of the billing period.",
+                "description": "The lines, sorted by account and start of the billing period.",
                 "type": "array",
                 "items": {"$ref": "#/$defs/line"},
             },

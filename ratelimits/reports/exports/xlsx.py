@@ -1,7 +1,7 @@
-"""Report rows as an Excel workbook, written by XlsxWriter in its constant memory mode; equal rows give equal bytes.
+"""Report rows as an Excel workbook, written by XlsxWriter in its constant memory mode. Equal rows give equal bytes.
 
-Numbers are numbers, moments are dates (in UTC, shown as the other formats write them), and everything else is text,
-never a formula or a link. Rows that do not fit on a sheet continue on another one. The second sheet has the totals.
+Cells contain numbers, dates in UTC, or text, never a formula or a link. Rows that do not fit on a sheet continue on
+another sheet. The second sheet has the totals.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ SHEET_ROWS = 1_048_576
 #: Maximum length of a cell, in UTF-16 code units.
 CELL = 32_767
 _CUT = " … (cut: the CSV has all of it)"
-#: Spreadsheets keep 15 digits of a number; a longer one stays exact as text.
+#: Spreadsheets keep 15 digits of a number. A longer number is written as text.
 _DIGITS = 15
 _DAY = 86_400 * SECOND
-#: 1970-01-01 as a spreadsheet's day number, and the range (µs since 1970 UTC) in which all spreadsheets count alike.
+#: 1970-01-01 as a spreadsheet's day number; and the first and last moments (µs since 1970 UTC) that all spreadsheets
+#: show as the same date.
 _EPOCH = 25_569
 _FIRST, _LAST = -25_000 * _DAY, 2_932_897 * _DAY
 #: The creation date in every file, so that equal rows give equal bytes: the first day that ZIP supports.
@@ -40,14 +41,14 @@ _CREATED = datetime(1980, 1, 1)  # noqa: DTZ001
 
 _CELL = {"valign": "top", "indent": 1}
 _HEADER = _CELL | {"bold": True, "bottom": 1, "bg_color": "#E8EEF4"}
-#: The columns of the second schema that lines do not have; below, all columns by name.
+#: The columns with amounts, which only the second schema has; then all columns by name.
 _MONEY = [Column(ColumnKind.DECIMAL, "", name=name) for name in ("unit_price", "amount", "report_total")]
 _KNOWN = {
     column.name: column for column in (*TABLE, *_MONEY, Column(ColumnKind.TEXT, "", name="account_name", width=24))
 }
-#: Characters of a durability gap in one line, and the height of a line in points.
+#: Number of characters of a durability gap that fit in one line, and the height of a line in points.
 _GAP_WIDTH, _LINE_HEIGHT = (_KNOWN["durability_gap"].width or 0) - 6, 15
-#: Number of A4 pages across which a row is printed legibly; each of them repeats its key.
+#: Number of A4 pages that a row needs side by side, so that its text is large enough. Each page repeats the key.
 _PAGES_ACROSS = 4
 _ON_EVERY_PAGE = COLUMNS.index("key")
 #: Columns by which totals are grouped, and columns that are summed.
@@ -60,7 +61,7 @@ _NOT_IN_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a workbook in chunks. It is first written to a temporary file, since its rows are not its end.
+    """Yield the rows as a workbook in chunks, after it was written to a temporary file.
 
     Raises ModuleNotFoundError if XlsxWriter is not installed.
     """
@@ -68,7 +69,7 @@ def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
 
 
 def stream_with_amounts(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a workbook in chunks; its second sheet has the amounts that each account owes."""
+    """Yield the charges as a workbook in chunks. Its second sheet has the amounts that each account owes."""
     return _streamed(charges, partial(_fill_with_amounts, version=version))
 
 
@@ -115,9 +116,9 @@ def _fill_with_amounts(book: Any, charges: Iterable[Charge], version: int) -> No
 
 
 def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
-    """Add the charges to the sheet `report`, and yield the amounts that each account owes after its last charge.
+    """Add the charges to the sheet `report`. After an account's last charge, yield the amounts that it owes.
 
-    There is a row for each meter, and one for rounding (without meter). Only one account is in memory at a time.
+    There is a row for each meter, and one without meter for the rounding. Only one account is in memory at a time.
     """
     account, sums = "", dict[tuple[str, ...], Decimal]()
     for charge in charges:
@@ -136,7 +137,7 @@ def _owed(charges: Iterable[Charge], report: _Table) -> Iterator[list[str]]:
 
 
 def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
-    """Add the rows to the sheet `report`, and yield the totals of each account after its last row.
+    """Add the rows to the sheet `report`. After an account's last row, yield its totals.
 
     The rows are sorted by account, so only one account is in memory at a time.
     """
@@ -156,13 +157,13 @@ def _totals(rows: Iterable[Row], report: _Table) -> Iterator[list[object]]:
 
 
 def _values(row: Row, count: int) -> Sequence[object]:
-    """Return a row's values for a sheet of this number of columns: None for those that the row does not have."""
+    """Return a row's values for the first `count` columns of a sheet: None for columns that the row does not have."""
     own = len(columns(row.columns_version))
     return row[:count] if own >= count else (*row[:own], *(None for _ in range(count - own)))
 
 
 class _Table:
-    """A header and rows on a sheet with this title and, when it is full, on more sheets."""
+    """A header and rows on a sheet with this title. When the sheet is full, they continue on another sheet."""
 
     def __init__(self, book: Any, title: str, names: Sequence[str], pages_across: int = 1) -> None:
         self._book, self._title, self.names, self._pages_across = book, title, names, pages_across
@@ -176,7 +177,7 @@ class _Table:
         self._begin()
 
     def add(self, values: Sequence[object], height: int | None = None) -> None:
-        """Write a row; `height` in points, by default that of one line."""
+        """Write a row. `height` is in points, by default the height of one line."""
         if self._rows == SHEET_ROWS - 1:
             self.finish()
             self._begin()
@@ -212,7 +213,10 @@ class _Table:
 
 @lru_cache(maxsize=256)
 def _height(text: str) -> int:
-    """Return the height (points, at most Excel's 409) of a row with a wrapped text; not every program computes it."""
+    """Return the height of a row with a wrapped text, in points. Excel allows at most 409.
+
+    The file must contain the height, because not every program computes it.
+    """
     lines = wrap(text[: 64 * _GAP_WIDTH], _GAP_WIDTH, break_on_hyphens=False)
     return min(_LINE_HEIGHT * len(lines), 409)
 
@@ -224,7 +228,7 @@ def _text(sheet: Any, row: int, column: int, text: str) -> None:
     if len(text) * 2 > CELL:
         text = _fitting(text)
     if text.startswith("<r>") and text.endswith("</r>"):
-        # XlsxWriter would write such a text as XML. Written as a rich string, it stays text.
+        # XlsxWriter's write_string() would write this text as XML. In a rich string it stays text.
         sheet.write_rich_string(row, column, text[0], text[1], text[2:])
     else:
         sheet.write_string(row, column, text)
@@ -246,7 +250,7 @@ def _number(sheet: Any, row: int, column: int, number: int) -> None:
 
 
 def _decimal(sheet: Any, row: int, column: int, text: str) -> None:
-    """Write a decimal that is given as text; "" for an unknown one leaves the cell empty."""
+    """Write a decimal that is given as text. The text "" (unknown) leaves the cell empty."""
     digits = text.removeprefix("-").replace(".", "", 1)
     if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS:
         sheet.write_number(row, column, float(text))
@@ -263,7 +267,7 @@ def _moment(sheet: Any, row: int, column: int, microseconds: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """How the cells of a column are written and look, and how wide it is, in characters."""
+    """How the cells of a column are written and shown; `width` is in characters."""
 
     write: Callable[[Any, int, int, Any], None]
     width: int

@@ -1,4 +1,4 @@
-"""Statements to export: finalised reports as they are stored, and provisional ones computed from the ledger now."""
+"""Statements to export: finalised reports as they are stored, and provisional reports computed from the ledger."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def statements(
 ) -> Iterator[Statement]:
     """Return the statements of all billing periods that start in a month like "2026-11", sorted by account and start.
 
-    They are of one account or of all; finalised ones are in their newest version. With `all_accounts` there is also a
-    line of zeros for each account without any statement. Provisional ones have the columns of `columns_version`, by
-    default those of the month's file. To bound memory, the rows of a statement must be read before the next statement.
-    Raises ValueError unless the text is a month.
+    With `account`, only its statements are returned. Finalised reports are in their newest version. With
+    `all_accounts`, each account without any statement gets a statement with one line of zeros. Provisional reports have
+    the columns of `columns_version`, by default those that `columns_of` returns. Read the rows of a statement before
+    the next statement: they are not kept in memory. Raises ValueError unless the text is a month.
     """
     using = using or conf.DATABASE
     start, end = month_window(month)
@@ -73,15 +73,14 @@ def statements(
 
 
 def newest_columns(reports: Iterable[Report]) -> int:
-    """Return the version of the columns of a file with these reports."""
+    """Return the version of the columns that a file with these reports has."""
     return max(report.columns_version for report in reports)
 
 
 def columns_of(month: str, *, account: str | None = None, using: str | None = None) -> int:
-    """Return the version of the columns of a month's file: the newest version that its finalised reports have.
+    """Return the version of the columns that a month's file has: the newest version among its finalised reports.
 
-    So the file of a month that was closed before a column was added stays the same. Raises ValueError unless the text
-    is a month.
+    A month that was closed before a column was added keeps its file. Raises ValueError unless the text is a month.
     """
     start, end = month_window(month)
     reports = Report.objects.using(using or conf.DATABASE).filter(period_start__gte=start, period_start__lt=end)
@@ -133,10 +132,10 @@ def version_rows(report: Report) -> Iterator[Row]:
 
 
 def version_lines(report: Report) -> Iterator[tuple[Row, str]]:
-    """Yield the rows that a version added, each with the billing period (s, as text) of its usage."""
+    """Yield the rows that a version added, each with the start of its usage's period (s since 1970 UTC, as text)."""
     make = RowMaker(report, FINAL)
     lines = ReportLine.objects.using(report._state.db or conf.DATABASE).filter(report=report).order_by("number")
-    # Without a model instance for each line, which would take most of an export's time.
+    # Read values only: making a model instance for each line would take most of an export's time.
     for used, *values in lines.values_list("usage_period", *make.fields).iterator(chunk_size=CHUNK):
         yield make.of_values(values), str(used)
 
@@ -173,7 +172,7 @@ def _provisional(
 
 
 class _Open(NamedTuple):
-    """A billing period without a report, what it includes by the present terms, and its adjustments."""
+    """A billing period without a report, the quantities that it includes by today's terms, and its adjustments."""
 
     period: Period
     included: Included
@@ -186,10 +185,10 @@ def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
         counted: dict[str, set[int]] = {}
         for group in chunk:
             starts = counted.setdefault(group["account"], set())
-            if "meter" in group:  # The group may be of lines that are not tallied yet.
+            if "meter" in group:  # A group with usage. Its lines may be too new for the usage totals.
                 starts.add(group["period"] * SECOND)
         data = ClosingData(using, list(counted), {})
-        # Lenient, so that an account whose time zone no longer exists does not stop the export of all others.
+        # Lenient: one account whose time zone no longer exists must not stop the export of all others.
         periods = {name: AccountPeriods(data, name, starts, lenient=True) for name, starts in counted.items()}
         found = {name: each.open_by_member() for name, each in periods.items()}
         for group in chunk:
@@ -220,8 +219,8 @@ def _unused(using: str, month: str, account: str | None, start: int, end: int, v
 
 
 def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iterator[Statement]:
-    """Yield all statements with usage, and those without usage only of accounts that have no other."""
-    # For one account the statements with usage come first, since a merge keeps this order for equal keys.
+    """Yield all statements with usage; for accounts that have none, yield their statements without usage."""
+    # For each account, the merge yields the statements with usage first, because they are its first argument.
     marked = ((statement, True) for statement in used), ((statement, False) for statement in unused)
     seen = None
     for statement, is_used in heapq.merge(*marked, key=lambda pair: pair[0].report.account):
@@ -231,7 +230,7 @@ def _with_unused(used: Iterator[Statement], unused: Iterator[Statement]) -> Iter
 
 
 def draft(group: Group, period: Period, included: Included, gaps: Gaps, columns_version: int = VERSION) -> Report:
-    """Return the provisional report, not to be saved, that a group of ledger lines belongs to."""
+    """Return the provisional report that a group of ledger lines belongs to. It must not be saved."""
     return Report(
         account=group["account"],
         period_start=period.start,

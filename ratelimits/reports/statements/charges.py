@@ -1,8 +1,8 @@
 """Charges: the rows of a report with their amounts, and more rows for amounts that belong to no single line.
 
-These rows are for flat fees, for units that were billed before and now have the price of another volume tier, for the
-difference to a minimum, and for the rounding of a period's price to its currency's minor unit. The amounts of a
-report's rows add up to its total.
+There are four kinds of such amounts: flat fees; new prices for units that were billed before, if the total reaches
+another volume tier; the difference to a minimum; and the rounding of a period's price. The amounts of a report's rows
+add up to its total.
 """
 
 from __future__ import annotations
@@ -50,17 +50,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of bytes of a provisional report's rows that are kept in memory; more go to a temporary file.
+#: Maximum number of bytes of a provisional report's rows in memory. A larger report goes to a temporary file.
 _MAX_IN_MEMORY = 1 << 20
 
 
 def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
-    """Return what a format's `stream` needs: the charges of these reports if it has prices, else their rows."""
+    """Return the items that a format writes: the charges of these reports if it has prices, else their rows."""
     return charges(found) if form.priced else rows(found)
 
 
 def charges(found: Iterable[Statement]) -> Iterator[Charge]:
-    """Yield all rows with their amounts, one report after another. Raises UnreadableError."""
+    """Yield all rows with their amounts, one report after another.
+
+    Raises UnreadableError if a report's prices or amounts cannot be read.
+    """
     books: dict[str, PriceBook] = {}
     together: list[Report] = []
     for statement in found:
@@ -73,7 +76,10 @@ def charges(found: Iterable[Statement]) -> Iterator[Charge]:
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
-    """Yield the rows that a version added, with their amounts. Raises UnreadableError."""
+    """Yield the rows that a version added, with their amounts.
+
+    Raises UnreadableError if the version's prices or amounts cannot be read.
+    """
     with readable(report):
         yield from _priced(report, version_lines(report), FINAL)
 
@@ -83,7 +89,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     report = statement.report
     try:
         included = statement.included
-        # If the end of the period is in the future, these are the present prices.
+        # If the end of the period is in the future, these are the current prices.
         record = book.of(*included.priced) if included is not None else {}
     except ValueError as error:
         logger.warning("The open period of %r has no amounts: %s", report.account, error)
@@ -100,7 +106,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
     make = row_type(report.columns_version)._make
-    # The rows are read twice, since the price of a unit may depend on the total.
+    # The rows are read twice, because the price of a unit may depend on the total.
     with SpooledTemporaryFile(max_size=_MAX_IN_MEMORY) as spooled:
         for row in statement.rows:
             spooled.write(json.dumps(row).encode() + b"\n")
@@ -111,13 +117,16 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
             if names:
                 together.append(report)
         else:
-            report.prices = {}  # An account without usage gets no report when its period ends.
+            report.prices = {}  # Without usage there will be no report, so there is nothing to pay.
         spooled.seek(0)
         yield from _priced(report, ((make(json.loads(line)), period) for line in spooled), statement.status)
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
-    """Yield the charges of rows, each given with the period (s, as text) of its usage, then charges without a line."""
+    """Yield the charges of rows, then the charges that belong to no row.
+
+    Each row comes with the start of its usage's period (s since 1970 UTC, as text).
+    """
     records: dict[str, Record] = report.prices.get("periods", {})
     if not records:
         for row, _period in lines:
@@ -153,7 +162,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
 
 
 def _other_charges(record: Record, spans: dict[str, Span]) -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the category, meter and amount of each charge of a version besides those of its lines."""
+    """Yield the category, meter and amount of each charge of a version that belongs to no line."""
     exact = []
     for meter, price in prices_of(record).items():
         before, after = spans[meter]

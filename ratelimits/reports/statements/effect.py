@@ -26,7 +26,7 @@ from ratelimits.reports.terms.price_book import Record
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """The units of one meter that a report bills, divided into included ones and overage."""
+    """The units of one meter that a report bills: those that the plan includes, and the overage."""
 
     included: int
     overage: int
@@ -50,8 +50,8 @@ class Effect:
     """The quantities of the adjustment's meter on the period's report, before and after the adjustment.
 
     used      units that were used and not refunded, without any adjustments
-    version   version of the report that is corrected; 0 while the period is open, when everything is provisional
-    quantity  units that are added, or subtracted if it is below 0
+    version   version of the report that is corrected; 0 while the period has no report
+    quantity  units that the adjustment adds; below 0, it takes them off
     owed      None if the plan has no prices
     """
 
@@ -64,22 +64,22 @@ class Effect:
 
     @property
     def is_large(self) -> bool:
-        """Return whether it is more than all units that were used."""
+        """Return whether the adjustment is larger than all units that were used."""
         return abs(self.quantity) > self.used
 
     @property
     def percent(self) -> int | None:
-        """Return its percentage of the used units, rounded up; None without usage."""
+        """Return the adjustment as a percentage of the used units, rounded up; None without usage."""
         return -(-abs(self.quantity) * 100 // self.used) if self.used > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """A billing period without the adjustments that wait for its next report.
+    """A billing period without the adjustments that are not on a report yet.
 
-    record       its prices
-    other_names  units, by meter, of the account's other names, which are priced together with its own
-    exists       whether it has a report, or usage for one
+    record       the period's prices
+    other_names  units, by meter, of the account's other names; they share a price with the account's own units
+    exists       whether the period has a report or usage
     """
 
     used: int
@@ -90,13 +90,13 @@ class _Before:
     exists: bool
 
     def price(self) -> Decimal:
-        """Return the price of the period with the present state of its allowance."""
+        """Return the price of the period for the units that are in its allowance now."""
         over, meters = self.allowance.over, self.record["meters"]
         return price_of(self.record, {meter: over.get(meter, 0) + self.other_names[meter] for meter in meters})
 
 
 def effect_of(adjustment: Adjustment, using: str | None = None) -> Effect:
-    """Return the effect of an adjustment that is not on a report, after the adjustments that count already."""
+    """Return the effect of an adjustment that is not on a report. Other adjustments that count are applied first."""
     using = using or conf.DATABASE
     account, meter = adjustment.account, adjustment.meter
     data = ClosingData(using, [account], {})
@@ -165,5 +165,5 @@ def _provisional(
     try:
         record = record or data.prices.of(*included.priced)
     except ValueError:
-        record = {}  # The list of open periods shows the error in the price.
+        record = {}  # The price is invalid; the list of open periods shows the error.
     return _Before(used, 0, allowance, record, other_names, exists=has_usage or bool(other_names))

@@ -1,4 +1,4 @@
-"""The lineage of a report line: the edits of its rule and terms, its ledger lines, and their batches."""
+"""The lineage of a report line: the edits of its rule and of the account's terms, its ledger lines, their batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecordedEdit:
 
 
 def rule_edits(line: ReportLine, using: str) -> Iterator[RecordedEdit]:
-    """Yield the edits that have the line's rule version: of its rule, of an override of the rule, or both."""
+    """Yield the edits that made the line's rule version: edits of its rule, of an override of the rule, or both."""
     if not line.rule_version:
         return
     key, account = line.key, f"account:{line.report.account}"
@@ -87,7 +87,7 @@ def _edit(model: Any, record: Any) -> RecordedEdit:
 
 
 def ledger_lines(line: ReportLine, using: str) -> QuerySet[Line]:
-    """Return the ledger lines whose sum a report line is; none for an adjustment."""
+    """Return the ledger lines that add up to a report line; none for an adjustment."""
     report = line.report
     since = report.since.get(str(line.usage_period))
     if since is None or line.charge_category != USAGE:

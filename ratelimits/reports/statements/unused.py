@@ -1,4 +1,4 @@
-"""Accounts without usage in a month, for reports that have a line for every account."""
+"""Periods of all accounts, for reports that also have a line for every account without usage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Yield each account, sorted, with its period that starts in the month, as a group without usage, and its terms.
+    """Yield for each account, sorted: a group without usage, the account's period that starts in the month, its terms.
 
-    Accounts that were added after the end of that period are left out. The terms are the present ones.
+    Accounts that were added after the end of that period are left out. The terms are today's.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
     if account is not None:

@@ -1,4 +1,4 @@
-"""The configuration at a moment or at a version: the terms of accounts, and rules as they were."""
+"""The terms of accounts and the rules, as they were at a moment or at a version of the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _NOTHING: Mapping[str, int] = {}
 class Terms:
     """The billing terms of an account: time zone, anchor, the slug of its plan, and the included quantities by meter.
 
-    `kept` is the account's kept billing period, if it has one. `row` is the account's primary key, 0 without a row.
+    `anchor` says on which day and hour its billing months start; "" stands for calendar months. `kept` is the account's
+    kept billing period, if it has one. `row` is the account's primary key; 0 if it has no row.
     """
 
     timezone: str = "UTC"
@@ -41,7 +42,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """The name of a rule for reports; `row` is the rule as it was then, None if it is unknown."""
+    """The name of a rule for reports. `row` is the rule in the asked version; None if it is unknown."""
 
     name: str
     row: Any = None
@@ -61,7 +62,10 @@ class AccountTerms:
         self.plans = PlanBook(using) if plans is None else plans
 
     def at(self, name: str, at: int | None) -> Terms:
-        """Return an account's terms at a moment (µs since 1970 UTC; None for now), default terms if it is unknown."""
+        """Return an account's terms at a moment (µs since 1970 UTC; None for now).
+
+        An unknown account has the default terms.
+        """
         state, kept = self.accounts.state(name, at), self.accounts.kept(name)
         if state is None:
             return Terms(kept=kept)
@@ -70,7 +74,7 @@ class AccountTerms:
 
 
 class TermsBook:
-    """The present terms of accounts; plans are cached."""
+    """The current terms of accounts; plans are cached."""
 
     def __init__(self, using: str) -> None:
         self._using, self._plans = using, PlanBook(using)

@@ -1,4 +1,4 @@
-"""Account rows, present and former, read once for many accounts and any number of moments."""
+"""The states of account rows, now and in the past, read once for many accounts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _COLUMNS = ("id", "identifier", "since", "plan_id", "timezone", "billing_anchor"
 
 
 class State(NamedTuple):
-    """The state of an account row from `since` (µs since 1970 UTC) on; `kind` is that of its record, "" without one."""
+    """The state of an account row from `since` (µs since 1970 UTC) on.
+
+    `kind` is "+", "~" or "-" if the state is from the row's history, "" if it is from the row itself.
+    """
 
     row: int
     name: str
@@ -31,7 +34,7 @@ Records = Sequence[State]
 
 
 class AccountBook:
-    """The present and former rows of some accounts, and their kept billing periods."""
+    """The current and former rows of some accounts, and the accounts' kept billing periods."""
 
     def __init__(self, using: str, names: Iterable[str]) -> None:
         self._using, self._names = using, set(names)
@@ -54,13 +57,13 @@ class AccountBook:
         return row is not None and row.since <= since
 
     def state(self, name: str, at: int | None) -> State | None:
-        """Return the state of an account's row at a moment (µs since 1970 UTC; None for now), None without a row."""
+        """Return the state of an account's row at a moment (µs since 1970 UTC; None for now); None without a row."""
         row = self._rows.get(name)
         if row is not None and (at is None or row.since <= at):
             return row
         rows = self.rows(name)
         if not rows:
-            return row  # It was written without the models, so only its present state is known.
+            return row  # The row was written with raw SQL, so only its current state is known.
         state = None
         for records in rows:
             newest = next((record for record in reversed(records) if at is None or record.since <= at), None)
@@ -69,13 +72,13 @@ class AccountBook:
         return state
 
     def rows(self, name: str) -> Sequence[Records]:
-        """Return, oldest row first, all records of the rows that ever had this name."""
+        """Return all records of each row that ever had this name, oldest row first."""
         return self._by_name.get(name, ()) if name else ()
 
     @cached_property
     def _by_name(self) -> dict[str, list[Records]]:
         rows = self._records(self._names)
-        # Other names of these rows may share an allowance with them, and may have had other rows.
+        # The rows may have had other names too, and other rows may have had these names: they share an allowance.
         others = {state.name for records in rows.values() for state in records} - self._names
         if others:
             self._read(others)

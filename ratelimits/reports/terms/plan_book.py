@@ -13,7 +13,7 @@ PlanTerms = tuple[str, Mapping[str, int]]
 
 
 class _Recorded(NamedTuple):
-    """A recorded state of a plan or of one of its included quantities; `text` is the slug or the meter."""
+    """A recorded state of a plan or of one of its included quantities. `text` is the plan's slug or the meter."""
 
     row: int
     since: int
@@ -32,7 +32,7 @@ class PlanBook:
         self.of = lru_cache(maxsize=1000)(self._of)
 
     def _of(self, pk: int, at: int | None) -> PlanTerms:
-        """Return a plan's terms at a moment (µs since 1970 UTC) or, with None, now."""
+        """Return a plan's terms at a moment (µs since 1970 UTC; None for now)."""
         plans, inclusions = ([], []) if at is None else self._history(pk)
         if at is None or not plans:
             return self._now(pk)

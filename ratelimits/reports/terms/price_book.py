@@ -1,4 +1,4 @@
-"""The prices of plans at a moment, as reports record them."""
+"""The prices of plans at a moment, in the form in which reports record them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ratelimits.models import Plan, PlanPrice
 from ratelimits.pricing.money import minor_digits
 from ratelimits.reports.terms import then
 
-#: A plan's prices as a report records them: plan, currency, its decimals, and by meter the price with its id and
-#: version.
+#: A plan's prices as a report records them: the plan, the currency, the currency's number of decimals, and for each
+#: meter the price with its id and version.
 Record = Mapping[str, Any]
 
 
@@ -31,7 +31,7 @@ class PriceBook:
     def _of(self, slug: str, at: int) -> Record:
         """Return the prices of the plan with this slug at a moment (µs since 1970 UTC); {} if it has none.
 
-        Raises ValueError for an invalid price, written without the models, that was not corrected since.
+        Raises ValueError if a price is invalid and was not corrected later. Only raw SQL can write an invalid price.
         """
         plan = self._plan(slug, at) if slug else None
         if plan is None:
@@ -57,7 +57,7 @@ class PriceBook:
     def _valid(self, model: Any, row: Any, read: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return a row and the result of `read` for it.
 
-        An invalid row was written without the models. Return its first valid correction instead, or (None, None) if it
+        If the row is invalid (raw SQL can write such a row), return its first valid correction, or (None, None) if it
         was deleted. Raises ValueError if it was not corrected yet.
         """
         try:
@@ -78,7 +78,7 @@ class PriceBook:
         past = then(Plan, self._using, at, slug=slug)
         history: Any = Plan.history
         if past is None and now is not None:
-            # If no addition is recorded, it was written without the models, and its first record is the best source.
+            # If its addition is not recorded, raw SQL wrote the plan: its first record is the best source then.
             first = history.using(self._using).filter(id=now.pk).order_by("version", "history_id").first()
             if first is None or first.history_type != "+":
                 return first or now
@@ -90,19 +90,19 @@ class PriceBook:
     def _rows(self, plan: int, at: int) -> list[Any]:
         rows, records = self._recorded(plan)
         first = {record.id: record for record in reversed(records)}
-        # Rows without a recorded addition existed before their first record.
+        # A row whose addition is not recorded existed before its first record.
         current = {pk: record for pk, record in first.items() if record.history_type != "+" and record.since > at}
         for record in records:
             if record.since <= at:
                 current.pop(record.id, None)
                 if record.history_type != "-":
                     current[record.id] = record
-        # Rows without any record were written without the models.
+        # A row without any record was written with raw SQL.
         states = [*(row for row in rows if row.pk not in first), *current.values()]
         return [row for row in states if row.plan_id == plan]
 
     def _read_recorded(self, plan: int) -> tuple[list[Any], list[Any]]:
-        """Return a plan's present prices, and all their history records in the order of the edits."""
+        """Return a plan's current prices, and the history records of all its prices in the order of the edits."""
         history: Any = PlanPrice.history
         of_plan = history.using(self._using).filter(plan_id=plan)
         records = history.using(self._using).filter(id__in=of_plan.values("id")).order_by("version", "history_id")
