@@ -1,3 +1,3 @@
-"""The path of usage from Redis to the ledger: open batch, sealed batch, fence, ledger."""
+"""The path of usage from Redis to the ledger: batches are sealed, fenced (the server has fsynced), and drained."""
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ _PART = 500
 class BatchOutcome(Enum):
     """The result of applying a batch."""
 
-    APPLIED = auto()  # It is in the ledger now.
-    KNOWN = auto()  # It was in the ledger before.
-    DISCARDED = auto()  # The ledger has it with more usage; a gap is declared.
-    QUARANTINED = auto()  # It is stored for a person's decision, and the watermark is frozen.
-    LOST = auto()  # It was listed, is no longer in Redis, and was never applied; a gap is declared.
+    APPLIED = auto()  # The batch is in the ledger now.
+    KNOWN = auto()  # The batch was in the ledger before.
+    DISCARDED = auto()  # The ledger has the batch with more usage; a gap is declared.
+    QUARANTINED = auto()  # The batch is stored for a person's decision, and the shard's watermark is frozen.
+    LOST = auto()  # The batch was listed, but disappeared from Redis and was never applied; a gap is declared.
     BUSY = auto()  # Another process drains the shard.
 
 
@@ -47,7 +47,7 @@ def apply(
 ) -> BatchOutcome:
     """Write a fenced batch to the ledger and commit. A batch that is applied again changes nothing.
 
-    `live_runs` are the runs of the servers that answer now.
+    A run is one life of a server, until it restarts. `live_runs` are the runs of the servers that answer now.
     """
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, packet.shard, wait=wait)
@@ -94,7 +94,7 @@ def _archived(using: str, packet: Packet) -> bool:
 
 
 def _was_missing(using: str, packet: Packet) -> bool:
-    """Return whether a batch was declared missing; mark the gap as recovered if it was the last one of it to come."""
+    """Return whether a batch was declared missing. Mark the gap as recovered if no other batch of it is missing."""
     same = {"shard": packet.shard, "incarnation": packet.incarnation}
     missing = DurabilityGap.objects.using(using).filter(
         kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **same
@@ -114,7 +114,10 @@ def _was_quarantined(using: str, packet: Packet) -> bool:
 
 
 def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:
-    """Return the outcome for a batch whose identity is in the ledger: the same batch, an older state, or a fork."""
+    """Return the outcome for a batch that has the identity of a batch in the ledger.
+
+    It may be the same batch, a batch with less usage (it is discarded) or with other usage (it is quarantined).
+    """
     if known.first_seq != known.seq:
         first = 32 * (packet.seq - known.first_seq)
         if bytes(known.parts)[first : first + 32].hex() == packet.content:
@@ -201,7 +204,10 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
 
 
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
-    """Insert the canonical lines of a batch: with COPY on PostgreSQL, else in chunks. Raises ValueError if too many."""
+    """Insert the canonical lines of a batch: with COPY on PostgreSQL, else in chunks.
+
+    Raises ValueError if there are LINES_PER_BATCH or more.
+    """
     if len(lines) >= LINES_PER_BATCH:
         raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
     first, batch_id = batch.line_ids()[0], batch.pk

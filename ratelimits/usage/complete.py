@@ -1,4 +1,4 @@
-"""The moment until which the ledger is complete, and the number of batches that wait in Redis, as a text for people."""
+"""A sentence for people: until when the ledger is complete, and how many batches wait in Redis."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ratelimits.models.ledger import ShardState, when
 
 
 def completeness(using: str) -> str:
-    """Return a sentence with the moment until which the ledger is complete, and the number of batches in Redis."""
+    """Return a sentence that says until when the ledger is complete, and how many batches wait in Redis."""
     shards = range(conf.SHARDS)
     marks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
     oldest = min((marks.get(shard, 0) for shard in shards), default=0)
     if oldest:
         until = f"Usage is complete until {when(oldest)}"
     else:
-        until = "It is not known until when usage is complete, since nothing was drained yet: is a worker running?"
+        until = "No usage was drained to the ledger yet: is a worker running?"
     return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting()}."
 
 

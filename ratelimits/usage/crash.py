@@ -1,6 +1,6 @@
-"""Named steps of the work on usage, between any two of which a test can end a process.
+"""Names for the steps of the work on usage. Tests end a process at each step, to show that no usage is lost.
 
-`reached` is called with the name of a step and does nothing. A test replaces it in a separate process.
+The code calls `reached` with the name of a step. This does nothing, unless a test has replaced the function.
 """
 
 from __future__ import annotations

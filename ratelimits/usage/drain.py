@@ -1,8 +1,8 @@
-"""Draining: write fenced batches from Redis to the ledger, each exactly once and in the order of its shard.
+"""Draining: write sealed batches from Redis to the ledger, each exactly once and in the order of its shard.
 
-Any number of processes may drain at the same time: a batch is applied under its shard's row lock, and deleted from
-Redis only after the transaction with it was committed. If a process dies at any point, the next drain completes its
-work.
+Before a batch is written, the fence makes sure that the server cannot lose it any more. Any number of processes may
+drain at the same time: a batch is written under the lock of its shard's row, and is deleted from Redis only after the
+commit. If a process dies at any point, the next drain completes its work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ratelimits.usage.pending import Pending, read_pending
 logger = logging.getLogger(__name__)
 
 _SCAN = 2500
-#: Number of shards that one drain writes at the same time, if the database can lock rows.
+#: Number of threads in which one drain writes shards at the same time, if the database can lock rows.
 _LANES = 2
 #: Number of batches that are read ahead while the database writes earlier ones.
 _AHEAD = 2
@@ -43,10 +43,11 @@ _AHEAD = 2
 
 @dataclass(slots=True)
 class Drained:
-    """The result of a drain: batches by outcome, ledger lines written, and the fsync policy of the fence.
+    """The result of a drain: batches by outcome, ledger lines written, and the server's fsync policy.
 
-    `refused` has the error of each shard that the server refused. `live_runs` are the runs of the servers that answered
-    after the batches were listed: a shard that was on one of them before was moved to another node, and lost nothing.
+    `refused` has the error of each shard that the server refused. `live_runs` are the runs (lives) of the servers that
+    answered after the batches were listed. If a shard's earlier run is among them, its server did not restart: the
+    shard was moved to another node, and lost nothing.
     """
 
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
@@ -64,8 +65,9 @@ def drain(now: int | None = None) -> Drained:
     """Write every pending batch to the ledger and advance the watermarks; in a cluster, server by server.
 
     `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError if the server could still lose
-    what was read. Raises redis.exceptions.RedisError if it does not answer, or if it refuses a shard, in which case all
-    others were drained. Applied batches stay applied, and the next drain continues.
+    the batches that were read. Raises redis.exceptions.RedisError if the server does not answer, or if it refuses a
+    shard; in the second case all other shards were drained. Batches in the ledger stay there, and the next drain
+    continues.
     """
     server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
@@ -82,7 +84,10 @@ def drain(now: int | None = None) -> Drained:
 
 
 def _live_runs(server: Server, listed: str, states: Iterable[ShardState]) -> set[str]:
-    """Return the run under which batches were listed and, if a shard had another one before, all that answer now."""
+    """Return the runs of the servers that answer now; only `listed` if no shard had another run before.
+
+    `listed` is the run of the server that listed the batches.
+    """
     runs = {listed}
     if any(state.run != listed for state in states):
         for client, _shards in server.wire.servers(server.keyspace, range(server.keyspace.shards)):
@@ -99,7 +104,7 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
             continue  # The server restarted between two replies.
-        # Stored before waiting for the fence, so that a loss by this run before its first drain is declared too.
+        # Store the run before waiting for the fence: if this run loses data before its first drain, the loss is seen.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
@@ -108,7 +113,7 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         _declare_losses(server, using, listed, states, drained)
         watermark.correct(using, listed, states)
         busy = [pending for pending in listed if pending.batches]
-        # Processes that drain at the same time start at different shards, so that they rarely wait for each other.
+        # Start at a random shard, so that processes that drain at the same time rarely wait for each other.
         start = random.randrange(len(busy)) if busy else 0  # noqa: S311
         more = _drain_lanes(server, using, busy[start:] + busy[:start], drained)
         watermark.advance_idle(using, [pending for pending in listed if not pending.count])
@@ -119,21 +124,21 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
 def _declare_losses(
     server: Server, using: str, listed: list[Pending], states: Mapping[int, ShardState], drained: Drained
 ) -> None:
-    """Declare a restart or a loss of data of the server, also for shards that have no new usage which would show it."""
+    """Declare a restart of the server or a loss of its data, also for shards without a new batch."""
     changed = [pending for pending in listed if _differs(using, states[pending.shard], pending)]
     if not changed:
         return
     with transaction.atomic(using=using, durable=True):
         for first in changed:
             state = ShardState.lock(using, first.shard)
-            # Read again under the lock, since another process may have drained the shard meanwhile.
+            # Read again under the lock: another process may have drained the shard meanwhile.
             again = read_pending(server, [first.shard], drained.refused)
             pending = again[0] if again else None
             if state is None or pending is None or pending.run != first.run or not _differs(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
                 gaps.declare_server(using, state, pending, fsync=drained.fsync)
-            # If batches wait, earlier runs may have sealed them: then losses are declared as each batch is applied.
+            # Waiting batches may have been sealed in earlier runs. Then each loss is declared when a batch is applied.
             if state.run != pending.run and not pending.count:
                 began = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in drained.live_runs:
@@ -147,7 +152,7 @@ def _differs(using: str, state: ShardState, pending: Pending) -> bool:
 
 
 class _Read(NamedTuple):
-    """A batch that was read, or the error; `last` says whether it is the last one listed of its shard."""
+    """A batch that was read, or the error. `last` says whether it is the last listed batch of its shard."""
 
     pending: Pending
     name: str
@@ -163,13 +168,13 @@ def _read(server: Server, pending: Pending, name: str) -> _Read:
     except Unreadable as error:
         result = error
     except ResponseError as error:
-        # Only WRONGTYPE is an error of the batch itself. Others are temporary: a busy server, a slot that moves.
+        # Only WRONGTYPE is an error of the batch itself. Other errors are temporary, such as a busy server.
         result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
     return _Read(pending, name, result, name == pending.batches[-1])
 
 
 def _read_ahead(server: Server, busy: list[Pending]) -> Generator[_Read]:
-    """Yield the batches in order, and read the next ones while the database writes one; memory stays bounded."""
+    """Yield the batches in order. While the database writes one batch, read the next _AHEAD batches."""
     jobs = ((pending, name) for pending in busy for name in pending.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
         ahead = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
@@ -185,7 +190,7 @@ def _read_ahead(server: Server, busy: list[Pending]) -> Generator[_Read]:
 def _drain_lanes(server: Server, using: str, busy: list[Pending], drained: Drained) -> bool:
     """Drain several shards at the same time if the database allows it; return whether more batches wait."""
     connection = connections[using]
-    # In an open transaction, such as that of a test, other connections would not see its writes.
+    # In an open transaction, such as that of a test, the connections of other threads would not see its writes.
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
     count = min(_LANES if parallel else 1, len(busy))
     if count < 2:
@@ -238,7 +243,7 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
         crash.reached("drain:dropped")
         if read.last:
             if pending.count > len(pending.batches) or _is_of_earlier_run(read):
-                more = True  # After a restart the next pass finds the shard empty, and declares it.
+                more = True  # For a batch of an earlier run, the next pass declares the restart.
             else:
                 watermark.advance(using, pending)
     return more
@@ -273,13 +278,13 @@ def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
 def _unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
     """Return the outcome for a batch that could not be read.
 
-    If it is no longer in Redis, another process has drained it, or it is lost. Otherwise quarantine its fields as they
-    are.
+    If the batch is no longer in Redis, another process has drained it, or it is lost. Otherwise quarantine its fields
+    as they are.
     """
     client: Any = server.wire.client_of(server.keyspace, pending.shard)
     key = server.keyspace.batch(pending.shard, name)
     with transaction.atomic(using=using, durable=True):
-        # Under the lock no other process can drain it, so this reading is reliable.
+        # Under the lock no other process can drain the batch.
         state = ShardState.lock(using, pending.shard)
         assert state is not None
         kind = client.type(key).decode()

@@ -1,19 +1,18 @@
-"""The fence: wait until Redis cannot lose the batches that were read, before they reach the ledger.
+"""The fence: before batches are written to the ledger, wait until Redis cannot lose them any more.
 
-If a batch were drained and then lost, its usage could be counted again under the same identity with different contents.
-So before any SQL, the drain waits until everything it read has been fsynced to the append-only file of the same run.
+Suppose a batch is drained, and then Redis crashes and loses it. Redis could then use the batch's identity again, for
+other usage. So before any SQL, the drain waits until everything that it read is fsynced to the append-only file.
 
-With `appendfsync always` the server answers a write after the fsync of the file up to it. So the fence writes a key: a
-write from just before `always` was set would otherwise wait for the next write (Redis 6.2).
+With `appendfsync always`, the server answers a write only after its fsync. The fence writes a key, so that writes from
+just before `always` was set are fsynced too (Redis 6.2 would leave them until the next write).
 
-With `everysec` an acknowledged write may not even be in the file: while an fsync is running, the server keeps writes in
-memory for up to two seconds. So the fence watches INFO, which says whether an fsync is running. Once none is running,
-the server writes what it kept, and starts an fsync of all of it within a second. WAITAOF would be simpler, but it
-returns up to a second too early in Redis 7.4 and in Valkey (redis/redis#13793).
+With `everysec`, an acknowledged write may not even be in the file: while an fsync is running, the server keeps writes
+in memory for up to two seconds. So the fence watches INFO, which says whether an fsync is running. Once no fsync is
+running, the server writes everything that it kept to the file, and starts an fsync of it within a second. WAITAOF would
+be simpler, but it returns up to a second too early in Redis 7.4 and in Valkey (redis/redis#13793).
 
-INFO does not show one fsync: since Redis 7 a rewrite starts with a new file, and the old file is fsynced while it is
-closed. If nothing else is written then, no other fsync follows. So the fence writes a key, whose fsync waits in the
-same queue after the closing.
+INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite starts a new file and closes the
+old one. So the fence writes a key: its fsync waits in the same queue, after the old file is closed.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ MAX_WAIT = 10.0
 _REST = 1.3
 #: Seconds between two looks at INFO.
 _POLL = 0.1
-#: How long the fence's key is kept after the last drain, in ms. It exists already when the server runs out of memory
-#: and refuses new keys, except after a longer pause of draining.
+#: How long the fence's key is kept after the last drain, in ms. A long time is needed: a server without free memory
+#: refuses new keys, so the key should exist already.
 _KEY_TTL = 30 * 86_400_000
 
 
 class NotFencedError(RuntimeError):
-    """Raised if the server could still lose what was read; the message says what to do."""
+    """Raised if the server could still lose the batches that were read; the message says what to do."""
 
 
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
     """Wait until everything that the server of a shard has done so far is on its disk; return its fsync policy.
 
-    Returns its fsync policy ("none" without a fence). `run` is the server's run as it was when the batches were read.
-    Writes the key `here.keyspace.fence(shard)`. Raises NotFencedError, and redis.exceptions.RedisError when the server
-    is away.
+    The policy is "none" if RATELIMITS["FENCE"] is "none": then nothing waits. `run` identifies the life of the server
+    (until it restarts) in which the batches were read. Writes the key `server.keyspace.fence(shard)`. Raises
+    NotFencedError, and redis.exceptions.RedisError if the server does not answer.
     """
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
@@ -98,7 +97,7 @@ def _policy(connection: redis.Redis) -> tuple[str, bool]:
     try:
         answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
     except ResponseError:
-        # Older servers take only one parameter at a time, and hosted ones refuse the command.
+        # Older servers accept only one parameter at a time. Hosted servers refuse the command.
         try:
             answer = {**connection.config_get("appendfsync"), **connection.config_get("no-appendfsync-on-rewrite")}
         except ResponseError:
@@ -114,12 +113,15 @@ def _text(value: object) -> str:
 def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float) -> None:
     """Wait until an fsync that started after this call has ended, even if much is written meanwhile.
 
-    A look at INFO that finds no fsync running rules out one that started too early. Within `_REST` seconds after it the
-    server starts an fsync, since the key was written, and that fsync covers everything written before, the server's
-    buffer included. Each look is also a turn of the server's event loop, at whose end it starts an fsync that is due.
-    After `_REST` seconds the first look only makes sure that the loop has turned. The next look that finds no fsync
-    running proves that this fsync has ended. If a rewrite starts meanwhile, the key may be in the file that it closes,
-    so everything starts again.
+    The steps are:
+
+    1. Write the key, so that the server has something to fsync.
+    2. Look at INFO until no fsync is running. So an fsync that started before the key was written has ended.
+    3. Wait `_REST` seconds. In this time the server starts an fsync of everything written so far. It starts an fsync
+       only at the end of a turn of its event loop. Answering INFO is such a turn, so look once more.
+    4. Look until no fsync is running: the fsync of step 3 has ended.
+
+    If the server starts to rewrite its file meanwhile, the key may be in the old file, so start again at step 1.
     """
     idle_since, turned, key_written, rewrites = None, False, False, None
     while True:
@@ -141,9 +143,9 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
 
 
 def _may_close_unseen(info: dict[str, Any]) -> bool:
-    """Return whether a file may be closed outside the queue of fsyncs: Redis 7.0 does that during a rewrite.
+    """Return whether the server may be closing a file outside the queue of fsyncs: Redis 7.0 does so in a rewrite.
 
-    After the rewrite that file is not needed any more.
+    After the rewrite, the server does not need that file any more.
     """
     return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
 

@@ -1,4 +1,8 @@
-"""Declaring gaps, in which usage may be missing. Each event is one row, even if it is seen many times."""
+"""Declaring gaps: spans of time in which usage may be missing. Each event is one row, even if it is seen many times.
+
+Words in this module: a run is one life of a server, until it restarts. An incarnation is a numbering of a shard's
+batches: it starts again at 1 when the server has lost the shard's data or was restarted.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
 
 
 def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
-    """Change declared gaps; return their number."""
+    """Change the values of declared gaps; return the number of gaps."""
     with transaction.atomic(using=using):
         pks = list(rows.select_for_update().values_list("pk", flat=True))
         note_changes(using, pks)
@@ -49,9 +53,9 @@ def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
 
 
 def note_changes(using: str, pks: Iterable[int]) -> None:
-    """Note that reports closed before must be checked for these gaps. Call it in the transaction that changes the gaps.
+    """Note that existing reports must be checked for these gaps. Call it in the transaction that changes the gaps.
 
-    Each change is a separate row, so that a change that comes while reports are being checked is not overlooked.
+    Each change is a separate row: a change during the check of the reports stays for the next check.
     """
     GapChange.objects.using(using).bulk_create([GapChange(gap_id=pk) for pk in pks])
 
@@ -64,7 +68,7 @@ def extend(using: str, kind: GapKind, event: str, until: int) -> None:
 
 
 def declare_restart(using: str, state: ShardState, run: str, *, until: int, fsync: str) -> int:
-    """Declare that the shard's server has another run than before: usage since the last seal may be lost."""
+    """Declare that the shard's server was restarted or replaced: usage since the last seal may be lost."""
     newest = Batch.objects.using(using).filter(shard=state.shard, position=state.position)
     sealed_at = newest.values_list("sealed_at", flat=True).first() or 0
     since = max(state.watermark, sealed_at) or until
@@ -95,14 +99,14 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
 
 
 def is_loss(using: str, state: ShardState, pending: Pending) -> bool:
-    """Return whether the server shows, without a new batch, that it has lost usage of a shard."""
+    """Return whether the server's data shows that it has lost usage of a shard, even without a new batch."""
     return _is_wiped(state, pending) or _is_older(state, pending) or bool(_first_gone(using, state, pending))
 
 
 def _is_wiped(state: ShardState, pending: Pending) -> bool:
     if state.incarnation:
         return not pending.incarnation and not pending.count
-    # Without a batch in the ledger, only the time of the first seal tells that the server's data is new.
+    # Without a batch in the ledger, only the time of the first seal shows that the server's data is new.
     return 0 < state.watermark < pending.first_sealed
 
 
@@ -111,7 +115,10 @@ def _is_older(state: ShardState, pending: Pending) -> bool:
 
 
 def _first_gone(using: str, state: ShardState, pending: Pending) -> int:
-    """Return the number of the first batch that was opened, but is neither in Redis nor in the ledger; 0 if none is."""
+    """Return the number of the first batch that was opened and is now neither in Redis nor in the ledger.
+
+    Return 0 if no batch is gone.
+    """
     if pending.count or pending.is_open or not pending.incarnation:
         return 0
     newest = state.seq
@@ -128,7 +135,7 @@ def _first_gone(using: str, state: ShardState, pending: Pending) -> int:
 
 
 def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
-    """Declare what the server shows without a new batch: its data was wiped or rolled back, or batches are gone."""
+    """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are gone."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
     if _is_wiped(state, pending):
@@ -144,7 +151,7 @@ def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: st
 
 
 def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
-    """Declare that a batch that was listed is no longer in Redis and was never applied."""
+    """Declare that a listed batch disappeared from Redis before it was applied."""
     _declare_gone(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
 
 
@@ -156,9 +163,10 @@ def _declare_gone(using: str, state: ShardState, incarnation: str, first: int, l
 
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:
-    """Declare the gaps between the newest batch in the ledger and the next one, which is `packet`; return their number.
+    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`; return their number.
 
-    `live_runs` are the runs of the servers that answer now: usage counted under one of them was moved to another node.
+    `live_runs` are the runs of the servers that answer now. A shard whose last run is among them was moved to another
+    node, so no restart is declared.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
@@ -189,7 +197,7 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
 
 
 def _counted(using: str, state: ShardState, lost: int) -> int:
-    """Add the lost units to the gap of the batch before, if it was declared missing with unknown units."""
+    """Add the lost units to the gap of the previous batch, if that batch was declared missing without its units."""
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
     return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 

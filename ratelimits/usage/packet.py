@@ -1,4 +1,7 @@
-"""Reading a sealed batch from Redis: check its fields, combine them to lines, and compute its digest."""
+"""Reading a sealed batch from Redis: check its fields, combine its counters into lines, and compute its digest.
+
+A canonical line is the form of a line that is digested: its values as text, separated by tabs.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ CUM_MODULUS = 10**15
 _LARGEST = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
-# The indexes of the counters that a field adds to, by the field's kind (admitted, denied, refunded, shadow) and by what
-# it counts: "1" requests of one unit each, "n" requests, "u" units.
+# The indexes of the counters of a line to which a field adds. The first letter of the key is the kind of field (a:
+# admitted, d: denied, r: refunded, s: refused in shadow mode). The second says what the field counts ("1": requests of
+# one unit each, "n": requests, "u": units).
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
     for number, kind in enumerate("adrs")
@@ -28,23 +32,32 @@ _COUNTER_INDEXES = {
 _UNNAMED = f"|{ANONYMOUS}|".encode()
 #: The indexes of the parts of a field that are numbers, and of those that are texts.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
-#: Characters that decoding or escaping changes, without the line feed, which separates fields here.
+#: Characters that decoding or escaping changes. The line feed is left out: it separates fields here.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 #: Maximum number of digits of a 64-bit counter.
 _DIGITS = 19
 _ZEROS = b"\t0" * 6
 _LINE = b"%b" + b"\t%d" * 8
-#: The texts of a batch's identity with their maximum lengths.
+#: The fields with texts of a batch's identity (incarnation, two runs, the batch that it follows), with their maximum
+#: lengths.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
 
 class Unreadable(ValueError):
-    """Raised if a batch is not as sealing writes it; the message says why."""
+    """Raised if a batch does not have the form that sealing writes; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A complete and checked sealed batch. `lines` are canonical and sorted; moments are µs since 1970 UTC."""
+    """A complete and checked sealed batch. `lines` are canonical and sorted; moments are µs since 1970 UTC.
+
+    incarnation   the numbering of the shard's batches that this batch belongs to; `seq` is its number in it
+    previous_cum  the running sum of all counters before this batch; `cum` is the sum after it
+    run           the run (the life of the server, until it restarts) in which the batch was opened
+    sealed_run    the run in which the batch was sealed
+    follows       the last batch of the incarnation before, as "incarnation:seq"; "" if there is none
+    content       the digest of the batch
+    """
 
     shard: int
     incarnation: str
@@ -66,14 +79,14 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Return the text from which `escaped` made this one."""
+    """Return the original of a text that `escaped` returned."""
     if "\\" not in text:
         return text
     return re.sub(r"\\(.)", lambda match: {"t": "\t", "n": "\n", "r": "\r"}.get(match[1], match[1]), text)
 
 
 def canonical(values: Sequence[str | int]) -> bytes:
-    """Return a canonical line, which is what is digested: SUBJECT, then COUNTERS, separated by tabs."""
+    """Return the canonical line of these values: first SUBJECT, then COUNTERS, separated by tabs."""
     return "\t".join([escaped(value) if isinstance(value, str) else str(value) for value in values]).encode()
 
 
@@ -83,7 +96,7 @@ def checksum(line: bytes) -> int:
 
 
 def content_digester(header: Sequence[str | int]) -> hashlib._Hash:
-    """Return a digest of a batch's header, to be updated with a line feed and the canonical line for each line."""
+    """Return a digest of a batch's header. Update it with a line feed and the canonical line, for each line."""
     return hashlib.sha256(canonical(header))
 
 
@@ -95,7 +108,7 @@ def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
 
 
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
-    """Return the values of a batch that are digested before its lines."""
+    """Return the values of a batch that its digest covers before the lines."""
     return (
         "ratelimits batch 1",
         batch.shard,
@@ -121,10 +134,10 @@ def _text(raw: bytes) -> bytes:
 
 
 def _columns(names: list[bytes]) -> list[list[bytes]]:
-    """Return the nine parts of fields "kind|bin|period|meter|rule|version|account|key|count", each as a column.
+    """Split the names of fields, "kind|bin|period|meter|rule|version|account|key|count", into nine columns.
 
-    Raises Unreadable if a field has another form. All fields are split in one step, since a loop in Python over each
-    part of each field would make draining slow.
+    Raises Unreadable if a name has another form. All names are split in one step: a Python loop over each part of each
+    name would make draining slow.
     """
     text, breaks = b"|\n|".join(names), len(names) - 1
     parts = text.split(b"|")
@@ -176,7 +189,7 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     rows: dict[bytes, list[int]] = {}
     find = rows.get
     for subject, sign, count in zip(subjects, signs, counts, strict=True):
-        # Two different names can be equal once they are decoded.
+        # Two different names can be equal after they are decoded.
         row = find(subject)
         if row is None:
             row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]
@@ -190,8 +203,8 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
 def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
     """Return the texts and the numbers of a batch's identity. Raises Unreadable if one is missing or wrong.
 
-    The texts are the incarnation, the run when it was opened, the run when it was sealed, and the batch that it
-    follows. The numbers are seq, running sum before, running sum, opened at and sealed at (µs since 1970 UTC).
+    The texts are incarnation, run, sealed_run and follows. The numbers are seq, previous_cum, cum, opened_at and
+    sealed_at. `Packet` explains them.
     """
     try:
         texts = [fields[name].decode() for name in _MAX_LENGTHS]

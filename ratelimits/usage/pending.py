@@ -11,38 +11,38 @@ from redis.exceptions import ResponseError
 from ratelimits.engine import scripts
 from ratelimits.engine.server import Server
 
-#: Maximum number of batches of one shard in one pass: they are listed, fenced and applied together.
+#: Maximum number of batches of one shard in one pass. The batches of a pass are listed, fenced and applied together.
 BATCHES_PER_PASS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The batches of one shard that waited at one moment, and their server; moments are µs since 1970 UTC."""
+    """The batches of one shard that waited at one moment, and their server's state. Moments are µs since 1970 UTC."""
 
     shard: int
-    #: The server's run, when it started, and its time.
+    #: The server's run (its life until it restarts), when that run started, and the server's time.
     run: str
     up_since: int
     now: int
-    #: The newest batch that was ever opened in the shard.
+    #: The newest batch that was ever opened in the shard: its numbering, and its number in it.
     incarnation: str
     seq: int
     #: When the shard was last sealed.
     sealed_at: int
-    #: The number of batches that wait, and the names of the oldest.
+    #: The number of batches that wait, and the names of the oldest of them.
     count: int
     batches: tuple[str, ...]
-    #: The time of this machine's clock after the server's reply, and that of the sealing machine when it sealed.
+    #: This machine's time after the server's reply, and the sealing machine's time when it sealed.
     clock: int
     sealed_clock: int
-    #: When the shard was sealed first, since its server has data; 0: unknown.
+    #: When the shard was first sealed with the server's present data; 0 if unknown.
     first_sealed: int
     #: Whether a batch is open.
     is_open: bool
 
     @property
     def lead(self) -> int:
-        """Return by how many µs the server's time of the seal is ahead of the sealing or this machine's clock."""
+        """Return by how many µs the server's clock is ahead: of the sealing machine's clock, or of this machine's."""
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 
 

@@ -1,7 +1,7 @@
-"""The totals that processes count by themselves, written beside the ledger as absolute numbers to cross-check it.
+"""Process totals: the requests that each process has counted itself. They are compared with the ledger.
 
-A total is written again and again as it grows, under the name of its process. So writing it twice changes nothing, and
-a process that dies loses at most what it counted since its last write.
+A process writes each total again when it has grown, as an absolute number. So writing a total twice changes nothing,
+and a process that dies loses at most the requests since its last write.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _CHUNK = 1000
 _SECOND = 1_000_000
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
-#: Totals older than this (s) are summed over all processes, since no process writes that late.
+#: Totals older than this (s) are summed over all processes, because no process writes so late.
 _FOLD_AGE = 86_400
-#: Kinds of totals that no invoice needs by process once no process writes them any more.
+#: Kinds of totals that are not needed for each process any more, once no process writes them.
 _FOLDED = ("admitted", "blocked", "exempt")
 #: Kinds of requests that may be missing from the ledger.
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED}
@@ -52,7 +52,7 @@ def write(process: str, totals: Totals) -> None:
         for total_key, (requests, units) in sorted(totals.items())
     ]
     try:
-        # Together, so that no total is stored without its gap if the process dies in between.
+        # One transaction, so that no total is stored without its gap if the process dies in between.
         with transaction.atomic(using=using):
             rows = _save(using, rows)
             for kind, account, start in sorted({(row.kind, row.account, row.bin) for row in rows}):
@@ -65,7 +65,7 @@ def write(process: str, totals: Totals) -> None:
 
 
 def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
-    """Write the rows and return those that were written: rows that the database refuses are left out and logged."""
+    """Write the rows and return those that were written. Rows that the database refuses are left out and logged."""
     try:
         with transaction.atomic(using=using):
             type(rows[0]).objects.using(using).bulk_create(
@@ -103,7 +103,7 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
     with transaction.atomic(using=using):
         gaps.bulk_create([new], ignore_conflicts=True)
         declared = gaps.filter(event=new.event)
-        # This locks the row, so processes wait for each other, and the last one adds up the totals of all.
+        # This update locks the row. So processes wait for each other, and the last one adds up all totals.
         declared.update(units=F("units"))
         rows = ProcessTotal.objects.using(using).filter(kind=kind, account=account, bin=start)
         sums = rows.aggregate(requests=Sum("requests"), units=Sum("units"))
@@ -112,9 +112,9 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def fold(now: int) -> int:
-    """Sum the totals, but for those of gaps, over all processes, for bins that are too old to be written any more.
+    """Replace the old totals of single processes by their sum over all processes.
 
-    Return the number of rows saved by that. `now` is seconds since 1970 UTC.
+    Totals that belong to gaps are left. Return how many rows fewer there are. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind__in=_FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")

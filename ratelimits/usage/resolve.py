@@ -1,7 +1,7 @@
-"""Resolving a quarantined batch: a person decides whether its lines that the ledger does not have are usage.
+"""Resolving a quarantined batch: a person decides whether the lines that the ledger does not have are usage.
 
-A shard's watermark does not advance while a batch of it is quarantined, so no period that may need it is closed. Both
-decisions let the watermark advance again; the quarantined batch keeps the decision and the person's name.
+While a batch is quarantined, its shard's watermark does not advance, so no period that may need the batch is closed.
+Both decisions let the watermark advance again. The decision and the person's name are stored with the batch.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class UnresolvableError(ValueError):
 
 
 def discard(using: str, pk: int, who: str) -> str:
-    """Leave the ledger as it is; return the resolution that is stored."""
+    """Leave the ledger as it is; return the text of the decision, which is stored."""
     return _resolve(using, pk, lambda quarantined, state: f"discarded by {who}")
 
 
 def accept(using: str, pk: int, who: str) -> str:
-    """Add the usage that the ledger does not have, as a new batch; return the resolution that is stored.
+    """Add the usage that the ledger does not have, as a new batch; return the text of the decision, which is stored.
 
-    Usage that the ledger has already is not counted twice. Raises UnresolvableError if nobody can say which usage is
-    missing.
+    Usage that the ledger has already is not counted twice. Raises UnresolvableError if it cannot be known which usage
+    is missing.
     """
 
     def add(quarantined: QuarantinedBatch, state: ShardState) -> str:
@@ -107,9 +107,10 @@ def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
 
 
 def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
-    """Return the ledger's batches with this identity: the drained one, and those that people have accepted.
+    """Return the ledger's batches with the identity of a quarantined batch.
 
-    Raises UnresolvableError if they were archived, or joined with other batches.
+    One of them may have been drained; others may have been accepted by people. Raises UnresolvableError if one was
+    archived, or joined with other batches.
     """
     incarnation, _colon, number = quarantined.name.rpartition(":")
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)
@@ -140,7 +141,7 @@ def _total(lines: list[bytes]) -> int:
 
 
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
-    """Return a new batch, which no server sealed. Its times are the watermark, so that later times stay incomplete."""
+    """Return a new batch for the accepted lines. Its times are the watermark, so that later times stay incomplete."""
     at = state.watermark or time.time_ns() // 1000
     built = Packet(
         shard=quarantined.shard,

@@ -1,4 +1,4 @@
-"""Sealing: turn the open batches of all shards into sealed ones, which can be drained."""
+"""Sealing: close the open batches of all shards. A sealed batch does not change any more and can be drained."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from ratelimits.engine import scripts
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 
-#: Number of shards in one round trip: a full batch takes the server 7 ms, and all must fit in RATELIMITS["TIMEOUT"].
+#: Number of shards in one round trip. Sealing a full batch takes 7 ms, and the reply must come within
+#: RATELIMITS["TIMEOUT"].
 _CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SealResult:
-    """The result for one shard: server time (µs), the server's run, the sealed batch ("" for none), batches waiting."""
+    """The result of sealing one shard.
+
+    at       the server's time (µs since 1970 UTC)
+    run      the server's run: its life until it restarts
+    batch    the name of the batch that was sealed; "" if there was none
+    waiting  the number of sealed batches that wait to be drained
+    """
 
     shard: int
     at: int
@@ -33,7 +40,7 @@ def seal() -> list[SealResult]:
     """Seal the open batch of every shard, and return a result for each shard.
 
     Sealing twice, or in several processes at once, is harmless. Raises redis.exceptions.RedisError if a server does not
-    answer or refuses a shard; in the second case all other shards were sealed. A sealed batch stays sealed.
+    answer or refuses a shard. If it refuses a shard, all other shards were sealed.
     """
     server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")
@@ -49,8 +56,7 @@ def seal() -> list[SealResult]:
 
     on_each(server, range(server.keyspace.shards), one_server)
     for reply in replies.values():
-        # A refusal of one shard, for example while its slot moves to another node, is raised after all others are
-        # sealed.
+        # The server may refuse one shard, for example while its slot moves to another node. The others are sealed.
         if isinstance(reply, ResponseError):
             raise reply
     crash.reached("seal:after")

@@ -1,6 +1,6 @@
-"""Add ledger lines to the totals of short spans, delete spans that are no longer shown, and make all of them again.
+"""Totals of ledger lines for short spans of time (15 minutes, an hour, a day), which the status pages show.
 
-The database adds the lines up by itself: one statement for each table and length of span.
+The database adds the lines up: one statement for each table and length of span.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from django.db.models import F
 from ratelimits.models.ledger import Batch, Line, ShardState
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS, KeyTotal, RuleTotal, SpanTotal
 
-#: For how many seconds each length of span is kept: for a page of 24 hours, and for one of 30 days.
+#: For how many seconds spans of each length are kept: one page shows 24 hours, another shows 30 days.
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, DAY: 31 * DAY}
-#: The tables, the lengths of their spans, and what a row is about beside its span.
+#: The tables, the lengths of their spans, and the columns that, with the span, identify a row.
 _TABLES: tuple[tuple[type[SpanTotal], tuple[int, int], tuple[str, ...]], ...] = (
     (RuleTotal, (QUARTER, DAY), ("rule", "meter")),
     (KeyTotal, (HOUR, DAY), ("account", "key", "rule", "meter")),
@@ -29,7 +29,10 @@ def first_start(span: int, now: int) -> int:
 
 
 def add(using: str, ranges: Iterable[tuple[int, int]], now: int) -> None:
-    """Add the lines in these ranges of primary keys, as (first, first after the last). `now` is s since 1970 UTC."""
+    """Add the lines in these ranges of primary keys to the totals. A range does not include its second number.
+
+    `now` is s since 1970 UTC.
+    """
     quote, pairs = connections[using].ops.quote_name, list(ranges)
     pk = quote(str(Line._meta.pk.column))
     where = " OR ".join([f"({pk} >= %s AND {pk} < %s)"] * len(pairs))
@@ -44,7 +47,7 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
         for span in spans:
-            # Sorted, so that two transactions that add to the same rows lock them in the same order.
+            # Add to rows in sorted order: two transactions lock them in the same order, so they cannot deadlock.
             start = f"{quote('bin')} / {span} * {span}"
             statement = (
                 f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
@@ -60,7 +63,7 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
 
 
 def expire(using: str, now: int) -> int:
-    """Delete the totals of spans that are older than what is kept; return their number. `now` is s since 1970 UTC."""
+    """Delete the totals of spans that are too old (see KEPT); return their number. `now` is s since 1970 UTC."""
     count = 0
     for model, spans, _names in _TABLES:
         rows = model._default_manager.using(using)
@@ -69,7 +72,7 @@ def expire(using: str, now: int) -> int:
 
 
 def rebuild(using: str, now: int) -> None:
-    """Make all totals again from the lines that were tallied. Drains and tallies wait meanwhile."""
+    """Delete all totals and make them again from the lines that were tallied. Drains and tallies wait meanwhile."""
     with transaction.atomic(using=using, durable=True):
         states = ShardState.objects.using(using)
         if connections[using].features.has_select_for_update:

@@ -1,6 +1,6 @@
-"""Tallying: add the usage in a shard's new batches to the totals of accounts and billing periods, and of short spans.
+"""Tallying: add the usage in a shard's new batches to two kinds of totals: by billing period, and by short span.
 
-The totals, and the position up to which a shard was tallied, change in one transaction under the shard's row lock.
+One transaction changes the totals and the position up to which the shard was tallied. It locks the shard's row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 32
 
 
 def tally() -> int:
-    """Add all batches in the ledger that are not tallied yet to the totals; return the number of batches."""
+    """Add all batches that are not tallied yet to the totals; return the number of batches."""
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
     for shard in list(untallied.values_list("shard", flat=True)):
@@ -71,7 +71,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         f" period_end = COALESCE({table}.period_end, excluded.period_end)"
     )
     position = batches[-1].position
-    # Sorted, so that the transactions of two shards use shared index pages in the same order.
+    # Insert in sorted order: the transactions of two shards then lock shared index pages in the same order.
     totals = sorted(rows)
     last_uses: dict[tuple[str, int], int] = {}
     for row in totals:

@@ -1,4 +1,4 @@
-"""Note when a task last succeeded and last failed, for whoever asks at night whether it runs at all."""
+"""Note when a background task last succeeded and last failed. The status page shows these times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def noted(task: TaskRun.Task) -> Iterator[None]:
-    """Note that the task has succeeded when the block ends, or else the error, which is raised again."""
+    """Note that the task succeeded when the block ends. If the block raises an error, note it and raise it again."""
     try:
         yield
     except Exception as error:
@@ -31,7 +31,7 @@ def noted(task: TaskRun.Task) -> Iterator[None]:
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:
-    """Write these fields. A database that is away does not make the task fail, which may not need it."""
+    """Write these fields. If the database does not answer, only log it: the task may not need this database."""
     using = conf.DATABASE
     try:
         with transaction.atomic(using=using):

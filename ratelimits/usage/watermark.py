@@ -1,8 +1,8 @@
-"""Watermarks: the moment until which all usage of a shard is in the ledger, checked by the server's clock and this one.
+"""Watermarks: the moment until which all usage of a shard is in the ledger.
 
-A server whose clock is ahead counts and seals usage at times in the future. Such a time never becomes a watermark,
-since usage that is counted later, at the right time, would lie before it. The watermark does not advance until both
-clocks agree again, and a gap declares that usage in between was counted at wrong times.
+The server's clock is compared with this machine's clock. A server whose clock is ahead counts and seals usage at times
+in the future. Such a time must not become a watermark: after the clock is corrected, new usage would be before it. The
+watermark does not advance until both clocks agree again, and a gap declares that usage was counted at wrong times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ratelimits.usage.pending import Pending
 
 logger = logging.getLogger(__name__)
 
-#: By how many µs a moment may be ahead of this machine's clock. Clocks that are synchronised differ by far less.
+#: By how many µs a moment may be ahead of this machine's clock. Synchronised clocks differ by much less.
 TOLERANCE = 60 * 1_000_000
 
 
@@ -48,7 +48,7 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
     if is_ahead(state.watermark, pending.clock):
         # Both clocks were ahead when this watermark was stored.
         lead, since = state.watermark - pending.clock, _sealed_before(using, state.shard, pending.clock)
-        # While batches wait, only what was drained is known to be complete.
+        # While batches wait, usage is complete only until the last drained batch was sealed.
         state.watermark = since if pending.count else min(pending.sealed_at, pending.clock)
         _declare(using, state.shard, since, pending.clock, lead)
     if pending.lead <= TOLERANCE:
@@ -69,16 +69,16 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return when the last batch of the ledger was sealed, of those sealed up to a moment; 0 if there is none."""
+    """Return when the last batch in the ledger that was sealed at or before `clock` was sealed; 0 if there is none."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 
 
 def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
-    """Declare two gaps for usage since a watermark that was counted `lead` µs too late.
+    """Declare two gaps for usage that was counted at times which are `lead` µs too late.
 
-    One gap covers the times at which it was used, the other the times at which it was counted. If the gaps are declared
-    already, they are extended until `until`.
+    One gap covers the times at which the usage happened, the other the times at which it was counted. If the gaps are
+    declared already, they are extended until `until`.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for what, shift, detail in (
@@ -91,7 +91,7 @@ def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
 
 
 def advance(using: str, pending: Pending) -> None:
-    """Advance a shard's watermark to `pending.sealed_at`, since all batches that `pending` lists are in the ledger."""
+    """Advance a shard's watermark to `pending.sealed_at`. Call it when all batches of `pending` are in the ledger."""
     with transaction.atomic(using=using, durable=True):
         state = ShardState.lock(using, pending.shard)
         crash.reached("drain:watermark-locked")
@@ -110,7 +110,8 @@ def advance_idle(using: str, idle: Iterable[Pending]) -> None:
     oldest = min(pending.sealed_at for pending in idle)
     marks: dict[int, list[int]] = {}
     for pending in idle:
-        # One statement for most shards. A watermark from before a shard's first seal would mean that it was wiped.
+        # Most shards get the same watermark, in one statement. But a watermark before a shard's first seal would look
+        # as if the server had lost its data.
         mark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         marks.setdefault(mark, []).append(pending.shard)
     for mark, shards in marks.items():

@@ -25,7 +25,7 @@ def said(command: str) -> str:
 def test_whoever_reads_a_report_is_told_what_is_not_in_the_ledger_yet(command: str) -> None:
     use()
     text = said(command)
-    assert "not known until when usage is complete" in text
+    assert "No usage was drained to the ledger yet" in text
     assert "0 sealed batches and 1 open ones wait in Redis" in text
     seal()
     assert "1 sealed batches and 0 open ones wait in Redis" in said(command)

@@ -1,7 +1,7 @@
 """Archives: move old batches from the ledger to compressed files, one for each shard and call, and restore them.
 
-A file is text: a header line; for each batch, its row as JSON and its canonical lines; and a last line with the digest
-of all lines before. It is written, fsynced and read back before any batch is deleted from the ledger.
+A file is compressed text. It has a header line; for each batch, its row as JSON and its lines; and a last line with the
+digest of all earlier lines. A file is written, fsynced and read back before any batch is deleted from the ledger.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
 _CHUNK = 2000
-#: Seconds after midnight UTC at which the next date begins in the easternmost time zone.
+#: Seconds after midnight UTC at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
-#: Maximum number of bytes of a line in a file: a batch's row with the digests of the batches that were joined in it.
+#: Maximum number of bytes of a line in a file. The longest line is the row of a batch that was joined from many.
 _MAX_LINE = 1 << 22
 
 
@@ -52,10 +52,10 @@ class Pruned:
 
 
 def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
-    """Move the batches whose usage is all of periods that began before a moment (s since 1970 UTC) to files.
+    """Move batches to files if all their usage is of periods that began before a moment (s since 1970 UTC).
 
-    The totals of processes from before it are deleted, since reports state the result of comparing them. Raises
-    ArchiveError while such a period is not finalised. If it is interrupted at any point, it can be run again.
+    Process totals from before that moment are deleted: reports contain the result of comparing them. Raises
+    ArchiveError if one of these periods is not finalised. If the call is interrupted at any point, call it again.
     """
     _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
         old = batches.filter(position__lte=tallied)
         if end is not None:
             old = old.filter(position__lt=end)
-        # Again, since late usage may have been tallied while the shards before were written.
+        # Check again: late usage may have been tallied while earlier shards were written.
         _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
@@ -85,8 +85,8 @@ def _refuse_open(usage: QuerySet[PeriodUsage]) -> None:
 def day_of(seconds: int) -> int:
     """Return the start of the day that contains a moment, both in s since 1970 UTC.
 
-    These days begin at 10:00 UTC, when a date begins in the easternmost time zone, as do the months by which usage is
-    archived. Totals of processes are deleted for whole days, once the ledger has no line of the day any more.
+    A day begins at 10:00 UTC here: at this time a date begins in the easternmost time zone. The months by which usage
+    is archived begin at the same hour. Process totals are deleted by whole days, once the ledger has no line of a day.
     """
     return (seconds - _DATE_START) // 86_400 * 86_400 + _DATE_START
 
@@ -96,7 +96,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     path = directory / name
     digest = _write(path, batches)
     for _batch, _lines in read(path, digest):
-        pass  # Batches whose file cannot be read back must not be deleted.
+        pass  # If the file cannot be read back, this raises an error, and no batch is deleted.
     lines = 0
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
@@ -110,7 +110,7 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
                 archive=name,
                 shard=shard,
                 incarnation=incarnation,
-                # The numbers may be out of order, if a missing batch came late.
+                # The numbers may be out of order if a missing batch came late.
                 first_seq=min(batch.first_seq for batch in part),
                 last_seq=max(batch.seq for batch in part),
                 first_position=part[0].first_position,
@@ -130,7 +130,7 @@ def _write(path: Path, batches: list[Batch]) -> str:
     digest = hashlib.sha256()
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as raw:
-        # Without a name and a time in the gzip header, the same batches always give the same file.
+        # The gzip header has no name and no time, so that the same batches always give the same file.
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
             for text in _texts(batches):
                 data = text + b"\n"
@@ -158,10 +158,10 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
 
 
 def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
-    """Yield the batches of a file, not saved, each with its canonical lines.
+    """Yield the batches of a file as unsaved rows, each with its lines.
 
-    Raises ArchiveError if the file is not complete or has another digest than the recorded one. This is known only at
-    the end of the file, so a caller that saves the batches must do so in a transaction.
+    Raises ArchiveError if the file is not complete, or if its digest is not the recorded one. This is known only at the
+    end of the file, so a caller that saves the batches must do so in a transaction.
     """
     with _errors(path), gzip.open(path, "rb") as source:
         if next(texts := _read_texts(path, source, recorded)) != _HEADER.encode():
@@ -176,9 +176,9 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
 
 
 def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[bytes]:
-    """Yield all lines of a file except the last one, which has their digest.
+    """Yield all lines of a file except the last one, which contains their digest.
 
-    Raises ArchiveError if it does not match.
+    Raises ArchiveError if the digest does not match.
     """
     digest = hashlib.sha256()
     while True:
@@ -206,10 +206,10 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def check(using: str, path: Path) -> str:
-    """Return the digest of a file after checking that it is the file that the ledger's batches were moved to.
+    """Check that a file is the file that the ledger's batches were moved to, and return its digest.
 
-    Raises ArchiveError if it is not. Call it before the file's content is used: a forged file has a digest that matches
-    its content, but not the digest that the ledger recorded.
+    Raises ArchiveError if it is another file. Call this before the file's content is used. The digest in a forged file
+    may match its content, but it does not match the digest that the ledger recorded.
     """
     ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
     digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())
@@ -232,13 +232,16 @@ def files(directory: Path) -> list[Path]:
 
 
 def restore(using: str, path: Path) -> int:
-    """Write the batches of a file back to the ledger; return their number. Raises ArchiveError for a wrong file."""
+    """Write the batches of a file back to the ledger; return their number.
+
+    Raises ArchiveError if `check` refuses the file.
+    """
     check(using, path)
     shards = set(ArchivedRange.objects.using(using).filter(archive=path.name).values_list("shard", flat=True))
     with transaction.atomic(using=using, durable=True):
         for shard in sorted(shards):
             ShardState.lock(using, shard)
-        recorded = check(using, path)  # Another process may have restored it meanwhile.
+        recorded = check(using, path)  # Check again: another process may have restored the file meanwhile.
         count = _insert(using, read(path, recorded))
         ArchivedRange.objects.using(using).filter(archive=path.name).delete()
     return count
@@ -256,7 +259,7 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 @contextmanager
 def opened(using: str, paths: list[Path]) -> Iterator[str]:
-    """Load the batches of these files into a temporary database, and yield its alias for the duration of the block.
+    """Load the batches of these files into a temporary database, and yield its alias. The block's end deletes it.
 
     Raises ArchiveError for a file whose digest is not the one that the ledger recorded.
     """

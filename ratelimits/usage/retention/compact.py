@@ -1,8 +1,8 @@
-"""Compaction: join the batches of an hour before the watermark to one, with one line for each key, meter, rule and bin.
+"""Compaction: join the batches of an hour into one batch, with one line for each key, meter, rule and bin.
 
-The joined batch keeps the content digests of the original ones. So the shard's chain can still be verified link by
-link, and an original batch that comes again is still recognised. Batches are never joined across a position at which a
-report ends, so that every report can be computed again afterwards.
+The joined batch keeps the content digests of the original batches. So the shard's chain of digests can still be
+verified link by link, and an original batch that comes again is still recognised. A position at which a report ends
+always stays the end of a batch, so that every report can be computed again afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical, content_digest, header_of
 
-#: Batches sealed within the same span of this length (µs, by the server's clock) are joined.
+#: Batches are joined if they were sealed in the same span of this length (µs, by the server's clock).
 SPAN = 3_600_000_000
 #: Number of batches whose lines are summed in one query.
 _CHUNK = 32
@@ -33,7 +33,7 @@ _MAX_BATCHES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The number of batches and lines that were joined, and the number of lines of the joined batch."""
+    """The number of batches and lines that were joined, and the number of lines after joining."""
 
     shard: int
     batches: int
@@ -107,7 +107,7 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
 
 
 def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
-    """Return the canonical lines of all these batches, summed by their subject."""
+    """Return the canonical lines of all these batches. Lines with the same subject are added up."""
     totals: dict[tuple[str | int, ...], list[int]] = {}
     for start in range(0, len(batches), _CHUNK):
         ranges = (batch.line_ids() for batch in batches[start : start + _CHUNK])
@@ -148,5 +148,5 @@ def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
 
 
 def signed_text(batch: Batch) -> str:
-    """Return the text that the signature of a compacted batch signs, since the chain no longer covers its lines."""
+    """Return the text that the signature of a joined batch signs. The chain of digests does not cover its lines."""
     return f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"

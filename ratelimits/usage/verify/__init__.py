@@ -1,3 +1,3 @@
-"""The proof that the ledger is whole: each line, each sum and each link of its chains."""
+"""Verification of the ledger: each line, each sum, each link of its chains, and each shard's watermark."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
     """Yield a sentence for each error in the shards' states."""
     newest = Batch.objects.filter(shard=OuterRef("shard")).order_by("-position")
     archived = ArchivedRange.objects.filter(shard=OuterRef("shard")).order_by("-last_position")
-    # One statement, so that a drain at the same time changes both the state and the batches, or neither.
+    # One statement: it reads states and batches at the same moment, even while a drain changes both.
     states = (
         ShardState.objects.using(using)
         .filter(shard__in=shards)
@@ -36,7 +36,7 @@ def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
             yield f"{name} has batches, but no row of its state"
             continue
         yield from _verify_position(name, state)
-        # Read again, since a batch may have been quarantined or resolved after the state was read.
+        # Read again: a batch may have been quarantined or resolved after the state was read.
         if state.frozen != (shard in frozen) and _still_differs(using, state):
             yield (
                 f"{name} is frozen, but has no unresolved quarantined batch"
@@ -71,7 +71,10 @@ def _still_differs(using: str, state: ShardState) -> bool:
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
-    """Yield an error if the newest batch that a state names is neither in the ledger nor declared to be elsewhere."""
+    """Yield an error if the newest batch that a state names is unknown.
+
+    It must be in the ledger, archived, quarantined or declared missing.
+    """
     name, known = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
     if not state.incarnation:
         if state.seq or state.cum:
@@ -96,7 +99,7 @@ def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
 
 
 def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
-    """Yield an error for each archived range that does not continue the one before, from the beginning of the chain."""
+    """Yield an error for each archived range that does not continue the previous range, or does not start the chain."""
     parts = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
     for _shard, group in groupby(parts, key=lambda part: part.shard):
         position, digest = 0, ""
@@ -109,9 +112,10 @@ def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
 
 
 def verify_archives(using: str, archive: str, names: Collection[str], checked: Counter[str]) -> Iterator[str]:
-    """Compare the ledger's archived ranges with the batches in the database of the archives with these names.
+    """Compare the ledger's archived ranges with the batches in the archives.
 
-    The number of archived ranges is added to `checked`.
+    `archive` is the alias of the database with the batches of the archives `names`. The number of archived ranges is
+    added to `checked`.
     """
     sums = {"first_position": Min("first_position"), "last_position": Max("position")}
     sums |= {"first_seq": Min("first_seq"), "last_seq": Max("seq"), "incarnations": Count("incarnation", distinct=True)}

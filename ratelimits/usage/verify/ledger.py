@@ -26,7 +26,7 @@ from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.heads import verify_heads
 
 _CHUNK = 2000
-#: Maximum number of times that a shard is read, if batches of it are joined or archived meanwhile.
+#: Maximum number of times that a shard is read again because its batches were joined or archived meanwhile.
 _TRIES = 50
 
 
@@ -35,8 +35,8 @@ def verify_ledger(
 ) -> Generator[str]:
     """Yield a sentence for each error in the ledger.
 
-    Cursors stay open between findings, so a caller that stops early must close this generator. `archive` says that the
-    database is that of an archive, whose chains may begin at any position. The numbers of checked things are added to
+    A caller that stops early must close this generator, because it keeps database cursors open. `archive` says that the
+    database contains an archive; its chains may begin at any position. The numbers of checked rows are added to
     `checked`, by kind.
     """
     checked = Counter() if checked is None else checked
@@ -72,7 +72,7 @@ def _verify_strays(using: str) -> Iterator[str]:
 
 
 class _Replaced(Exception):
-    """Raised if a batch was joined with others or archived while it was verified."""
+    """Raised if a batch was joined with others, or archived, while it was verified."""
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:

@@ -29,11 +29,11 @@ class _Opened:
 def verify_watermarks(
     using: str, *, checked: Counter[str] | None = None, unasked: list[str] | None = None
 ) -> Iterator[str]:
-    """Yield an error for each shard with a batch in Redis that was opened before its watermark.
+    """Yield an error for each shard that has a batch in Redis which was opened before the shard's watermark.
 
     The number of watermarks is added to `checked`. If Redis does not answer, the error is appended to `unasked`.
     """
-    # Read before Redis: a watermark advances only when no batch from before it is in Redis any more.
+    # Read the watermarks before the batches in Redis: a watermark advances only after earlier batches are drained.
     marks = dict(ShardState.objects.using(using).order_by("shard").values_list("shard", "watermark"))
     try:
         passed = list(_passed(current_server(), marks))
@@ -52,7 +52,7 @@ def verify_watermarks(
 
 
 def _passed(server: Server, marks: Mapping[int, int]) -> Iterator[_Opened]:
-    """Yield, for each shard, the oldest of the batches in Redis that were opened before its watermark."""
+    """Yield the oldest batch in Redis of each shard, if it was opened before the shard's watermark."""
     waiting: list[_Opened] = []
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:
@@ -68,7 +68,7 @@ def _passed(server: Server, marks: Mapping[int, int]) -> Iterator[_Opened]:
 
 
 def _waiting(server: Server, client: redis.Redis, shards: list[int]) -> Iterator[_Opened]:
-    """Yield the open batch of each shard and the oldest sealed ones."""
+    """Yield the open batch of each shard and its oldest sealed batches."""
     keyspace, oldest = server.keyspace, BATCHES_PER_PASS - 1
     lists = _replies(client, [("LRANGE", keyspace.sealed(shard), 0, oldest) for shard in shards])
     keys = [(shard, keyspace.open(shard)) for shard in shards]
@@ -77,7 +77,7 @@ def _waiting(server: Server, client: redis.Redis, shards: list[int]) -> Iterator
     heads = _replies(client, [("HMGET", key, "#i", "#s", "#o") for _shard, key in keys])
     for (shard, _key), head in zip(keys, heads, strict=True):
         incarnation, seq, at = head or (None, None, None)
-        # The drain quarantines a key that is not a batch, and then the watermark does not advance.
+        # A key that is not a batch is left to the drain: it quarantines the key, and the watermark stops.
         if incarnation and seq and at and at.isdigit():
             yield _Opened(shard, f"{incarnation.decode(errors='replace')}:{seq.decode(errors='replace')}", int(at))
 
@@ -93,7 +93,7 @@ def _replies(client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
 
 
 def _is_known(using: str, batch: _Opened) -> bool:
-    """Return whether a batch is in the ledger, archived or quarantined: a restored server may list it again."""
+    """Return whether a batch is in the ledger, archived or quarantined. A restored server may list it again."""
     incarnation, _colon, seq = batch.name.rpartition(":")
     if not seq.isdigit() or QuarantinedBatch.objects.using(using).filter(shard=batch.shard, name=batch.name).exists():
         return True
