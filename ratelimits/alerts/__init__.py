@@ -1,3 +1,3 @@
-"""Threshold alerts: raised from the totals of the ledger, and sent by signal, e-mail and webhook."""
+"""Alerts for accounts that reach a threshold of their quota. They are sent by signal, e-mail and webhook."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Deliveries of alerts: each is claimed for some minutes, sent, and then marked as done.
+"""Deliveries of alerts: a process claims a delivery for some minutes, sends it, and then marks it as done.
 
-If a process dies in between, the claim runs out and the delivery is sent again with the same id. So no alert is lost,
+If the process dies in between, the claim ends and the delivery is sent again, with the same id. So no alert is lost,
 and a receiver can recognise a repetition.
 """
 
@@ -31,13 +31,14 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a delivery belongs to the process that claimed it: a claim moves `due_at` by this. No attempt takes longer.
+#: How long a delivery belongs to the process that claimed it: a claim moves `due_at` into the future. An attempt takes
+#: less time.
 CLAIM = timedelta(minutes=5)
-#: Time limit (s) of an attempt in a Celery worker; it is longer than the longest ALERT_TIMEOUT.
+#: Time limit (s) of an attempt in a Celery worker. It is longer than the longest allowed ALERT_TIMEOUT.
 MAX_ATTEMPT = 120
 #: Maximum wait (s) for one reply of a mail server. An e-mail takes twelve replies, and all must come within CLAIM.
 MAX_REPLY = 20
-#: Pause after the first failed attempt, and the maximum: each pause is twice as long as the one before.
+#: Pause after the first failed attempt, and the longest pause. Each pause is twice as long as the previous pause.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
 #: Number of attempts after which a delivery is given up, about a day and a half after the first.
 MAX_ATTEMPTS = 16
@@ -47,7 +48,7 @@ State = AlertDelivery.State
 
 
 class Gone(Exception):
-    """Raised if the channel no longer exists, is not active, or has no such address any more."""
+    """Raised if the channel no longer exists, is not active, or no longer has the address."""
 
     #: No further attempt is made after this failure.
     final = True
@@ -84,7 +85,7 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
     reason = f"{type(failure).__name__}: {failure}"
     log = logger.error if given_up else logger.warning
     log("%s of alert %s failed, attempt %s: %s", delivery.kind, delivery.alert, delivery.attempts, reason)
-    # Written only if this is still the newest attempt: another one may have begun since.
+    # Write this only if no newer attempt has begun.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
         state=State.FAILED if given_up else State.WAITING,
@@ -94,7 +95,7 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
 
 
 def pause(attempts: int) -> timedelta:
-    """Return the pause after this number of failed attempts, with up to a tenth added at random to spread retries."""
+    """Return the pause after this number of failed attempts. Up to a tenth is added at random, to spread retries."""
     jitter = 1 + random.random() / 10  # noqa: S311
     return min(FIRST_PAUSE * float(2 ** (attempts - 1)), MAX_PAUSE) * jitter
 
@@ -133,7 +134,7 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     }
     subject = " ".join(render_to_string("ratelimits/alerts/subject.txt", values).split())
     host = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
-    # The same in every attempt, so that a mail program can recognise a repetition.
+    # The Message-ID is the same in every attempt, so that a mail program can recognise a repetition.
     fields = {"Message-ID": f"<{delivery.pk}@{host}>"}
     text = render_to_string("ratelimits/alerts/body.txt", values)
     return EmailMessage(subject, text, to=[address], headers=fields, connection=_connection())

@@ -1,7 +1,7 @@
-"""Evaluation of thresholds: for each account whose totals have changed, raise alerts for the thresholds it has reached.
+"""Evaluation of thresholds: raise an alert when an account's usage reaches a percentage of its quota.
 
-An alert and its deliveries are written in one transaction. The position up to which totals were evaluated is written
-last. If the process dies before that, the evaluation is repeated, and finds the alerts that exist already.
+An alert and its deliveries are written in one transaction. The position up to which usage was evaluated is written
+last. If the process dies before, the evaluation is repeated, and alerts that exist already are not raised again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: A billing period that started longer ago than this (s) is over, since none is that long.
+#: Maximum age of a billing period (s), from its start. Every older period is over.
 _MAX_AGE = 93 * 86_400
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedShard:
-    """A shard with totals to evaluate: those that the batches after number `after` changed, up to number `until`."""
+    """A shard whose totals must be evaluated: batches at the positions `after` + 1 to `until` have changed them."""
 
     shard: int
     after: int
@@ -68,7 +68,7 @@ _Raised = dict[tuple[str, int, str, int, int], int]
 
 
 def evaluate(now: int | None = None) -> list[Alert]:
-    """Raise the alerts that the ledger's totals call for, and return them.
+    """Raise an alert for each threshold that an account has newly reached, and return the alerts.
 
     No alert is raised twice, even if two processes evaluate at the same time. `now` is µs since 1970 UTC, by default
     this machine's clock. Raises rules.RulesUnavailable if the rules cannot be read.
@@ -152,7 +152,7 @@ def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Rai
 
 
 def _add(existing: _Raised, alert: Alert) -> None:
-    # Usage under all rules counts towards the included quantity, so such an alert belongs to no rule.
+    # Usage under all rules uses up the included quantity, so an alert about it belongs to no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)

@@ -1,4 +1,4 @@
-"""The quantity that is 100 percent: the one that an account's plan includes, or the limit of the rule that bills."""
+"""The quantity that is 100 percent: the quantity that the account's plan includes, or a rule's monthly limit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
 
-#: A rule's window and a billing period whose starts and ends differ by at most this (µs) differ only in time zone.
+#: If the starts and ends of a rule's window and a billing period differ by at most this (µs), they are the same month
+#: in different time zones.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: Maximum number of an account's keys that are measured under a rule that limits each key; those with most usage count.
+#: Maximum number of an account's keys that are measured under a rule that limits each key: those with the most usage.
 _MAX_KEYS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Units used of a quantity. `key` is the key whose limit it is, "" for the account's own limit or plan."""
+    """The units that were used of a quantity.
+
+    `key` is the key that the limit belongs to; "" for the account's own limit or plan.
+    """
 
     basis: Alert.Basis
     used: int
@@ -64,9 +68,9 @@ class MonthlyLimits:
         self._smallest: dict[str, int | None] = {}
 
     def measures(self, usage: AccountUsage, lowest: int) -> Iterator[Measure]:
-        """Yield the measures of this rule's limits: of the account's limit, or of the limits of its keys.
+        """Yield a measure for the account's limit under a rule, or for the limits of the account's keys.
 
-        Keys are measured only if the whole account has used `lowest` percent of the smallest limit of a key.
+        Keys are measured only if the whole account has used at least `lowest` percent of the smallest limit of a key.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
@@ -90,7 +94,7 @@ class MonthlyLimits:
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
-            # A capacity of 0 has no percentage, so it gives no alert, and must not hide the next smallest capacity.
+            # A capacity of 0 gives no alert, because it has no percentage. Take the smallest of the others.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]
@@ -108,7 +112,7 @@ def _of_key(account: str, key: str) -> Identity:
 
 
 def _covers(algorithm: Algorithm, period: Period) -> bool:
-    """Return whether an algorithm's limit is for the month of the billing period, apart from the time zone."""
+    """Return whether an algorithm limits the month of the billing period, if the time zone is ignored."""
     month = algorithm.month_at((period.start + period.end) // 2)
     if month is None:
         return False

@@ -1,4 +1,4 @@
-"""Webhooks signed as Standard Webhooks specifies (https://www.standardwebhooks.com); its libraries can verify them."""
+"""Signed webhooks in the form of Standard Webhooks (https://www.standardwebhooks.com), whose libraries verify them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPE = "ratelimits.threshold_reached"
 
 
 class Refused(Exception):
-    """Raised if the receiver's answer is an error. `final` is true if it will never accept webhooks again (410)."""
+    """Raised if the receiver answers with an error. `final` is true for 410: it will never accept webhooks again."""
 
     def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(answer.summary)
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def body(alert: Alert) -> bytes:
-    """Return the body in JSON; it has the same bytes in every attempt."""
+    """Return the body in JSON. It has the same bytes in every attempt."""
     data = {
         "alert_id": str(alert.pk),
         "account": alert.account,
@@ -65,8 +65,8 @@ def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str
 def post(url: str, content: bytes, fields: dict[str, str], timeout: float) -> None:
     """POST to a URL; connecting, sending and the answer together take at most `timeout` seconds.
 
-    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused for an answer other
-    than 2xx; OSError, http.client.HTTPException or ValueError if there is no answer.
+    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused if the answer's status
+    is not 200 to 299. Raises OSError, http.client.HTTPException or ValueError if there is no answer.
     """
     with Connection(url, timeout) as connection:
         answer = connection.post(content, fields, body=False)

@@ -15,14 +15,14 @@ from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Maximum length of a name that can be searched for. The ledger has names of more than 255 characters as digests.
+#: Maximum length of a name that can be searched for. The ledger stores a digest for a name of over 255 characters.
 MAX_TEXT = 1000
 #: Parameters that belong to DRF itself.
 _FOREIGN = {"format"}
 
 
 class LocalDateTimeField(serializers.DateTimeField):
-    """A field for a moment or for a local date-time, which stays naive until the time zone is known."""
+    """A field for a moment or a local date-time. A local date-time stays naive until the time zone is known."""
 
     def enforce_timezone(self, value: datetime) -> datetime:
         return value
@@ -117,15 +117,15 @@ class UsageQuery(Query):
             window, *texts = json.loads(urlsafe_b64decode(text.encode()))
             position = PagePosition(window, *texts)
         except (ValueError, TypeError, RecursionError) as error:
-            raise serializers.ValidationError(_("This is not a cursor: use the one in `next`.")) from error
+            raise serializers.ValidationError(_("This is not a cursor: use the link in `next`.")) from error
         valid = type(window) is int and 0 <= window < 2**40
         if not valid or not all(isinstance(name, str) and _storable(name) for name in texts):
-            raise serializers.ValidationError(_("This is not a cursor: use the one in `next`."))
+            raise serializers.ValidationError(_("This is not a cursor: use the link in `next`."))
         return position
 
 
 def _storable(text: str) -> bool:
-    """Return whether a database can store the text: JSON can contain surrogates, which cannot be encoded."""
+    """Return whether a database can store the text. Surrogates, which JSON can contain, cannot be stored."""
     has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
     return len(text) <= MAX_TEXT and "\0" not in text and not has_surrogate
 
@@ -136,13 +136,13 @@ def cursor(position: PagePosition) -> str:
 
 
 def span_error(window: str) -> serializers.ValidationError:
-    """Return the error for a span of time that is too long for this window."""
+    """Return the error for a span of time that is too long for windows of this length."""
     message = _("With window=%(window)s the span can be at most %(days)s days: give a later `from` or an earlier `to`.")
     return serializers.ValidationError({"from": message % {"days": MAX_DAYS[window], "window": window}})
 
 
 def max_span(window: str) -> timedelta:
-    """Return the longest span of time for this window."""
+    """Return the longest span of time for windows of this length."""
     return timedelta(days=MAX_DAYS[window])
 
 

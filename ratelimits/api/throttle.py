@@ -1,4 +1,4 @@
-"""A throttle for this API itself. Its requests are not billable, so they are not counted as usage."""
+"""A throttle for this API itself. Requests to this API are not billed, so they are not counted as usage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Decided(Exception):
-    """A block or an allow has decided the request, so no rule is chosen."""
+    """Raised if a block or an allow decides the request, so that no rule is needed."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class _Decided(Exception):
 
 
 def _rules_of_scope(scope: str, method: str) -> Choice:
-    """Choose the rules whose scope is exactly this one.
+    """Return a function that chooses the rules whose scope is exactly this one.
 
-    Rules for every request are left out: they limit billable usage.
+    Rules with the scope "*" are left out: they limit billable usage.
     """
 
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:

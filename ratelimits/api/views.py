@@ -1,4 +1,4 @@
-"""`/usage/` and `/usage/report/`: usage, remaining quota and reports of a customer's own account; for staff, of any."""
+"""`/usage/` and `/usage/report/`: customers read usage, quota and reports of their account; staff, of any account."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from ratelimits.reports.terms import Terms, TermsBook
 class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
-    A customer sees the usage of its own account. Staff see that of all accounts, or of the one that `account` names.
-    The numbers are those of the ledger, from which bills are made; usage of about the last minute is not in it yet.
+    Customers see the usage of their own account. Staff see the usage of all accounts, or of the account in `account`.
+    The numbers come from the ledger, as bills do. Usage of about the last minute is not in the ledger yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -71,9 +71,9 @@ class UsageView(APIView):
 class ReportView(APIView):
     """Return the report of a month as a file.
 
-    The report contains the billing periods that start in the month: finalised ones in their newest version, open ones
-    with provisional numbers. A customer gets the report of its own account. Staff get that of all accounts, or of the
-    one that `account` names.
+    The report contains the billing periods that start in the month. A finalised period is in its newest version; an
+    open period has provisional numbers. Customers get the report of their own account. Staff get the report of all
+    accounts, or of the account in `account`.
     """
 
     permission_classes = [IsAuthenticated]
@@ -95,7 +95,7 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
     repeated = [name for name in params if len(params.getlist(name)) > 1]
     if repeated:
         raise ValidationError(dict.fromkeys(repeated, _("This parameter is given more than once.")))
-    # A plain dict, since DRF treats an empty value in a QueryDict as if it were not given.
+    # A plain dict: DRF ignores an empty value in a QueryDict.
     serializer = serializer_class(data=params.dict())
     serializer.is_valid(raise_exception=True)
     parameters: dict[str, Any] = serializer.validated_data
@@ -103,9 +103,9 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
 
 
 def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
-    """Return whose usage is requested; an identity without account stands for all accounts, which only staff may see.
+    """Return the identity whose usage is requested. One without an account stands for all accounts.
 
-    Raises PermissionDenied if the caller has no account, or names another account without being staff.
+    Raises PermissionDenied if a caller who is not staff has no account or names another account.
     """
     account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
@@ -124,7 +124,10 @@ def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
 
 
 def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
-    """Return the query for the ledger. Raise ValidationError if the span of time is empty, too long or out of range."""
+    """Return the query for the ledger.
+
+    Raises ValidationError if the span of time is empty, too long or out of range.
+    """
     window: str = parameters["window"]
     timezone: str = parameters.get("timezone", terms.timezone)
     if "from" in parameters:
@@ -157,7 +160,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
 
 
 def _instant(name: str, at: datetime, timezone: str) -> int:
-    """Return a moment in µs since 1970 UTC; a date-time without offset is local to the time zone."""
+    """Return a moment in µs since 1970 UTC. A date-time without UTC offset is local to the time zone."""
     try:
         micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))
     except OverflowError as error:

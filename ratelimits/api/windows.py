@@ -37,8 +37,8 @@ class PagePosition(NamedTuple):
 class WindowQuery:
     """A query for usage.
 
-    `start` and `end` are µs since 1970 UTC, at the edges of windows. None as `account`, `key` or `meter` means any.
-    Billing periods follow the account's `terms`; hours and days are local to `timezone`.
+    `start` and `end` are µs since 1970 UTC, at the edges of windows. If `account`, `key` or `meter` is None, all are
+    queried. Billing periods follow from the account's `terms`. Hours and days are local to `timezone`.
     """
 
     window: str
@@ -101,9 +101,9 @@ def _condition(using: str, query: WindowQuery) -> Q:
 
 
 def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
-    """Return the billing periods (s) that an account's usage in the span can belong to.
+    """Return the starts (s since 1970 UTC) of the billing periods that usage in the span can belong to.
 
-    They are the periods that the account's present terms make, and any others that the ledger has usage in.
+    They follow from the account's current terms. Periods with usage in the ledger are added.
     """
     terms, oldest = query.terms, query.start - 32 * DAY * SECOND
     period = terms.period(oldest)
@@ -135,7 +135,7 @@ def _window(query: WindowQuery) -> Any:
 
 
 def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of the time zone from UTC within the span, as (moment until which it applies, offset), in s."""
+    """Yield the time zone's offsets from UTC within the span, each as (moment until which it applies, offset), in s."""
     start, end = query.start // SECOND, query.end // SECOND
     tz = calendar.zone(query.timezone)
 
@@ -184,7 +184,7 @@ def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int]
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
     if query.window == "day":
-        # Noon always belongs to the day, even if the clocks change at midnight.
+        # Noon is always in the day, even if the clocks change at midnight.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
         return edges("day", query.timezone, query.terms, at)

@@ -1,1 +1,1 @@
-"""Prices of quantities, as pure values; the models that people edit and the reports both use them."""
+"""Prices of quantities. They are pure values; the models that people edit and the reports both use them."""

@@ -1,4 +1,4 @@
-"""Exact amounts of money: decimals are never rounded in a calculation, only once at its end."""
+"""Exact amounts of money: a calculation never rounds; only its result is rounded, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decimal import (
 from functools import reduce
 
 ZERO = Decimal(0)
-#: Has more digits than any product of a quantity and a price; a calculation that would round raises Inexact.
+#: A context with more digits than any product of a quantity and a price. A calculation that would round raises Inexact.
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 _ROUNDING = Context(prec=100, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow, DivisionByZero])
 
@@ -37,7 +37,7 @@ _DIGITS = {code: digits for digits, codes in _CURRENCIES.items() for code in cod
 
 
 def minor_digits(currency: str) -> int:
-    """Return the number of decimals of a currency's minor unit: 2 for EUR.
+    """Return the number of decimals of a currency's minor unit, such as 2 for EUR.
 
     Raises ValueError for an unknown currency.
     """
@@ -48,7 +48,7 @@ def minor_digits(currency: str) -> int:
 
 
 def times(quantity: int, price: Decimal) -> Decimal:
-    """Return the product of a quantity and the price of one."""
+    """Return the price of a quantity; `price` is the price of one unit."""
     return _EXACT.multiply(Decimal(quantity), price)
 
 
@@ -68,7 +68,7 @@ def added(amounts: Iterable[Decimal]) -> Decimal:
 
 
 def rounded(amount: Decimal, digits: int) -> Decimal:
-    """Return the amount rounded half to even to this number of decimals: 0.125 with 2 decimals is 0.12."""
+    """Return the amount rounded half to even to this number of decimals. For example, 0.125 becomes 0.12."""
     return amount.quantize(Decimal(1).scaleb(-digits), context=_ROUNDING)
 
 

@@ -1,7 +1,7 @@
 """The price of a quantity: per unit, by graduated tiers or by volume, with a flat fee and a minimum.
 
-The total of a period has a price. Usage that a later version of the report adds costs the difference between the prices
-of the totals after and before. So all versions together cost the price of the final total.
+A price depends on the total of a period. If a later version of a report adds usage, the usage costs the price of the
+new total minus the price of the old total. So all versions together cost the price of the final total.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import NamedTuple
 from ratelimits.pricing.money import ZERO, added, minus, plus, times, written
 from ratelimits.pricing.tiers import Tier, parse, to_text
 
-#: Every unit has the same price; each unit has the price of its own tier; all units have the price of the total's tier.
+#: The kinds of pricing. PER_UNIT: every unit has the same price. GRADUATED: each unit has the price of its own tier.
+#: VOLUME: all units have the price of the tier that the total reaches.
 PER_UNIT, GRADUATED, VOLUME = "per_unit", "graduated", "volume"
 
 
 class PricedPart(NamedTuple):
-    """Units of a line that have the same price; the quantity is below 0 if units are subtracted."""
+    """Units of a line that have the same price. The quantity is below 0 if units are subtracted."""
 
     quantity: int
     unit_price: Decimal
@@ -28,7 +29,7 @@ class PricedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of a meter's units in a billing period. A total below 0 has the price of 0."""
+    """The price of a meter's units in a billing period. A total below 0 costs as much as a total of 0."""
 
     pricing: str
     tiers: tuple[Tier, ...]
@@ -37,7 +38,10 @@ class Price:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Price:
-        """Return the price from the texts of `record`. Raises ValueError or KeyError if they are not a price's."""
+        """Return the price that `record` describes in texts.
+
+        Raises ValueError or KeyError if a text is wrong or missing.
+        """
         flat_fee, minimum = Decimal(record["flat_fee"]), Decimal(record["minimum"])
         return cls(record["pricing"], parse(record["tiers"]), flat_fee, minimum)
 
@@ -61,7 +65,10 @@ class Price:
         return added(times(count, tier.unit_price) for tier, count in self._graduated(0, total))
 
     def fees(self, total: int) -> Decimal:
-        """Return the flat fee plus the fees of all tiers with a unit; with volume pricing, of the total's tier only."""
+        """Return the flat fee plus the fees of all tiers that contain a unit.
+
+        With volume pricing, only the tier that the total reaches has a fee.
+        """
         if total <= 0:
             return self.flat_fee
         if self.pricing == VOLUME:
@@ -69,7 +76,7 @@ class Price:
         return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
 
     def top_up(self, total: int) -> Decimal:
-        """Return the amount by which fees and units are below the minimum, 0 if they are not."""
+        """Return the difference between the minimum and the price of fees and units; 0 if they reach the minimum."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
@@ -86,7 +93,7 @@ class Price:
         return parts if sign > 0 else parts[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:
-        """Return the change in the price of the first `before` units because the total is now in another tier."""
+        """Return how much the price of the first `before` units changes because the total reaches another tier."""
         if self.pricing != VOLUME:
             return ZERO
         lines = times(total - before, self._tier(total).unit_price)
@@ -96,7 +103,7 @@ class Price:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)
 
     def _graduated(self, start: int, end: int) -> Iterator[tuple[Tier, int]]:
-        """Yield the tiers of the units after the `start`-th up to the `end`-th, each with its number of units."""
+        """Yield the tiers of the units number `start` + 1 to `end`, each with its number of these units."""
         low = 0
         for tier in self.tiers:
             high = end if tier.up_to is None else min(tier.up_to, end)

@@ -1,4 +1,4 @@
-"""Tiers as people write them, one per line: "1000: 0.10" for the first thousand units, "more: 0.05" for all others."""
+"""Tiers as people write them, one on each line: "1000: 0.10" prices the first 1000 units, "more: 0.05" the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.pricing.money import ZERO, written
 
 #: The first word of the last tier, which has no upper end.
 MORE = "more"
-#: Maximum number of digits of a price, and of those after the decimal point.
+#: Maximum number of all digits of a price, and of its digits after the decimal point.
 DIGITS, PLACES = 15, 10
 _MAX_UNITS = 10**12
 _LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")
@@ -20,9 +20,9 @@ _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the
 
 
 class Tier(NamedTuple):
-    """Units from the end of the tier before up to the `up_to`-th inclusive (None for no end), and the price of each.
+    """The units from the end of the previous tier up to number `up_to` (inclusive; None for no end).
 
-    The fee is due once if there is a unit in the tier.
+    `unit_price` is the price of each unit. The fee is due once if there is a unit in the tier.
     """
 
     up_to: int | None

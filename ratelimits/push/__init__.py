@@ -1,3 +1,3 @@
-"""Pushing: send the lines of finalised reports to billing systems, each once, and record every delivery in a ledger."""
+"""Pushing: send each line of finalised reports once to billing systems. The delivery ledger records every delivery."""
 
 from __future__ import annotations

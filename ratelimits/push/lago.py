@@ -1,4 +1,4 @@
-"""Lago: batches of events; Lago accepts a batch as a whole or not at all.
+"""Lago, a billing system: it receives batches of events, and accepts a batch as a whole or not at all.
 
 See https://docs.getlago.com/api-reference/events/batch.
 """
@@ -13,7 +13,7 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import LAGO_BATCH, lago_event
 from ratelimits.reports.rows import Row
 
-#: The error for an event whose transaction_id Lago has already.
+#: Lago's error for an event if it has the event's transaction_id already.
 _KNOWN = {"transaction_id": ["value_already_exist"]}
 
 
@@ -43,7 +43,7 @@ class Lago(Service):
         return set(names) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal, which names events by their index in the batch."""
+        """Read a refusal. It names events by their index in the batch."""
         content = read_json(answer)
         if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None
@@ -55,7 +55,7 @@ class Lago(Service):
             if not (index.isascii() and index.isdecimal() and int(index) < len(names)):
                 continue
             if error == _KNOWN:
-                accepted[names[int(index)]] = "it had it already"
+                accepted[names[int(index)]] = "Lago had the event already"
             else:
                 refused[names[int(index)]] = f"{answer.summary}: {json.dumps(error)}"
         reason = json.dumps(details) if details else str(content["error"])

@@ -1,4 +1,7 @@
-"""OpenMeter: CloudEvents in batches (https://openmeter.io/docs/api), identified by their source and id."""
+"""OpenMeter, a billing system: it receives batches of CloudEvents (https://openmeter.io/docs/api).
+
+It identifies an event by its source and id.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from ratelimits.reports.rows import Row
 
 
 class OpenMeter(Service):
-    """CloudEvents whose subject is the account and whose data is the whole line.
+    """CloudEvents with the account as subject and the whole report line as data.
 
-    A self-hosted OpenMeter recognises repeated events for 24 hours by default; REMEMBERS gives another time.
+    A self-hosted OpenMeter recognises repeated events for 24 hours by default; the option REMEMBERS changes this time.
     """
 
     name, label = "openmeter", "OpenMeter"
@@ -38,7 +41,7 @@ class OpenMeter(Service):
         return answer.status in (202, 204)
 
     def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal, which does not name single events."""
+        """Read a refusal. It does not name single events."""
         content = read_json(answer)
         if answer.status == 404 or not isinstance(content, dict):
             return None

@@ -1,7 +1,7 @@
-"""Planning: write the new lines of a report version to the delivery ledger, in one transaction.
+"""Planning: write a delivery for each new line of a report version to the delivery ledger, in one transaction.
 
-If the process dies before the commit, nothing is planned and the next call finds the report again. After the commit the
-report is never planned again. So each line has exactly one delivery for each receiver, with one identity and one text.
+If the process dies before the commit, nothing is planned, and the next call finds the report again. After the commit
+the report is never planned again. So each line has exactly one delivery for each receiver.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
                     with transaction.atomic(using=conf.DATABASE):
                         lines += _plan(receiver, report, now)
                 except (OperationalError, InterfaceError):
-                    raise  # An error of the database, not of the report.
+                    raise  # The database failed, so the next report would fail too.
                 except Exception:
                     logger.exception(
                         "Report %s cannot be pushed to %s; other reports are pushed", report, receiver.name
@@ -69,8 +69,8 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
     start, _end = month_window(receiver.since)
     reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
-    # `start` is where the month begins in the easternmost time zone. Elsewhere, periods that start within the next 26
-    # hours may still belong to the month before.
+    # At `start` the month begins in the easternmost time zone. In other time zones, a period that starts within the
+    # next 26 hours may still belong to the previous month.
     near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
     for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
         if month_of(at, timezone_) < receiver.since:
@@ -79,7 +79,7 @@ def unplanned(receiver: Receiver) -> QuerySet[Report]:
 
 
 def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[PushDelivery]:
-    """Yield the deliveries, not saved yet, of the lines that a report version added."""
+    """Yield unsaved deliveries of the lines that a report version added."""
     for row in version_rows(report):
         delivery = _delivery(receiver, report, row, now)
         if delivery is not None:
@@ -87,9 +87,9 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 
 
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
-    """Return the customer and the event of a line; the customer is "" if the receiver does not bill the account.
+    """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raises ValueError if CUSTOMER returns neither a text nor None, and lets the exceptions of CUSTOMER pass.
+    Raises ValueError if the function CUSTOMER returns neither a text nor None. Its own exceptions are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
     if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:

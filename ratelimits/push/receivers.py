@@ -17,24 +17,24 @@ from ratelimits.push.stripe import Stripe
 
 #: The kinds of billing systems, by name.
 SERVICES: dict[str, Service] = {service.name: service for service in (Stripe(), Lago(), OpenMeter())}
-#: A retry must arrive at least this long before the receiver forgets the first request: clocks differ, and requests
-#: take time.
+#: A retry must be sent at least this long before the receiver forgets the first request, because clocks differ and
+#: requests take time.
 MARGIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """A billing system with its name in the settings."""
+    """A billing system that receives events, with its options in the settings."""
 
     name: str
     service: Service
     key: str
     url: str
-    #: The first month, such as "2026-11", whose reports are sent to it.
+    #: The first month, such as "2026-11", whose reports are sent.
     since: str
     #: Returns the billing system's customer for an account; None or "" if it does not bill the account.
     customer: Callable[[str], str | None]
-    #: How long it recognises a repeated event; None for ever.
+    #: How long the billing system recognises a repeated event; None for ever.
     remembers: timedelta | None
 
     @property

@@ -1,8 +1,8 @@
-"""Sending: deliveries are claimed for some minutes, sent, and marked with the receiver's answer.
+"""Sending: a process claims deliveries for some minutes, sends them, and stores the receiver's answer.
 
-If a process dies in between, the claim runs out and the deliveries are sent again, with the same text and identity, for
-as long as the receiver recognises a repetition. After that only the receiver can know whether it has them, so a person
-settles them.
+If the process dies in between, the claim ends and the deliveries are sent again, with the same text and identity. This
+is safe as long as the receiver recognises a repetition. Later, only the receiver knows whether it has the events, so a
+person must look there and settle the deliveries.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a process may keep deliveries for itself; longer than a request may take.
+#: How long a process may keep deliveries for itself. A request takes less time.
 CLAIM = timedelta(minutes=5)
-#: Pause after the first failure of a receiver, and the maximum: each pause is twice as long as the one before.
+#: Pause after the first failure of a receiver, and the longest pause. Each pause is twice as long as the previous one.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
 
-#: Seconds after which a long run gives deliveries up again; much less than receivers.MARGIN.
+#: Seconds between two calls of `give_up` in a long run; much less than receivers.MARGIN.
 _GIVE_UP_INTERVAL = 300
 
 State = PushDelivery.State
@@ -47,17 +47,17 @@ class Claimed:
     """Deliveries that this process has claimed."""
 
     token: UUID
-    #: When they were claimed, in seconds since 1970 UTC: this clock goes on while the machine sleeps.
+    #: When they were claimed, in seconds since 1970 UTC. This clock also runs while the machine sleeps.
     at: float
     rows: Sequence[PushDelivery]
-    #: Primary keys of those that were never sent before.
+    #: Primary keys of the deliveries that were never sent before.
     never_sent: frozenset[int]
 
 
 def send(receiver: Receiver, now: datetime | None = None, *, max_seconds: float | None = None) -> Counter[str]:
     """Send deliveries until none is due, the receiver fails and is paused, or `max_seconds` are over.
 
-    Return the number of deliveries that changed to each state.
+    Return how many deliveries changed to each state.
     """
     begin, last_give_up = monotonic(), float("-inf")
     changed: Counter[str] = Counter()
@@ -87,7 +87,7 @@ def waiting(receiver: Receiver, now: datetime) -> QuerySet[PushDelivery]:
 
 
 def resume(receiver: Receiver, now: datetime) -> None:
-    """End the pauses of a receiver and of its deliveries, since a person has corrected the cause."""
+    """End the pauses of a receiver and of its deliveries. A person calls this after correcting the cause."""
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)
         PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).update(failures=0, paused_until=None)
@@ -96,9 +96,9 @@ def resume(receiver: Receiver, now: datetime) -> None:
 
 
 def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
-    """Mark the deliveries that cannot be sent any more, because the receiver would not accept or recognise them.
+    """Mark the deliveries that must not be sent any more, because the receiver would not accept or recognise them.
 
-    Return the number of deliveries that changed to each state.
+    Return how many deliveries changed to each state.
     """
     changed: Counter[str] = Counter()
     label, oldest, retried_for = receiver.service.label, receiver.service.oldest, receiver.retried_for
@@ -126,7 +126,7 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
         if state.paused_until is not None and state.paused_until > now:
             return None
         due = waiting(receiver, now)
-        # Deliveries whose answer was lost come first, while the receiver still recognises them.
+        # Send deliveries whose answer was lost first, while the receiver still recognises them.
         rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:limit])
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
@@ -137,14 +137,17 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
             claim=token,
             due_at=now + CLAIM,
             attempts=F("attempts") + 1,
-            # Written before the request, since a process that dies while sending can write nothing afterwards.
+            # Write this before the request: a process that dies while sending can write nothing afterwards.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
     return Claimed(token, at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 
 
 def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
-    """Send the claimed deliveries in one request and return the outcome. Raises NoneAccepted and OutcomeUnknown."""
+    """Send the claimed deliveries in one request and return the outcome.
+
+    Raises NoneAccepted or OutcomeUnknown if the request fails.
+    """
     content, fields = receiver.service.request([row.event for row in claimed.rows], receiver.key)
     try:
         connection = Connection(receiver.url, conf.PUSH_TIMEOUT)
@@ -153,8 +156,8 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     try:
         with connection:
             crash.reached("push:connected")
-            # If this process has paused for too long, another one may have sent the events again, so long ago that the
-            # receiver no longer recognises them.
+            # If this process was paused for long, the claim may have ended, and another process may have sent the
+            # events. The receiver may no longer recognise them as a repetition.
             if not 0 <= time() - claimed.at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
@@ -166,7 +169,7 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
 def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: datetime) -> Counter[str]:
     """Write the outcome of a request to the delivery ledger.
 
-    Return the number of deliveries that changed to each state.
+    Return how many deliveries changed to each state.
     """
     changed: Counter[str] = Counter()
     keys = {row.line_id: row.pk for row in claimed.rows}
@@ -176,7 +179,7 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         _answered(receiver, now)
         crash.reached("push:receiver-written")
         for note, names in _by_note(outcome.accepted):
-            # Even if another process has claimed them meanwhile: an accepted event stays accepted.
+            # An accepted event stays accepted, even if another process has claimed its delivery meanwhile.
             accepted = rows.filter(pk__in=[keys[name] for name in names])
             changed[State.ACCEPTED] += accepted.update(
                 state=State.ACCEPTED, settled_at=now, note=note, claim=None, unsure_since=None
@@ -184,12 +187,12 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
         claimed_rows = rows.filter(claim=claimed.token)
         for note, names in _by_note(outcome.refused):
             refused = claimed_rows.filter(pk__in=[keys[name] for name in names])
-            # If an event was sent before, that earlier request may have been accepted although this one is refused.
+            # If an event was sent before, the earlier request may have been accepted, although this one is refused.
             first_sent = claimed.never_sent & {keys[name] for name in names}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
                 state=State.REFUSED, note=note[:400], claim=None, unsure_since=None
             )
-            unsure = f"an answer was lost, then it was refused: {note}"[:400]
+            unsure = f"an answer was lost, then the event was refused: {note}"[:400]
             changed[State.UNSURE] += refused.update(state=State.UNSURE, note=unsure, claim=None)
         names_events = bool(outcome.accepted or outcome.refused)
         together = None if names_events else max(len(claimed.rows) // 2, 1)
@@ -215,8 +218,8 @@ def _release(
 ) -> None:
     """End the claim of deliveries that were not accepted, so that they are sent again at `due`.
 
-    `together` is the maximum number of events in their next request, None for no change. The rows of `never_sent` count
-    as never sent again.
+    `together` is the maximum number of events in their next request; None changes nothing. `never_sent` are the primary
+    keys of the rows that certainly did not reach the receiver.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:400]}
     if together is not None:
@@ -239,7 +242,8 @@ def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datet
         state.save(using=conf.DATABASE)
         due, together = now, None
         if failure.suspect:
-            # Sent later than others and in smaller requests, so that an event that causes failures delays no others.
+            # An event may cause the failure. Send these events later and in smaller requests, so that it delays fewer
+            # others.
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)

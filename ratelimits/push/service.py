@@ -1,4 +1,4 @@
-"""The base class of billing systems: which requests are sent, and what the answers mean."""
+"""The base class of billing systems: it makes the requests and reads the answers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ratelimits.reports.rows import Row
 
 #: Maximum pause in seconds, even if the receiver's Retry-After is longer.
 MAX_WAIT = 86_400.0
-#: Statuses of a request that was read but not accepted because of its content.
+#: HTTP statuses of an answer that refuses a request because of its content.
 _ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
-#: Statuses, besides all from 500 up, that do not say whether the request was accepted.
+#: HTTP statuses that do not say whether the request was accepted. All statuses from 500 up do not say it either.
 _UNCLEAR = frozenset({408, 409, 425})
 
 
 class PushFailed(Exception):
     """A request failed, and the receiver is paused.
 
-    `after` is the seconds of the receiver's Retry-After, if it sent one. `suspect` says whether the content of the
-    request may be the cause.
+    `after` is the receiver's Retry-After in seconds, if it sent one. `suspect` says whether the content of the request
+    may be the cause.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, suspect: bool = True) -> None:
@@ -43,9 +43,9 @@ class OutcomeUnknown(PushFailed):
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """The outcome of a request: notes on the events that are accepted or refused for good, by identity.
+    """The outcome of a request: a note for each event that was accepted or finally refused, by the event's identity.
 
-    The events that are in neither mapping were not accepted, but can be sent again.
+    Events that are in neither mapping were not accepted, but can be sent again.
     """
 
     accepted: Mapping[str, str] = field(default_factory=dict)
@@ -59,16 +59,16 @@ class Service(ABC):
 
     name: str
     label: str
-    #: The URL to use if the receiver's settings name none, and the path that is added to the URL.
+    #: The URL that is used if the settings name none, and the path that is added to the URL.
     url: str
     path: str
     #: Maximum number of events in one request.
     max_events: int
     #: Maximum age of an event; None for any age.
     oldest: timedelta | None = None
-    #: Hours in which it recognises an event that is sent again; None for ever.
+    #: For how many hours it recognises an event that is sent again; None for ever.
     remembers: float | None = None
-    #: Whether it requires a key, and whether BILLING_CUSTOMER names its customers.
+    #: Whether requests need an API key, and whether the setting BILLING_CUSTOMER names its customers.
     needs_key = True
     uses_billing_customer = True
 
@@ -89,12 +89,15 @@ class Service(ABC):
         """Return the outcome that an error answer describes; None if it is not an error answer of this service."""
 
     def outcome(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome:
-        """Return the outcome for the events with these identities. Raises NoneAccepted and OutcomeUnknown."""
+        """Return the outcome for the events with the identities `names`.
+
+        Raises NoneAccepted if no event was accepted, and OutcomeUnknown if the answer does not say.
+        """
         status = answer.status
         if 200 <= status < 300:
             if self.accepted(answer, names):
                 return PushOutcome(accepted=dict.fromkeys(names, answer.summary))
-            raise OutcomeUnknown(f"{answer.summary}, but this is not how {self.label} answers: is the URL right?")
+            raise OutcomeUnknown(f"{answer.summary}, but the answer is not from {self.label}: is the URL right?")
         if status == 429:
             raise NoneAccepted(answer.summary, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:

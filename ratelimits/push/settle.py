@@ -1,4 +1,4 @@
-"""Settling: a person decides about deliveries whose outcome only a person can find out."""
+"""Settling: a person decides about deliveries that failed, or of which nobody knows whether they arrived."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Settlement(StrEnum):
 
 
 class NotSettledError(ValueError):
-    """Raised for a decision that a delivery does not allow; the message says why."""
+    """Raised if a decision does not fit a delivery; the message says why."""
 
 
 def settle(
@@ -42,8 +42,9 @@ def settle(
 ) -> int:
     """Settle the deliveries of these lines, all or none; return their number.
 
-    With AGAIN, an event that cannot have been accepted is built again, with the customer that CUSTOMER returns now, and
-    keeps its identity. Deliveries whose account still has no customer are left as they are. Raises NotSettledError.
+    With AGAIN, an event that the receiver certainly does not have is built again, with its identity and the customer
+    that CUSTOMER returns now. Deliveries whose account still has no customer are left as they are. Raises
+    NotSettledError.
     """
     now = now or timezone.now()
     note = f"{decision} by {by}: {reason}"[:400]
@@ -72,11 +73,11 @@ def lines_in(receiver: Receiver, state: str) -> list[str]:
 
 
 def _send_again(receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str) -> int:
-    """Let these deliveries, which are sorted by report, wait to be sent again; return their number."""
+    """Let these deliveries wait to be sent again; return their number. They must be sorted by report."""
     waiting = []
     for report, group in groupby(chosen, key=lambda row: row.report):
         rows = {row.line_id: row for row in group}
-        # An event that may have been accepted is sent again with the same text, whatever the person decided.
+        # If an event may have been accepted, send the same text again, so that the receiver can recognise it.
         rebuilt = {name for name, row in rows.items() if row.unsure_since is None}
         for line in version_rows(report) if rebuilt else ():
             if line.line_id in rebuilt:

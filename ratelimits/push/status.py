@@ -1,4 +1,4 @@
-"""The state of a receiver: its deliveries by state, the reports not planned yet, and what needs a person."""
+"""The state of a receiver: its deliveries by state, its unplanned reports, and what needs a person's decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_TRIED = 50
 
 
 class Former(NamedTuple):
-    """What was skipped of an account under a name that it no longer has: lines, and their overage."""
+    """The lines that were skipped because they have a former name of an account, with their overage."""
 
     name: str
     current: str
@@ -35,22 +35,22 @@ class PushStatus:
     """The state of a receiver."""
 
     name: str
-    #: State to the number of deliveries in it and the sum of their overage.
+    #: By state: the number of deliveries, and the sum of their overage.
     counts: dict[str, tuple[int, int]]
     #: Number of report versions whose lines are not in the delivery ledger yet.
     unplanned: int
-    #: The first of these reports that cannot be planned, each with the error (for example one of CUSTOMER).
+    #: The first unplanned reports that cannot be planned, each with its error (for example one that CUSTOMER raised).
     failing: list[tuple[Report, str]]
     paused: datetime | None
     error: str
     #: The deliveries that need a person.
     open: QuerySet[PushDelivery]
-    #: Customers under names of before, for which CUSTOMER has no answer: nobody bills them for that usage.
+    #: Accounts with lines under a former name for which CUSTOMER returns no customer: nobody bills these lines.
     former: list[Former]
 
     @property
     def needs_a_person(self) -> bool:
-        """Return whether something is not billed unless somebody decides."""
+        """Return whether some lines are not billed until a person decides."""
         return bool(self.open or self.failing or self.former)
 
 
@@ -75,7 +75,7 @@ def status(receiver: Receiver, now: datetime) -> PushStatus:
 
 
 def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
-    """Return what was skipped of accounts under names that no account has now, and one of today had before."""
+    """Return the skipped lines by account name, for names that no account has now but an existing account had."""
     named = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
     skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(named))
     sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
@@ -88,7 +88,7 @@ def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
 
 
 def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield the deliveries that wait or would be planned, each with whether it would be sent now; write nothing."""
+    """Yield the deliveries that wait or would be planned, and for each whether it would be sent now. Write nothing."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     for row in rows.select_related("report").order_by("pk").iterator():
         yield _preview_row(receiver, row, now)
@@ -105,7 +105,7 @@ def _failure(receiver: Receiver, report: Report, now: datetime) -> str:
         for _row in deliveries(receiver, report, now):
             pass
     except (OperationalError, InterfaceError):
-        raise  # An error of the database, not of the report.
+        raise  # The database failed, so the report is not the cause.
     except Exception as error:  # noqa: BLE001 - the project's CUSTOMER can raise anything
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Stripe: one meter event per request (https://docs.stripe.com/api/billing/meter-event/create)."""
+"""Stripe, a billing system: one meter event per request (https://docs.stripe.com/api/billing/meter-event/create)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import STRIPE_OLDEST, stripe_event
 from ratelimits.reports.rows import Row
 
-#: Start of Stripe's error message for an identifier that it has already; this error has no code.
+#: Start of Stripe's error message if it has the identifier already. This error has no code.
 _KNOWN = "An event already exists with identifier"
 
 
 class Stripe(Service):
     """Meter events for the overage of a line.
 
-    No Idempotency-Key is sent: with it Stripe would repeat its first answer for a day, even an internal error. The
-    event's identifier alone makes a retry harmless.
+    No Idempotency-Key is sent: with it, Stripe would repeat its first answer for a day, even an internal error. A retry
+    is harmless without it, because Stripe recognises the event's identifier.
     """
 
     name, label = "stripe", "Stripe"
@@ -56,5 +56,5 @@ class Stripe(Service):
         if answer.status == 404 and code != "resource_missing":
             return None  # The URL is wrong.
         if message.startswith(_KNOWN) and names[0] in message:
-            return PushOutcome(accepted={names[0]: "it had it already"})
+            return PushOutcome(accepted={names[0]: "Stripe had the event already"})
         return PushOutcome(refused={names[0]: f"{answer.summary}: {code} {message}"})

@@ -1,8 +1,8 @@
-"""Verification of the delivery ledger: each line with something to bill has one delivery, which equals it.
+"""Verification of the delivery ledger.
 
-No delivery may be kept from being sent.
-Only a billing system itself knows which events it accepted. So the state of a delivery is only compared with the other
-columns of its row.
+Each report line with something to bill must have one delivery with the same values. No change of a column may keep a
+delivery from being sent. Only a billing system itself knows which events it accepted, so the state of a delivery is
+only compared with the other columns of its row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ratelimits.reports.rows import Row
 from ratelimits.reports.statements import version_rows
 
 _CHUNK = 500
-#: No delivery is due later than this from now, and no receiver is paused for longer.
+#: Maximum time from now until a delivery is due, or until the pause of a receiver ends.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
-#: Fields of an event that may differ because settings or the version of the app changed since.
+#: Fields of an event that may differ, because settings or the version of the app have changed.
 _IGNORED = ("source", "dataschema")
 
 State = PushDelivery.State
@@ -41,7 +41,7 @@ _SETTLED = (State.ACCEPTED, State.ELSEWHERE)
 
 
 def verify_pushed(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield a finding for each delivery that differs from its report line, and for each that is kept from being sent.
+    """Yield a finding for each delivery that differs from its report line, or that will not be sent.
 
     The number of deliveries is added to `checked`.
     """
@@ -69,7 +69,7 @@ def _verify_report(using: str, planned: list[PushedReport], checked: Counter[str
         for name, title in titles.items():
             for line, row in chunk.items():
                 yield from (f"{title}: {error}" for error in _errors(services[name], row, by_line.get((name, line))))
-    # Counted after the lines were read: a report that is planned once gets no more deliveries.
+    # Count after the lines were read: a report gets all its deliveries at once, so none is added meanwhile.
     counts = dict(deliveries.order_by().values_list("receiver").annotate(Count("pk")))
     for pushed in planned:
         name, count = pushed.receiver_id, counts.get(pushed.receiver_id, 0)
@@ -96,7 +96,7 @@ def _errors(service: Service | None, row: Row, delivery: PushDelivery | None) ->
     if (delivery.meter, delivery.overage, delivery.happened_at) != expected:
         yield f"the delivery of line {row.line_id} has another meter, overage or moment than the line"
     if delivery.event and service is not None and not _same(delivery.event, service.event(row, delivery.customer)):
-        yield f"the event of line {row.line_id} is not the one that the line and customer {delivery.customer!r} give"
+        yield f"the event of line {row.line_id} differs from the event for this line and customer {delivery.customer!r}"
 
 
 def _same(event: str, expected: str) -> bool:
@@ -129,7 +129,7 @@ def _verify_states(using: str) -> Iterator[str]:
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than any delivery may"),
         (Q(state=State.WAITING, together__lt=1), "is never sent, since a request may have less than one event"),
     )
-    # Rows are almost never wrong, so one query looks for all conditions first.
+    # Rows are almost never wrong, so first look for all conditions in one query.
     suspect = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()
     for condition, error in conditions if suspect else ():
         for row in rows.filter(condition).iterator(_CHUNK):

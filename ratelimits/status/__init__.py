@@ -1,3 +1,3 @@
-"""How things are now, and what was admitted and refused lately, for the status page of the admin."""
+"""The data of the admin's status page: the state of the system now, and the requests of the last days."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The facts of the status page: each with a word, a level, and a sentence that says what to do if it is not green."""
+"""The facts of the status page. Each has a word, a level (a colour), and a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from ratelimits.models import (
 from ratelimits.models.ledger import when
 from ratelimits.status.redis_state import RedisState, read_redis
 
-#: After this many intervals without success a task is late, and after that many it is taken for dead. Short intervals
-#: count as this many seconds, since a task may well take that long.
+#: After _LATE intervals without success a task is late (amber), after _DEAD intervals it is dead (red). An interval
+#: counts as at least _SHORTEST seconds, because a task may take that long.
 _LATE, _DEAD, _SHORTEST = 3, 10, 20
-#: Shares of the maximum memory that are much, and too much.
+#: The shares of the maximum memory from which the level is amber and red.
 _MUCH, _TOO_MUCH = 0.8, 0.95
-#: Number of sealed batches of each shard that may wait for the next drain.
+#: Number of sealed batches of each shard that may wait for the next drain before the level is amber.
 _WAITING = 10
-#: Days after which a gap or a failure is old, the hours within which it is news, and the most that are counted.
+#: Gaps and failures older than _OLD are not shown; gaps younger than _NEWS make the level amber. At most _MOST rows are
+#: counted.
 _OLD, _NEWS, _MOST = timedelta(days=30), timedelta(hours=24), 1_000
 
 
 class Level(StrEnum):
-    """How a fact is. `UNKNOWN` is for what only a server knows that does not answer."""
+    """The colour of a fact. `UNKNOWN` stands for a fact that nobody knows while a server does not answer."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -49,7 +50,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `model` and `query` name the list of the admin where it can be looked into; "" for none."""
+    """One fact. `model` and `query` name the admin's list that shows more about it; `model` is "" if there is none."""
 
     name: str
     title: str
@@ -61,7 +62,7 @@ class Fact:
 
 
 def facts() -> list[Fact]:
-    """Return all facts, after one look at Redis and a fixed number of queries."""
+    """Return all facts. Redis is read once, and the number of queries is fixed."""
     using, redis, now = conf.DATABASE, read_redis(), time.time()
     policies = Rule.objects.using(using).order_by().exclude(mode=Rule.Mode.OFF).values_list("on_failure")
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
@@ -158,7 +159,7 @@ def _configuration(using: str, redis: RedisState) -> Fact:
     if not redis.servers:
         hint = _("Redis does not answer, so it is not known which version is in force.")
         return Fact("configuration", title, Level.UNKNOWN, version, hint)
-    # A server without a version takes it over with the first decision.
+    # A server without a version gets it with its first decision.
     if not in_redis or in_redis == in_database:
         return Fact("configuration", title, Level.GREEN, version)
     word = _("%(database)s in the database, %(redis)s in Redis") % {"database": in_database, "redis": in_redis}
@@ -197,7 +198,7 @@ def _level_of_age(age: float, interval: float) -> Level:
 
 
 def ago(seconds: float) -> str:
-    """Return how long ago something was, with the unit that fits."""
+    """Return a text such as "3 h ago" for a number of seconds."""
     for unit, text in ((86_400, _("%(n)s d ago")), (3_600, _("%(n)s h ago")), (60, _("%(n)s min ago"))):
         if seconds >= 2 * unit:
             return text % {"n": f"{seconds // unit:,.0f}"}
@@ -223,7 +224,7 @@ def _batches(using: str, redis: RedisState) -> Iterator[Fact]:
 
 
 def _count(rows: QuerySet[AlertDelivery] | QuerySet[PushDelivery] | QuerySet[QuarantinedBatch]) -> int:
-    """Count rows, but no more than needed to say that there are many."""
+    """Return the number of rows, at most _MOST + 1: counting more would take long."""
     return rows.order_by()[: _MOST + 1].count()
 
 
@@ -233,7 +234,7 @@ def _counted(count: int) -> str:
 
 def _gaps(using: str) -> Fact:
     now = timezone.now()
-    # The newest rows alone: an outage can declare a gap for each account and quarter of an hour.
+    # Read only the newest rows: an outage can declare a gap for each account and quarter of an hour.
     newest = DurabilityGap.objects.using(using).order_by("-pk")
     rows = list(newest.values_list("declared_at", "recovered_at")[: _MOST + 1])
     open_gaps = [declared for declared, recovered in rows if recovered is None and declared > now - _OLD]
@@ -252,7 +253,7 @@ def _deliveries(using: str) -> Iterator[Fact]:
     yield Fact("alerts", _("Failed alerts"), level, _counted(given_up), hint, "alertdelivery", query)
     states = PushDelivery.State
     undecided = (states.REFUSED, states.UNSURE, states.EXPIRED)
-    # Named one by one, so that the index of receiver and state serves.
+    # Name each receiver, so that the database can use the index on receiver and state.
     receivers = PushReceiver.objects.using(using).values("pk")
     stuck = _count(PushDelivery.objects.using(using).filter(receiver__in=receivers, state__in=undecided))
     hint = _("A person has to settle them: ratelimits_push --settle.") if stuck else ""

@@ -1,4 +1,4 @@
-"""Read the state of Redis for the status page, within TIMEOUT altogether, whatever the servers do."""
+"""Read the state of Redis for the status page. All servers together get TIMEOUT seconds to answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ratelimits.engine.server import current_server
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of one server: memory in bytes (0 for no maximum), eviction policy, append-only file, and its shards.
+    """The state of one server.
 
-    `version` is the highest configuration version of its shards; `open` and `sealed` count batches.
+    `memory` and `max_memory` are bytes (0 for no maximum). `aof` says whether the server keeps an append-only file,
+    `aof_written` whether it could write it. `version` is the highest configuration version of its shards; `open` and
+    `sealed` are numbers of batches.
     """
 
     memory: int
@@ -35,7 +37,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class RedisState:
-    """The servers that answered, the number of those that did not, the first error, and the seconds that it took."""
+    """The servers that answered, the number of servers that did not, the first error, and the seconds that it took."""
 
     servers: tuple[ServerState, ...]
     silent: int
@@ -48,15 +50,15 @@ class RedisState:
         return not self.silent
 
 
-#: What a thread reports: the number of servers to hear from, a server's state, or an error.
+#: The report of a thread: the number of servers that are asked, a server's state, or an error.
 _Report = int | ServerState | Exception
 
 
 def read_redis() -> RedisState:
     """Return the state of all servers that answer within TIMEOUT.
 
-    Threads ask, since a timeout of a socket limits a single wait: connecting and each part of a reply could take as
-    long again, and so could each node of a cluster. A thread that is still waiting ends by itself.
+    The servers are asked in threads. A socket's timeout is not enough: it limits each single wait, and connecting, each
+    part of a reply and each node of a cluster are separate waits. A thread that is still waiting ends by itself.
     """
     start, reports = time.monotonic(), SimpleQueue[_Report]()
     _start(_ask_all, reports)
@@ -83,11 +85,11 @@ def _start(target: Any, *arguments: Any) -> None:
 
 
 def _ask_all(reports: SimpleQueue[_Report]) -> None:
-    """Find the servers, which in a cluster needs an answer already, and ask each of them in a thread of its own."""
+    """Find the servers, and ask each of them in a separate thread. In a cluster, finding them needs an answer too."""
     try:
         server = current_server()
         found = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))
-    except Exception as error:  # noqa: BLE001  (whatever it is, the page shows it)
+    except Exception as error:  # noqa: BLE001  (the page shows any error)
         reports.put(error)
         return
     reports.put(len(found))
@@ -107,7 +109,7 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], reports
                 pipeline.llen(keyspace.sealed(shard))
             info, *replies = pipeline.execute()
         reports.put(_state(info, replies))
-    except Exception as error:  # noqa: BLE001  (whatever it is, the page shows it)
+    except Exception as error:  # noqa: BLE001  (the page shows any error)
         reports.put(error)
 
 

@@ -1,7 +1,8 @@
-"""What was admitted, refused, refused by shadow rules and let through unmetered: over time, and by whom.
+"""The numbers of requests over time, and the accounts, keys and rules with the most requests.
 
-Everything comes from the totals of short spans, and from the totals of processes for unmetered requests. So the number
-of queries is fixed, and the time does not grow with the ledger.
+There are four kinds of requests: admitted, refused, refused only by rules in shadow mode, and unmetered (admitted while
+Redis did not answer, so not counted). The numbers come from totals of short spans and from process totals. So the
+number of queries is fixed, and the time does not grow with the ledger.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS
 T = TypeVar("T")
 Kind = Literal["admitted", "denied", "shadow", "unmetered"]
 Dimension = Literal["account", "key", "rule"]
-#: What is shown, in this order; the first three are counted by the ledger, in the order of SUMS.
+#: The kinds in the order of the page. The ledger counts the first three, in the order of SUMS.
 KINDS: tuple[Kind, ...] = ("admitted", "denied", "shadow", "unmetered")
 #: Number of accounts, keys and rules that are listed for each kind.
 TOP = 5
@@ -29,7 +30,10 @@ TOP = 5
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time in steps of equal length that ends with the current step; all in seconds since 1970 UTC."""
+    """A span of time in steps of equal length, which ends with the current step. All numbers are in seconds.
+
+    `start` is seconds since 1970 UTC; `step` is the length of a step and `steps` is their number.
+    """
 
     start: int
     step: int
@@ -43,12 +47,12 @@ class Window:
 
 
 def last_day(now: int) -> Window:
-    """Return 24 hours in quarters of an hour: the current hour and the 23 before it."""
+    """Return 24 hours in steps of 15 minutes: the current hour and the 23 hours before it."""
     return Window((now // HOUR - 23) * HOUR, QUARTER, 96, HOUR)
 
 
 def last_month(now: int) -> Window:
-    """Return 30 days in UTC: today and the 29 before it."""
+    """Return 30 days in UTC: today and the 29 days before it."""
     return Window((now // DAY - 29) * DAY, DAY, 30, DAY)
 
 
@@ -62,7 +66,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One account, key or rule of a list. `account` is a key's; `rule` is the rule that refused most of it, if any."""
+    """One account, key or rule of a list.
+
+    `account` is the account of a key. `rule` is the rule that refused most of the requests; 0 if no rule did.
+    """
 
     name: str
     requests: int
@@ -72,7 +79,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class UsageOverTime:
-    """The usage of one meter in a window; `meters` has the admitted and refused requests of each meter."""
+    """The usage of one meter in a window. `meters` has the number of requests of each meter."""
 
     meter: str
     meters: Mapping[str, int]
@@ -83,9 +90,9 @@ class UsageOverTime:
 
 
 def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
-    """Return the usage of a meter in a window; by default, or for an unknown meter, of the one with most requests.
+    """Return the usage of a meter in a window. For "" or an unknown meter, take the meter with the most requests.
 
-    A request that costs something in several meters is counted once in each of them, so meters are never added up.
+    A request may count in several meters, so the numbers of different meters are never added up.
     """
     using = conf.DATABASE
     by_meter: dict[str, dict[int, Counter[Kind]]] = defaultdict(lambda: defaultdict(Counter))
@@ -137,7 +144,7 @@ def _tops(using: str, window: Window, meter: str) -> dict[Kind, dict[Dimension, 
 
 
 class _Sums(Generic[T]):
-    """Requests of one dimension by kind and name, and which rule refused how many of them."""
+    """The requests of all accounts, of all keys or of all rules, by kind and name; and how many each rule refused."""
 
     def __init__(self) -> None:
         self._requests: dict[Kind, Counter[T]] = {kind: Counter() for kind in KINDS}
@@ -150,7 +157,7 @@ class _Sums(Generic[T]):
             self._rules[kind, name][rule] += requests
 
     def top(self, kind: Kind) -> list[tuple[T, int, int]]:
-        """Return the names with the most requests, each with them and with the rule that refused most of them."""
+        """Return the names with the most requests, each with its number of requests and the rule that refused most."""
         most = nsmallest(TOP, self._requests[kind].items(), key=lambda pair: (-pair[1], str(pair[0])))
         return [(name, requests, self._first_rule(kind, name)) for name, requests in most]
 

@@ -1,4 +1,4 @@
-"""The strip of the status above the admin's index, and the order of its tables."""
+"""Tags for the admin's index: the strip with the status above it, and the order of its tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 @register.inclusion_tag("ratelimits/admin/status_strip.html", takes_context=True)
 def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
-    """Show each fact in one word that links to it on the status page.
+    """Show each fact of the status in one word, with a link to the status page.
 
-    Show nothing to those who may not view the status, and on a site without that page. If the database fails, for
-    example before the tables exist, say so: the index also leads to pages that do not need it.
+    Show nothing to users who may not view the status, or if the admin site has no status page. If the database fails,
+    for example because the tables do not exist yet, show the error: the rest of the index must still work.
     """
     request = context["request"]
     try:
@@ -40,6 +40,6 @@ def ratelimits_status(context: dict[str, Any]) -> dict[str, Any]:
 
 @register.simple_tag(takes_context=True)
 def ratelimits_groups(context: template.Context) -> str:
-    """Put the app's tables into groups, in the order of work, for the rest of the block."""
+    """Put the app's tables into groups, in the order of work, in `app_list` for the rest of the block."""
     context["app_list"] = in_groups(context["app_list"])
     return ""

@@ -82,7 +82,7 @@ def asked(client: Client, path: str, parameters: dict[str, str]) -> int:
 def test_a_cursor_that_no_page_gave_is_refused_with_a_sentence(staff: Client, place: object) -> None:
     response = staff.get("/usage/", {"cursor": cursor_of(place)})
     assert response.status_code == 400
-    assert "use the one in" in response.json()["cursor"][0]
+    assert "use the link in" in response.json()["cursor"][0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def _months_ago(months: int) -> str:
 
 
 class Command(BaseCommand):
-    help = "Moves old usage from the ledger to archive files, which ratelimits_verify can read, or restores it."
+    help = "Moves old usage from the ledger to archive files, or restores it. ratelimits_verify can read these files."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("directory", type=Path, help="the directory of the archive files")
@@ -37,7 +37,7 @@ class Command(BaseCommand):
                 self._restore(options["directory"])
             else:
                 month = options["before"] or _months_ago(options["keep"])
-                # The moment at which the month begins in the easternmost time zone.
+                # The moment at which the month begins in the easternmost time zone, before any other.
                 before = month_window(month)[0] // SECOND
                 for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
                     self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")

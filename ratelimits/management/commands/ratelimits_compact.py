@@ -17,8 +17,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--mark",
             action="store_true",
-            help="first mark where each report ends: batches on two sides of a mark are never joined. Use it for a"
-            " database with reports that are older than these marks",
+            help="first mark where each report ends, because batches before and after such an end must not be joined."
+            " Use it once if reports were made by a version of the app without these marks",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -21,8 +21,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--rebuild-totals",
             action="store_true",
-            help="then make the totals that the status page shows again, from the lines of the ledger; other drains"
-            " wait meanwhile",
+            help="after the drain, compute the totals of the status page again from the ledger; other drains wait"
+            " meanwhile",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,4 +40,4 @@ class Command(BaseCommand):
         if options["rebuild_totals"]:
             tally()
             span_totals.rebuild(conf.DATABASE, int(time.time()))
-            self.stdout.write("The totals of the status page were made again.")
+            self.stdout.write("The totals of the status page were computed again.")

@@ -17,20 +17,20 @@ from ratelimits.usage.task_runs import Task, noted
 
 class Command(BaseCommand):
     help = (
-        "Finalises the billing periods whose usage is complete, and corrects finalised ones by a new version. Lists the"
-        " periods that are over but still open, with the reason for each."
+        "Finalises the billing periods whose usage is complete, and corrects finalised reports by new versions. Lists"
+        " the periods that are over but still open, with the reason for each."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
-            "--open", action="store_true", help=("finalise nothing, only list all open periods with the reasons")
+            "--open", action="store_true", help="finalise nothing, only list all open periods and why they are open"
         )
         parser.add_argument(
             "--force",
             metavar="START",
-            help="close the period of --account that starts at this moment (as --open shows it) with the usage that is"
-            " in the ledger now; its report states that usage may be missing",
+            help="close the period of --account that starts at this moment (copy it from --open), with the usage that"
+            " is in the ledger now; its report states that usage may be missing",
         )
         parser.add_argument("--by", help="with --force: the person who decided it")
         parser.add_argument("--reason", help="with --force: the reason")
@@ -41,7 +41,7 @@ class Command(BaseCommand):
             self._force(options)
             return
         if not options["open"]:
-            # A run for one account says nothing of the others.
+            # A run for one account is not noted: the status page shows when all accounts were finalised.
             with noted(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         for period in open_periods(account=options["account"]):

@@ -1,4 +1,4 @@
-"""See and change what one key, address or network may do, from a shell."""
+"""From a shell: see a key's limits, reset them, grant more, and block or allow a key, address or network."""
 
 from __future__ import annotations
 
@@ -22,34 +22,40 @@ from ratelimits.quota.operating import NotOperatedError, identity_of, limits_of,
 from ratelimits.quota.standings import UNAVAILABLE
 from ratelimits.rules.grants import grant
 
-#: Exit status if Redis or the database could not be asked. 1: nothing was done, and why; 2: the command was mistyped.
+#: Exit status if Redis or the database does not answer. (1 means that nothing was done for another reason, 2 that the
+#: command was mistyped.)
 AWAY = 3
 
 
 class Command(BaseCommand):
     help = (
-        "Shows where a key's limits stand, resets one, grants more until a time, and blocks or allows a key, address or"
-        " network. The exit status is 1 if nothing was done, 2 for a mistyped command, 3 if Redis or the database does"
-        " not answer."
+        "Shows how much of its limits a key has left, resets a limit, grants more until a time, and blocks or allows a"
+        " key, address or network. The exit status is 1 if nothing was done, 2 for a mistyped command, 3 if Redis or"
+        " the database does not answer."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
         for name, text in (
             ("show", "show a key's limits, and what blocks or allows it"),
-            ("reset", "delete what a key has used under a rule, as if never used; usage stays counted"),
+            ("reset", "give a key all permits of a rule again; its usage stays counted and billed"),
             ("grant", "give a key more capacity under a rule until a time"),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("key", help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9")
-            command.add_argument("--account", default="", help="the account of a user or API key; - if it has none")
+            command.add_argument(
+                "--account", default="", help="the account of the user or API key; write - if there is none"
+            )
             if name != "show":
                 command.add_argument("rule", help="name of the rule")
                 _explained(command)
             if name == "grant":
                 command.add_argument("extra", type=int, help="permits to add to the capacity")
                 command.add_argument("--until", required=True, type=_moment, help=_WHEN)
-        for name, text in (("block", "refuse every request"), ("allow", "exempt from all rules, unbilled")):
+        for name, text in (
+            ("block", "refuse every request"),
+            ("allow", "exempt requests from all rules; they are not billed"),
+        ):
             command = commands.add_parser(name, help=text)
             command.add_argument("target", help="a key, an address or a network such as 203.0.113.0/24")
             command.add_argument("--until", type=_moment, help=f"{_WHEN}; default: no end")
@@ -57,9 +63,9 @@ class Command(BaseCommand):
             _explained(command)
             if name == "block":
                 command.add_argument("--status", type=int, default=403, choices=Access.Status.values)
-                command.add_argument("--message", default="", help="the reason for the client")
+                command.add_argument("--message", default="", help="the reason that the client receives")
         command = commands.add_parser("unblock", help="end the block or allow that is in force")
-        command.add_argument("target", help="the key, address or network, as it was blocked")
+        command.add_argument("target", help="the key, address or network, as it was written for block or allow")
         _explained(command)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -135,11 +141,14 @@ _WHEN = "a moment such as 2026-11-30T18:00+01:00 or 2026-11-30, or a length of t
 
 def _explained(command: CommandParser) -> None:
     command.add_argument("--reason", required=True, help="for your colleagues, and the history")
-    command.add_argument("--by", help="the user name of the person who decided it, for the history")
+    command.add_argument("--by", help="the user name of the person who decided this, for the history")
 
 
 def _moment(text: str) -> datetime:
-    """Return the moment that a text names. Raise ValueError, so that argparse says what is wrong."""
+    """Return the moment that a text names.
+
+    Raises ValueError if the text names none; argparse then says so.
+    """
     moment = parse_datetime(text)
     if moment is None and (day := parse_date(text)) is not None:
         moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (made aware below)
@@ -151,7 +160,7 @@ def _moment(text: str) -> datetime:
         raise ValueError from error
 
 
-_moment.__name__ = "moment"  # argparse names it in its message
+_moment.__name__ = "moment"  # argparse's message says: invalid moment value
 
 
 def _until(row: Any) -> str:
@@ -166,7 +175,7 @@ def _by(options: dict[str, Any]) -> Any:
     users: Any = get_user_model()
     user = users._default_manager.filter(**{users.USERNAME_FIELD: name}).first()
     if user is None:
-        raise NotOperatedError(f"There is no user “{name}”: write the user name of whoever decided it.")
+        raise NotOperatedError(f"There is no user “{name}”: write the user name of the person who decided this.")
     return user
 
 

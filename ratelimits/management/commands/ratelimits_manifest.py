@@ -12,13 +12,15 @@ from ratelimits.reports.verify.manifest import build
 
 class Command(BaseCommand):
     help = (
-        "Writes the manifest of a month: a small signed file that you keep outside the database. With it"
-        " ratelimits_verify can prove every report, adjustment and gap that it lists."
+        "Writes the manifest of a month: a small signed file that lists the month's reports, adjustments and gaps. Keep"
+        " it outside the database. With it, ratelimits_verify notices if one of them was changed or deleted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("month", help="the month, such as 2026-10")
-        parser.add_argument("--output", type=Path, metavar="FILE", help="a new file instead of standard output")
+        parser.add_argument(
+            "--output", type=Path, metavar="FILE", help="write to this new file, not to standard output"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -27,7 +29,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if not manifest["signature"]:
             self.stderr.write(
-                "The manifest is not signed, since there is no SIGNING_KEY: nobody can notice if it is changed."
+                "The manifest is not signed, because SIGNING_KEY is not set: nobody can notice if it is changed."
             )
         if open_periods := manifest["open"]:
             first = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
@@ -38,7 +40,7 @@ class Command(BaseCommand):
         if manifest["unsettled"]:
             self.stderr.write(
                 f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write another manifest once"
-                " they are (ratelimits_push --status lists the reasons)."
+                " they are settled (ratelimits_push --status lists the reasons)."
             )
         text = json.dumps(manifest, indent=1, sort_keys=True)
         path: Path | None = options["output"]

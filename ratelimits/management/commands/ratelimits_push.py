@@ -14,35 +14,35 @@ from ratelimits.push.send import resume, send
 from ratelimits.push.settle import OPEN, NotSettledError, Settlement, lines_in, settle
 from ratelimits.push.status import PushStatus, preview, status
 
-#: Maximum number of deliveries that --status names, by receiver and state; the admin lists all.
+#: Maximum number of deliveries that --status names for each receiver and state; the admin lists all.
 _MAX_NAMED = 50
 
 
 class Command(BaseCommand):
     help = (
-        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH'], each line once. Lists the"
-        " number of accepted and refused lines. The exit status is 1 if a delivery needs a person's decision."
+        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH'], each line once. Then prints"
+        " how many lines were accepted and refused. The exit status is 1 if a delivery needs a person's decision."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--receiver", metavar="NAME", help="only this billing system")
-        parser.add_argument("--now", action="store_true", help="end the pauses after failures and send at once")
+        parser.add_argument("--now", action="store_true", help="send now, even if a pause after a failure is not over")
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
-            "--dry-run", action="store_true", help=("send and write nothing, only print the events that would be sent")
+            "--dry-run", action="store_true", help="send and write nothing, only print the events that would be sent"
         )
         what.add_argument("--status", action="store_true", help="send nothing, only list the deliveries by state")
         what.add_argument(
             "--settle",
             choices=[settlement.value for settlement in Settlement],
-            help="settle deliveries that need a person's decision: 'accepted' (the billing system has the event),"
-            " 'elsewhere' (it was billed in another way), 'again' (the billing system does not have it: send it again)",
+            help="decide about deliveries: 'accepted' (the billing system has the event), 'elsewhere' (the line was"
+            " billed in another way), 'again' (the billing system does not have the event: send it again)",
         )
         parser.add_argument("--line", action="append", default=[], help="with --settle: a line_id; may be repeated")
         parser.add_argument(
             "--all", choices=["refused", "unsure", "expired", "skipped"], help="with --settle: all lines in this state"
         )
-        parser.add_argument("--by", help="with --settle: the person who decided it")
+        parser.add_argument("--by", help="with --settle: the person who decided this")
         parser.add_argument("--reason", help="with --settle: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -89,8 +89,8 @@ class Command(BaseCommand):
         for former in receiver.former:
             self.stdout.write(
                 f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: a former name"
-                f" of {former.current} that CUSTOMER does not know. Let it return one customer for both names, then"
-                " settle these lines with 'again', or with 'elsewhere'"
+                f" of {former.current} that CUSTOMER does not know. Let CUSTOMER return the same customer for both"
+                " names and settle these lines with 'again'; or bill them in another way and settle with 'elsewhere'"
             )
         for state in OPEN:
             for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:
@@ -110,7 +110,7 @@ class Command(BaseCommand):
 
     def _settle(self, chosen: list[Receiver], options: dict[str, Any]) -> None:
         if len(chosen) != 1:
-            raise CommandError("--settle needs --receiver, since RATELIMITS['PUSH'] has several.")
+            raise CommandError("--settle needs --receiver, because RATELIMITS['PUSH'] has several billing systems.")
         (receiver,) = chosen
         if not options["by"] or not options["reason"]:
             raise CommandError("--settle needs --by and --reason.")

@@ -1,4 +1,4 @@
-"""Put rows in force that were written without the app: by raw SQL or by restoring a database."""
+"""Put rows in force that raw SQL wrote, or that are older because the database was restored from a backup."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Tombstones younger than this (µs) are kept: they say since when the limits that replaced the deleted ones are in
-#: force.
+#: Tombstones (records of deleted rows) that are younger than this (µs) are kept. They say when a rule was deleted, and
+#: so since when another limit has been in force.
 _KEPT = 30 * 86_400_000_000
 
 
@@ -38,7 +38,7 @@ class Command(BaseCommand):
         self.stdout.write(self.style.SUCCESS(f"Version {edit.version} is in force."))
 
     def _in_force(self) -> int:
-        """Return the version in Redis, which is newer than that of the database if the database was restored."""
+        """Return the version in Redis. It is newer than the database's version if the database was restored."""
         try:
             return publish_version(0)
         except (RedisError, OSError) as error:

@@ -28,9 +28,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
-        parser.add_argument("--format", choices=sorted(FORMATS), help="default: by the ending of --output, else csv")
+        parser.add_argument("--format", choices=sorted(FORMATS), help="default: from the ending of --output, else csv")
         parser.add_argument(
-            "--output", metavar="FILE", help=("a file instead of standard output; it appears once it is complete")
+            "--output",
+            metavar="FILE",
+            help="write to this file, not to standard output; it appears once it is complete",
         )
         parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
@@ -41,7 +43,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--final-only",
             action="store_true",
-            help="leave out usage that is not finalised yet and may change",
+            help="leave out periods that are not finalised yet, whose numbers may change",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -133,7 +135,7 @@ def _save(chunks: Iterator[bytes], path: Path) -> None:
 
 
 def _expected(month: str, account: str | None) -> int | None:
-    """Return the approximate number of lines for the progress bar; None if there is usage that has no lines yet."""
+    """Return the number of lines for the progress bar; None if it is not known, because some usage has no lines yet."""
     start, end = month_window(month)
     filters = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)
@@ -145,7 +147,7 @@ def _expected(month: str, account: str | None) -> int | None:
 
 
 def _with_progress(lines: Iterable[Any], expected: int | None, terminal: IO[str]) -> Iterator[Any]:
-    """Yield the lines and show a progress bar meanwhile; without the library rich, show their number."""
+    """Yield the lines and show a progress bar meanwhile. Without the library rich, show only the number of lines."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

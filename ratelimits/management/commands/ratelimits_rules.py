@@ -22,7 +22,7 @@ class Command(BaseCommand):
         commands.add_parser("dump", help="write all plans and rules to standard output")
         for name, text in (
             ("diff", "show what loading a file would change; the exit status is 1 if there is a change"),
-            ("load", "change plans and rules to those of a file, all of them or none"),
+            ("load", "change plans and rules to those of a file; if one is wrong, change none"),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("file", help="a file in the format of dump, or - for standard input")
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             raise CommandError("\n".join(["Nothing was changed:", *error.problems])) from error
 
     def _warn(self, document: as_code.Document) -> None:
-        """Write a warning to standard error for each scope and meter of the document that no view has."""
+        """Write a warning to standard error for each scope or meter of the document that no view uses."""
         for entry, sentence in unknown_names.in_document(document):
             self.stderr.write(f"Warning: {entry}: {sentence}")
 

@@ -78,7 +78,7 @@ class Command(BaseCommand):
                 else:
                     self._trace(stack, rule, stack.enter_context(_opened(trace or "-")), options["summary"])
         except BrokenPipeError:
-            # The reader of the results has closed the pipe; the interpreter must not try to flush the rest.
+            # The program that reads the results has closed the pipe. Python must not try to flush the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except (ServerStartError, Unavailable) as error:
@@ -141,7 +141,7 @@ class Command(BaseCommand):
 
 
 class _Replay(Replay):
-    """A replay of the lines of a trace up to the first bad one, which becomes `error`."""
+    """A replay of the lines of a trace, up to the first bad line. The bad line becomes `error`."""
 
     def __init__(
         self, rules: Rules, objects: Iterable[tuple[int, Any]], prefix: str = "", error: BadLine | None = None
@@ -155,7 +155,7 @@ class _Replay(Replay):
         self._read = False
 
     def lines(self) -> Iterator[tuple[_Replay, TraceLine]]:
-        """Yield the lines up to the first bad one."""
+        """Yield the lines up to the first bad line."""
         read = self._reader.line
         for number, data in self._objects:
             try:
@@ -202,7 +202,7 @@ def _opened(name: str) -> BinaryIO:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Exit on SIGTERM as on an exception, so that keys and processes are cleaned up."""
+    """Make SIGTERM raise SystemExit, so that keys and processes are cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -16,9 +16,9 @@ from ratelimits.verification import Verification
 
 class Command(BaseCommand):
     help = (
-        "Computes finalised reports again from the ledger, checks the digest chains and the sums, and names the first"
-        " error. The exit status is 0 if there is none, else 1. Standard error says what was checked, and what could"
-        " not be checked."
+        "Computes finalised reports again from the ledger, checks the digest chains and the sums, and prints the first"
+        " error. The exit status is 0 if there is no error, else 1. Standard error says what was checked, and what"
+        " could not be checked."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,9 +30,9 @@ class Command(BaseCommand):
             type=Path,
             action="append",
             metavar="FILE",
-            help="a file that ratelimits_manifest wrote, to compare with; may be repeated",
+            help="compare the database with this file, which ratelimits_manifest wrote; may be repeated",
         )
-        parser.add_argument("--all", action="store_true", help="name all errors instead of the first one")
+        parser.add_argument("--all", action="store_true", help="print all errors, not only the first")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -59,8 +59,8 @@ class Command(BaseCommand):
     def _tell(self, verification: Verification, *, every: bool) -> int:
         """Write the findings, or the first one, and return how many there were."""
         count = 0
-        # Close the database cursor here. The garbage collector could close it while its connection runs another
-        # statement, and the connection would then wait for ever.
+        # Close the database cursor here. If the garbage collector closed it while its connection runs another
+        # statement, the connection would wait for ever.
         with closing(verification.findings()) as findings:
             for finding in findings:
                 count += 1
@@ -71,7 +71,7 @@ class Command(BaseCommand):
 
 
 def _printable(finding: str) -> str:
-    """Return a finding on one line, its control characters escaped: in a name they could hide or fake other lines."""
+    """Return a finding on one line, with control characters escaped. In a name they could hide or fake other lines."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in finding)
 
 
