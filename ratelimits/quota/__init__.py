@@ -1,3 +1,3 @@
-"""Answer a request: which rules apply, what the engine decides, and what holds without the engine."""
+"""Answer requests: find the rules that apply, let the engine decide, and answer without it if Redis cannot be asked."""
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Refuse and exempt requests by blocks and allows, before any rule and without a call, and count these requests.
+"""Count the requests that a block refused or an allow exempted.
 
-What a block refuses is sent to the server once a second, to be counted as denied under no rule. The reply names the
-version of the configuration in force, by which a process that only refuses or exempts learns of an edit. Beside that
-the totals of processes count what each block refused and each allow exempted, by its key or network.
+Blocks and allows are rows that staff edit. A block refuses the requests of a key or network, an allow exempts them from
+all rules. Both are applied before any rule, without asking Redis.
+
+Once a second the number of blocked requests is sent to Redis, to be counted as denied. The reply contains the version
+of the rules in force. In this way a process that asks Redis for no decisions learns of an edit. The process totals also
+count the requests of each block and each allow, by its key or network.
 """
 
 from __future__ import annotations
@@ -21,29 +24,32 @@ from ratelimits.quota.prepared import ANONYMOUS
 from ratelimits.rules import AccessRow, RulesUnavailable, Snapshot
 from ratelimits.rules.keyed import NEVER
 
-#: A request adds up what is waiting once it is this number of requests.
+#: Maximum length of `_decided`. The request that reaches it adds the items to the counters.
 _MAX_DECIDED = 10_000
-#: The status with which a client learns when a block ends.
+#: A block with this HTTP status tells the client when it ends.
 TOO_MANY = 429
-#: Stands for requests that are not sent to be counted.
+#: The subject of exempted requests, which are not counted as denied.
 _NOTHING: tuple[None, None, tuple[()]] = None, None, ()
 
 
 Costs = tuple[tuple[str, int], ...]
-#: What requests have in common that are counted together: the row's target, whether it blocks, the request's account,
-#: the key that its usage is counted under if it has an account, and its costs by meter.
+#: Requests with the same subject are counted together: the row's target (a key or network), whether the row is a block,
+#: the request's account, its API key or user, and its costs by meter.
 _Subject = tuple[str, bool, str | None, str | None, Costs]
 
 _lock = threading.Lock()
 _decided: deque[_Subject] = deque()
 _unsent: Counter[_Subject] = Counter()
 _untotalled: Counter[_Subject] = Counter()
-#: The last snapshot by which a request was decided. It knows the billing periods of accounts.
+#: The rules by which the last request was decided. They contain the billing periods of accounts.
 _snapshot: Snapshot | None = None
 
 
 def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) -> bool:
-    """Count a request that a row has refused or exempted. Return whether it is the first since they were added up."""
+    """Count a request that a block refused or an allow exempted.
+
+    Return whether it is the first since the last sending.
+    """
     global _snapshot
     account = identity.account
     # Appending needs no lock.
@@ -58,7 +64,7 @@ def count(row: AccessRow, snapshot: Snapshot, identity: Identity, costs: Costs) 
 def seconds_left(row: AccessRow) -> float | None:
     """Return in how many seconds a block with the status 429 ends; None if it has no end.
 
-    A client that is forbidden something (403) is told nothing.
+    A block with the status 403 does not tell the client when it ends.
     """
     if row.valid_until == NEVER:
         return None
@@ -75,7 +81,8 @@ def _add_up() -> None:
 def take() -> list[Counted]:
     """Return the refusals since the last call, to be counted as denied.
 
-    If there were only exempted requests, return one item that counts nothing: its reply tells the version in force.
+    If there were only exempted requests, return one item that counts nothing. It is sent only because the reply tells
+    the version in force.
     """
     _add_up()
     with _lock:
@@ -97,7 +104,7 @@ def _usage(account: str | None, key: str, costs: Costs) -> Usage:
     try:
         timezone, anchor, kept, periods = _snapshot.billing(account)
     except (RulesUnavailable, RuntimeError):
-        # The account was not read yet, and the database or this process is about to go. Nothing denied is billed.
+        # The account's billing periods cannot be read now. Use the default ones: denied requests are not billed.
         timezone, anchor, kept, periods = _snapshot.billing(None)
     owner = account[len("account:") :] if account else ""
     return Usage(owner, key, tuple(Meter(name) for name, _cost in costs), periods, timezone, anchor, kept)
@@ -114,7 +121,7 @@ def _add_totals() -> None:
 
 
 def clear() -> None:
-    """Forget all counts: they belong to the parent of a forked process."""
+    """Forget all counts. A forked process does this, since the counts belong to its parent."""
     global _lock
     _lock = threading.Lock()
     _decided.clear()

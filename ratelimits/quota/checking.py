@@ -1,6 +1,6 @@
-"""Answer a request: find the rules that apply, have the engine decide, and follow a failure policy if it cannot.
+"""Answer a request: find the rules that apply, and let the engine decide. If it cannot, follow the failure policies.
 
-Every entry point (the DRF throttle, the middleware, the decorators) calls `check` or `acheck`; nothing else decides.
+Every entry point (the DRF throttle, the middleware, the decorators) calls `check` or `acheck`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 #: The cost of a request by default.
 ONE_REQUEST: Mapping[str, int] = {"requests": 1}
 ONE_ITEM = tuple(ONE_REQUEST.items())
-#: Maximum number of repeated decisions, with newer rules or for fewer permits, before the failure policy decides.
+#: A decision is repeated if the rules were too old, or if too many permits were asked for. After this number of
+#: repetitions the failure policy decides.
 RELOADS = 3
 
 breaker = Breaker()
@@ -48,9 +49,9 @@ os.register_at_fork(after_in_child=local.clear)
 
 
 def _load_version(version: int) -> None:
-    """Load the rules of a version that the server reported when it counted refusals.
+    """Load the rules of a version that Redis reported when it counted refusals.
 
-    A process that only repeats refusals asks for no decision, so nothing else tells it that the rules have changed.
+    A process that only repeats refusals learns of an edit only in this way, because it asks Redis for no decisions.
     """
     try:
         rules.reload(version)
@@ -62,14 +63,15 @@ sender = Sender(denials, current_server, _load_version, access.take)
 
 
 class Answer(NamedTuple):
-    """Whether a request may proceed.
+    """The answer to a request.
 
-    decision     the engine's; None if it could not be asked and the failure policy answered
-    prepared     the rules that applied; None if they could not be read
-    retry_after  in seconds; None if the same request can never be admitted
+    allowed      whether the request may proceed
+    decision     the engine's decision; None if a failure policy, a block or an allow answered
+    prepared     the rules that apply; None if they could not be read
+    retry_after  seconds until the same request would be admitted; None if it can never be
     wait         seconds that the caller must wait before the request proceeds
-    unavailable  a failure policy refused, so the client has done nothing wrong
-    access       the block that refused or the allow that exempted the request; then no rule was asked
+    unavailable  True if a failure policy refused the request, because there was no decision
+    access       the block that refused the request, or the allow that exempted it; None if rules decided
     """
 
     allowed: bool
@@ -94,7 +96,7 @@ class Answer(NamedTuple):
         if binding is not None and decision is not None and prepared is not None:
             remaining, reset = decision.remaining, retry_after
             if allowed or reset is None:
-                # A limit of 0 never has permits, so it has no reset.
+                # A limit with capacity 0 never has permits, so it has no reset.
                 reset = decision.reset_after if remaining or decision.limit != 0 else None
             fields["RateLimit-Policy"] = prepared.policies
             fields["RateLimit"] = headers.standing(prepared.quoted[binding], remaining, reset)
@@ -106,7 +108,7 @@ class Answer(NamedTuple):
 
 
 def _begin_test(**kwargs: object) -> None:
-    """Forget refusals, failures and spent permits of the test before."""
+    """Forget the refusals, failures and spent permits of the previous test."""
     denials.clear()
     access.clear()
     breaker.succeeded()
@@ -125,11 +127,16 @@ def check(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """Decide and count one request of `identity`, in `scope`, with HTTP `method` and `costs` by meter.
+    """Decide and count one request.
 
-    If all its rules prefetch, the request spends permits that this process has, and is not counted. With `at_once` a
-    request that would have to wait is refused, and not charged. Raise WrongCost for costs that make no sense. If the
-    server cannot be asked, the rules' failure policies decide.
+    identity  who makes the request
+    scope     the scope of the view, by which rules are chosen
+    method    the HTTP method
+    costs     the cost of the request in each meter
+    at_once   refuse a request that would have to wait, without charging it
+
+    If all rules that apply allow prefetching, the request spends prefetched permits and is not counted as usage. If
+    Redis cannot be asked, the rules' failure policies decide. Raise WrongCost for costs that are not valid.
     """
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _cache_key(identity, scope, method, costs, at_once)
@@ -173,7 +180,7 @@ def check(
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
+    except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
     return _answer_without_decision(prepared, identity, costs, metered)
 
@@ -186,7 +193,7 @@ async def acheck(
     *,
     at_once: bool = False,
 ) -> Answer:
-    """Do the same as `check`, in async code. A caller that is cancelled meanwhile is not charged."""
+    """Do the same as `check`, in async code. If the caller is cancelled, the request is not charged."""
     costs = costs if costs is ONE_REQUEST else valid(costs)
     cache_key = _cache_key(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
@@ -229,7 +236,7 @@ async def acheck(
             )
             if answer is not None:
                 return answer
-    except BaseException as error:  # noqa: BLE001  (raised again there unless the failure policy answers it)
+    except BaseException as error:  # noqa: BLE001  (_note raises it again unless a failure policy can answer)
         _note(error, identity, costs, metered)
     return _answer_without_decision(prepared, identity, costs, metered)
 
@@ -237,7 +244,7 @@ async def acheck(
 def _cache_key(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """Return what two requests must have in common to be decided alike."""
+    """Return the cache key of a request. Two requests with the same key can be decided by the same command."""
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
     return identity, scope, method, at_once, *costs.items()
@@ -258,16 +265,19 @@ def _answer(
 def _recorded(
     decision: Decision, prepared: Prepared, cache_key: tuple[object, ...], permits: PrefetchedPermits, fetch: Fetch
 ) -> Answer | None:
-    """Return the answer to the request for which permits were fetched; None if too many were asked for: fetch again."""
-    taken = Answer(decision.allowed, PrefetchedDecision(decision.call, decision.reply), prepared)
-    if not permits.record(fetch, decision, taken):
+    """Record prefetched permits, and return the answer to this request.
+
+    Return None if the fetch was refused but asked for permits of several requests: the caller then fetches again.
+    """
+    answer = Answer(decision.allowed, PrefetchedDecision(decision.call, decision.reply), prepared)
+    if not permits.record(fetch, decision, answer):
         return None
-    return taken if decision.allowed else _refused(decision, prepared, cache_key)
+    return answer if decision.allowed else _refused(decision, prepared, cache_key)
 
 
 def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ...]) -> Answer:
     seconds = conf.DENY_CACHE_SECONDS
-    # Do not keep a refusal that has no version to compare: an edit would take effect later than promised.
+    # Keep a refusal only if it has a version: without one, Redis cannot report that the rules have changed.
     if seconds > 0 and decision.call.version is not None:
         sender.start()
         denials.keep(cache_key, decision, seconds, prepared)
@@ -275,7 +285,7 @@ def _refused(decision: Decision, prepared: Prepared, cache_key: tuple[object, ..
 
 
 def _blocked(decision: Decision, prepared: Prepared) -> Answer:
-    """Return the refusal of a rule with capacity 0. It needs no call, and is counted with the repeated refusals."""
+    """Return the refusal of a rule with capacity 0. Count it like a repeated refusal, since Redis is not asked."""
     denials.count(decision)
     sender.start()
     return Answer(False, decision, prepared, None)
@@ -284,9 +294,9 @@ def _blocked(decision: Decision, prepared: Prepared) -> Answer:
 def by_row(
     commands: PreparedCommands, identity: Identity, costs: Mapping[str, int] = ONE_REQUEST, *, again: bool = True
 ) -> Answer | None:
-    """Return the answer of a block or an allow to a request, and count it; None if the rules decide.
+    """Return the answer of the block or allow that applies to a request, and count it; None if there is none.
 
-    Neither needs a call. With `again`, first read what this process has edited since it read its rules.
+    Redis is not asked. With `again`, read the rules again first if this process has edited some since it read them.
     """
     snapshot = commands.snapshot
     assert snapshot is not None
@@ -305,7 +315,7 @@ def by_row(
 
 
 async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mapping[str, int]) -> Answer | None:
-    """Do as `by_row`, awaited."""
+    """Do the same as `by_row`, in async code."""
     if commands.newest or not commands.snapshot or commands.snapshot.access(identity) is None:
         return by_row(commands, identity, costs, again=False)
     if await _areread(commands):
@@ -314,7 +324,7 @@ async def _aby_row(commands: PreparedCommands, identity: Identity, costs: Mappin
 
 
 def _reread(commands: PreparedCommands) -> bool:
-    """Read what this process has edited since it read its rules. Return whether the rules have changed."""
+    """Read the rules again, because this process has edited some. Return whether the rules have changed."""
     commands.publications = publications()
     try:
         return rules.reload() is not commands.snapshot
@@ -334,7 +344,7 @@ async def _areread(commands: PreparedCommands) -> bool:
 
 
 def _repeated(denied: Denied) -> Answer:
-    """Return the answer of a refusal that still stands, with the time that is left."""
+    """Return the answer of a repeated refusal. Its retry_after is the time that is left now."""
     left = denied.decision.retry_after
     if left is not None:
         left = max(left - (denials.clock() - denied.since), 1 / MICROSECONDS)
@@ -342,9 +352,9 @@ def _repeated(denied: Denied) -> Answer:
 
 
 def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], metered: bool) -> None:
-    """Declare a request whose outcome is unknown. Raise the error again unless a failure policy handles it.
+    """Note a failed call in the breaker and the process totals. Raise the error again if no failure policy can answer.
 
-    If a caller was cancelled or stopped, the `__cause__` of its error is the lost reply.
+    If the caller was cancelled or stopped, the engine's error is the `__cause__` of the caller's error.
     """
     answered = isinstance(error, (RulesUnavailable, Unavailable, ResponseError))
     cause = error if answered else error.__cause__
@@ -360,7 +370,7 @@ def _note(error: BaseException, identity: Identity, costs: Mapping[str, int], me
 def _answer_without_decision(
     prepared: Prepared | None, identity: Identity, costs: Mapping[str, int], metered: bool
 ) -> Answer:
-    """Return the answer by the rules' failure policies, or by the setting if the rules could not be read."""
+    """Return the answer of the rules' failure policies; of the setting FAILURE_POLICY if the rules cannot be read."""
     applied = [rule for rule in prepared.rules if rule.mode is Mode.ENFORCE] if prepared is not None else []
     if any(rule.algorithm.closed and costs[rule.meter] > 0 for rule in applied):
         return Answer(False, None, prepared, None)

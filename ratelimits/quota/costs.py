@@ -14,11 +14,11 @@ MAX_METERS = 100
 
 
 class WrongCost(ValueError):
-    """Costs that make no sense. The view has to be corrected."""
+    """The costs of a request are not valid. The view that gives these costs must be corrected."""
 
 
 def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the costs by meter, as integers, if they make sense. Raise WrongCost otherwise."""
+    """Return the costs by meter, as integers. Raise WrongCost if they are not valid."""
     if not costs:
         raise WrongCost("a request needs at least one meter, such as {'requests': 1}")
     if len(costs) > MAX_METERS:
@@ -31,7 +31,7 @@ def valid(costs: Mapping[str, int]) -> Mapping[str, int]:
             raise WrongCost(f"the cost in {shown(meter)} must be a whole number from 0 to 2**40, not {shown(cost)}")
     if all(type(cost) is int for cost in costs.values()):
         return costs
-    # Whole numbers of other types cannot all be added up: a float and a Decimal, for example.
+    # Convert other number types, because some cannot be added to each other, such as a float and a Decimal.
     return {meter: int(cost) for meter, cost in costs.items()}
 
 
@@ -40,5 +40,5 @@ def _is_cost(cost: Any) -> bool:
         return 0 <= cost <= MAX_COST
     try:
         return type(cost) is not bool and cost % 1 == 0 and 0 <= cost <= MAX_COST
-    except (TypeError, ArithmeticError):  # no number, or one that cannot be compared: NaN, a complex number
+    except (TypeError, ArithmeticError):  # not a number, or one that cannot be compared, such as NaN
         return False

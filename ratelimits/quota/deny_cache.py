@@ -1,9 +1,10 @@
-"""Repeat refusals that cannot change yet, without asking the server again.
+"""Keep refusals in memory, and repeat them without asking Redis.
 
-A refusal is repeated until the moment that its retry_after names, and for DENY_CACHE_SECONDS at most. So a change that
-admits more (an edit, a reset, a refund) takes effect within that time; a change that admits less makes no difference to
-a refusal. Each repetition is counted as denied, and so is each refusal by a limit of capacity 0, for which no server is
-asked. The counts are sent to the server every second, and when the process ends.
+A refusal is repeated until its retry_after has passed, but for at most DENY_CACHE_SECONDS. An edit, a reset or a refund
+that would admit the request takes effect after this time at the latest.
+
+Redis does not see the repeated refusals, nor the refusals of limits with capacity 0, for which it is not asked. This
+module counts them, and sends the counts to Redis every second and when the process ends.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from ratelimits.engine.transport.connection import NotSent, Unavailable
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of refusals that are kept. Beyond it the refusals are forgotten, but not their counts.
+#: Maximum number of refusals that are kept. If it is reached, all refusals are forgotten, but not their counts.
 MAX_REFUSALS = 50_000
-#: Seconds between two times that the counts are sent.
+#: The counts are sent every INTERVAL seconds.
 INTERVAL = 1.0
 
 
 class Denied:
-    """A refusal: the decision, when it was made and until when it may be repeated (seconds of the cache's clock).
+    """A refusal that may be repeated.
 
-    `payload` is what the caller of `keep` wants back. `repeated` has one item for each repetition, since appending to a
-    list needs no lock.
+    since     when it was decided, in seconds of the cache's clock
+    until     until when it may be repeated, in seconds of the cache's clock
+    payload   an object that the caller of `keep` gets back
+    repeated  a list with one item for each repetition, since appending to a list needs no lock
     """
 
     __slots__ = ("decision", "payload", "repeated", "since", "until")
@@ -73,7 +76,7 @@ class DenyCache:
         self._decided.append(decision)
 
     def look(self, cache_key: Hashable) -> Denied | None:
-        """Return the refusal that still stands for a request, and count it again; None if the server must decide."""
+        """Return the refusal to repeat for a request, and count the repetition; None if the server must decide."""
         denied = self._known.get(cache_key)
         if denied is None or self.clock() >= denied.until:
             return None
@@ -81,7 +84,10 @@ class DenyCache:
         return denied
 
     def keep(self, cache_key: Hashable, decision: Decision, seconds: float, payload: Any = None) -> None:
-        """Keep a refusal, to be repeated for at most `seconds`, unless it can change at any moment."""
+        """Keep a refusal, to be repeated for at most `seconds`.
+
+        Do not keep it if the limit may admit again at any moment, as a concurrency limit may.
+        """
         number = decision.binding
         if seconds <= 0 or number is None:
             return
@@ -118,7 +124,7 @@ class DenyCache:
         ]
 
     def put_back(self, unsent: list[Counted]) -> None:
-        """Keep counts that could not be sent for the next `take`, at most MAX_REFUSALS of them."""
+        """Keep counts that were not sent, so that the next `take` returns them: at most MAX_REFUSALS."""
         with self._lock:
             self._unsent += unsent
             if len(self._unsent) > MAX_REFUSALS:
@@ -126,7 +132,7 @@ class DenyCache:
                 del self._unsent[:-MAX_REFUSALS]
 
     def clear(self) -> None:
-        """Forget everything, counts included: they belong to the parent of a forked process."""
+        """Forget all refusals and counts. A forked process does this, since they belong to its parent."""
         self._lock = threading.Lock()
         self._known.clear()
         self._ended.clear()
@@ -142,10 +148,10 @@ def _counted(decision: Decision, usage: Usage, requests: int) -> Counted:
 
 
 def send(server: Server, counted: list[Counted], on_version: Callable[[int], object] | None = None) -> list[Counted]:
-    """Count refusals in the open batches. Return those that were certainly not sent.
+    """Count refusals in the open batches in Redis. Return the counts that were certainly not sent.
 
-    Stop trying if the server does not answer. If a reply was lost, do not send the counts again, but log an error.
-    Call `on_version` with the version of the configuration that the server has.
+    If the server does not answer, do not send the rest. If a reply was lost, log an error: the counts are not sent
+    again, since they may have arrived. Call `on_version` with the version of the rules that the server has.
     """
     version = 0
     together: dict[tuple[int, tuple[int, ...]], list[Counted]] = {}
@@ -168,17 +174,17 @@ def send(server: Server, counted: list[Counted], on_version: Callable[[int], obj
             if isinstance(error, NotSent):
                 unsent += some
             else:
-                logger.error("Refusals that this process answered could not be counted as denied: %s", error)
+                logger.error("Refusals that this process repeated may not be counted as denied: %s", error)
     if version and on_version is not None:
         on_version(version)
     return unsent
 
 
 class Sender:
-    """Sends a cache's counts every INTERVAL seconds, from the first refusal on, and when the process ends.
+    """Sends the counts of a cache every INTERVAL seconds and when the process ends. The first refusal starts it.
 
-    `on_version` is called with the version of the configuration that the server has, but not when the process ends.
-    `more` returns what others have counted.
+    on_version  called with the version of the rules that the server has, but not when the process ends
+    more        returns counts from elsewhere, to be sent too
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A limiter of this process alone, which decides while the server is away."""
+"""A limiter in the memory of this process. It decides for rules with the failure policy "local" if Redis fails."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ratelimits.algorithms.limits import Algorithm
 from ratelimits.algorithms.parsing import MICROSECONDS
 
-#: Maximum number of limits that are kept. Those unused longest are forgotten first.
+#: Maximum number of limits that are kept. The limits that were not used for the longest time are forgotten first.
 MAX_KEYS = 100_000
 
 
 class LocalLimiter:
-    """Admits at most a limit's quota per window in this process, by a bucket that refills over the window.
+    """Limits the requests of this process with a bucket: its size is the limit's quota, and it refills in one window.
 
-    It protects a service while the server is away. It is not exact, and what it admits is not counted as usage.
+    It protects a service while Redis does not answer. It is not exact, and its requests are not counted as usage.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,12 +25,12 @@ class LocalLimiter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was spent: in a forked process it belongs to the parent, and a thread of it may hold the lock."""
+        """Forget the spent permits and make a new lock. A forked process does this: both belong to its parent."""
         self._lock = threading.Lock()
         self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def admits(self, asked: list[tuple[str, str, Algorithm, int]]) -> bool:
-        """Charge all of these (key, name, algorithm, cost) and return True; or none if one has too little left."""
+        """Charge all of these limits (key, name, algorithm, cost) and return True. If one refuses, charge none."""
         now = self._clock()
         with self._lock:
             charged: dict[tuple[str, str], float] = {}

@@ -1,10 +1,10 @@
-"""Finish an admitted request: end its leases, and give back its cost after a server error.
+"""Finish an admitted request: end its leases, and refund it after a server error.
 
-Leases end when the response is made, or for a stream when it has ended or was closed. At the latest they end when
-Django closes the request, which it does after it has sent the response. So the leases of a throttle end too, although
-a throttle sees no response.
+Leases (places under a limit on concurrency) end when the response is made. The leases of a streaming response end when
+its stream has ended or was closed. At the latest, leases end when Django closes the request after it has sent the
+response. This also ends the leases of a DRF throttle, since a throttle does not see the response.
 
-No function here raises an error of its own, since the response is on its way. It logs what could not be done.
+If a refund or a release fails, the functions here log an error instead of raising it: the response must still be sent.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ logger = logging.getLogger(__name__)
 _Step = Callable[[Receipt], Decision]
 _Steps = list[tuple[_Step, Receipt]]
 _AWAITED: dict[_Step, Callable[[Receipt], Awaitable[Decision]]] = {refund: arefund, release: arelease}
-#: The errors with which a request ends after its client has gone.
-_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
-#: The errors with which a step fails: Stale if the server's clock enters another calendar window at this moment.
+#: The errors that end a request if its client has closed the connection.
+_CLIENT_GONE = (asyncio.CancelledError, concurrent.futures.CancelledError)
+#: The errors of a failed step. Stale occurs if another calendar window begins at this moment.
 _FAILURES = (Unavailable, ResponseError, Stale)
 _OPEN = "_ratelimits_open"
 _ABANDONED = "_ratelimits_abandoned"
 
 
 class _Open:
-    """The answers of a request whose charge or leases may still be given back, each once, by any entry point."""
+    """The answers to a request that may still have to be refunded (`charged`) or whose leases must end (`leased`).
+
+    Several entry points may finish one request. Each answer is taken out of its list, so that this happens once.
+    """
 
     __slots__ = ("charged", "leased", "watched")
 
     def __init__(self) -> None:
         self.charged: list[Answer] = []
         self.leased: list[Answer] = []
-        #: The response whose stream ends the leases, if it streams.
+        #: The streaming response whose end also ends the leases, if there is one.
         self.watched: HttpResponseBase | None = None
 
 
 def begin(request: Any, answer: Answer) -> None:
-    """Set Django's `request.quota` to the answer. If it admits, prepare what its end refunds and releases."""
+    """Set Django's `request.quota` to the answer. If the request is admitted, prepare its refund and its release."""
     request.quota = answer
     if not answer.allowed or answer.decision is None:
         return
@@ -67,7 +70,7 @@ def begin(request: Any, answer: Answer) -> None:
 
 
 def _close(request: Any) -> None:
-    # Remove this method, so that the class's own one is called and the request does not refer to itself.
+    # Remove this method from the request, so that request.close() below calls the method of the class.
     vars(request).pop("close", None)
     try:
         end(request)
@@ -76,25 +79,28 @@ def _close(request: Any) -> None:
 
 
 def finish(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Finish a request whose response is made: refund it for a status of 500 or above, unless BILL_ERRORS is set.
+    """Finish a request that has a response. Refund it if the status is 500 or above and BILL_ERRORS is not set.
 
-    End its leases, unless the response streams: then they end with the stream.
+    End its leases, unless the response streams: then the leases end with the stream.
     """
     _run(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
 
 
 async def afinish(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Do as `finish`, awaited."""
+    """Do the same as `finish`, in async code."""
     await _arun(_steps(request, failed=response.status_code >= 500, ended=not _streams(request, response)))
 
 
 def leave(request: HttpRequest, response: HttpResponseBase) -> None:
-    """End the leases of a request whose view has returned. Refund nothing: the middleware sees the final status."""
+    """End the leases of a request whose view has returned.
+
+    Do not refund it: the middleware does, by the final status.
+    """
     _run(_steps(request, ended=_made(response) and not _streams(request, response)))
 
 
 async def aleave(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Do as `leave`, awaited."""
+    """Do the same as `leave`, in async code."""
     await _arun(_steps(request, ended=_made(response) and not _streams(request, response)))
 
 
@@ -104,48 +110,49 @@ def end(request: Any) -> None:
 
 
 async def aend(request: Any) -> None:
-    """Do as `end`, awaited."""
+    """Do the same as `end`, in async code."""
     await _arun(_steps(request))
 
 
 def fail(request: HttpRequest, error: BaseException) -> None:
     """Finish a request that ends without a response.
 
-    End its leases. If the client has gone, the charge stays, since work was begun. Any other error is a server error.
+    End its leases. Refund it, unless the client has closed the connection: then the work was begun, so it is charged.
     """
-    _run(_steps(request, failed=not isinstance(error, _GONE)))
+    _run(_steps(request, failed=not isinstance(error, _CLIENT_GONE)))
 
 
 async def afail(request: HttpRequest, error: BaseException) -> None:
-    """Do as `fail`, awaited, even if the caller is cancelled. Wait for a sync view that still runs in its thread.
+    """Do the same as `fail`, in async code, even if the caller is cancelled.
 
-    If that view has not begun, because its request is still being decided or waits, it will not begin.
+    If a sync view still runs in its thread, wait for its end. If the view has not begun, because its request is still
+    being decided or waits, it will not begin.
     """
-    if isinstance(error, _GONE):
+    if isinstance(error, _CLIENT_GONE):
         vars(request)[_ABANDONED] = True
     await _surely(partial(fail, request, error))
 
 
 def is_abandoned(request: HttpRequest | None) -> bool:
-    """Return whether a request's client is known to have gone."""
+    """Return whether the request's client is known to have closed the connection."""
     return request is not None and _ABANDONED in vars(request)
 
 
 def give_back(answer: Answer) -> None:
-    """Refund an answer whose request has not begun."""
+    """Refund a request whose view has not begun."""
     receipt = answer.decision.receipt if answer.decision is not None else None
     if receipt is not None:
         _run([(refund, receipt)])
 
 
 async def agive_back(answer: Answer) -> None:
-    """Do as `give_back`, awaited, even if the caller is cancelled."""
+    """Do the same as `give_back`, in async code, even if the caller is cancelled."""
     if answer.decision is not None and answer.decision.receipt is not None:
         await _surely(partial(give_back, answer))
 
 
 def _steps(request: Any, *, failed: bool = False, ended: bool = True) -> _Steps:
-    """Return the steps for a request that has failed or ended, and remove them, so that each is done once."""
+    """Return the refunds and releases that a failed or ended request needs. Each of them is returned only once."""
     open_: _Open | None = vars(request).get(_OPEN)
     if open_ is None:
         return []
@@ -196,15 +203,15 @@ async def _arun(steps: _Steps) -> None:
             except _FAILURES as error:
                 _log(step, receipt, error)
     except asyncio.CancelledError:
-        # Each step takes effect once, so it is safe to repeat all of them.
+        # Repeat all steps. This is safe, because each step takes effect only once.
         await _surely(partial(_run, steps, again=True))
         raise
 
 
 def _stays(receipt: Receipt) -> None:
     logger.warning(
-        "A request that was settled ended in a server error: what it was settled at stays billed (receipt %s)."
-        " Settle when nothing can fail any more, or settle at 0.",
+        "A settled request ended in a server error. It stays billed as it was settled (receipt %s)."
+        " Settle a request only when nothing can fail any more, or settle it at 0.",
         receipt.nonce,
     )
 
@@ -218,24 +225,25 @@ _running: set[asyncio.Future[None]] = set()
 
 
 async def _surely(do: Callable[[], None]) -> None:
-    """Call `do` in the request's own thread, after what still runs there, even if the caller is cancelled again."""
-    doing = asyncio.ensure_future(sync_to_async(do)())
-    _running.add(doing)  # an event loop does not keep its tasks alive
-    doing.add_done_callback(_running.discard)
-    await asyncio.shield(doing)
+    """Call `do` in the request's thread, after the work that still runs there, even if the caller is cancelled."""
+    task = asyncio.ensure_future(sync_to_async(do)())
+    _running.add(task)  # an event loop does not keep its tasks alive
+    task.add_done_callback(_running.discard)
+    await asyncio.shield(task)
 
 
 def _made(response: Any) -> bool:
-    """Return whether a response is complete: a template may be rendered after the view has returned."""
+    """Return whether the response is rendered. Django may render a template after the view has returned."""
     return getattr(response, "is_rendered", True) is True
 
 
 def _streams(request: Any, response: Any) -> bool:
-    """Return whether leases end later, with the response's stream. If so, make the stream end them."""
+    """Return whether the leases end with the response's stream. If so, change the stream so that it ends them."""
     open_: _Open | None = vars(request).get(_OPEN)
     if not getattr(response, "streaming", False) or open_ is None or not open_.leased:
         return False
-    # A WSGI server may send a file itself, and closes it afterwards.
+    # A WSGI server may send a file itself, without this stream. It closes the response afterwards, which ends the
+    # leases.
     by_server = isinstance(request, WSGIRequest) and getattr(response, "file_to_stream", None) is not None
     if open_.watched is not response and not by_server:
         open_.watched = response
@@ -251,7 +259,8 @@ def _watched(request: Any, content: Iterator[bytes]) -> Iterator[bytes]:
         # Django's ASGI handler does not close a response whose stream fails.
         end(request)
         raise
-    # The ASGI handler reads the whole stream before it sends any. There the lease ends when the response is closed.
+    # Under ASGI the handler reads the whole stream before it sends anything. So the leases end when it closes the
+    # response.
     if isinstance(request, WSGIRequest):
         end(request)
 

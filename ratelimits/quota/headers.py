@@ -21,7 +21,7 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 
 
 class Policy(NamedTuple):
-    """What a client learns about a limit: name, quota in permits, and window in seconds (None: no window)."""
+    """A limit as clients see it: its name, its quota in permits, and its window in seconds (None: no window)."""
 
     name: str
     quota: int
@@ -37,7 +37,7 @@ def policy(name: str, algorithm: Algorithm) -> Policy:
     return Policy(name, quota, None if micros is None or not quota else max(ceil(micros / MICROSECONDS), 1))
 
 
-#: What a String of RFC 9651 cannot have. Django refuses a header with the end of a line.
+#: Characters that a String of RFC 9651 cannot have.
 _UNPRINTABLE = re.compile("[^ -~]")
 
 
@@ -56,7 +56,10 @@ def policies(all_policies: Sequence[Policy]) -> str:
 
 
 def standing(name: str, remaining: int, reset: float | None) -> str:
-    """Return the RateLimit field: the binding policy's quoted name, permits left, seconds until more (None: never)."""
+    """Return the RateLimit field for the binding limit.
+
+    `name` is its quoted name, `remaining` the permits left, `reset` the seconds until there are more (None: never).
+    """
     if reset is None:
         return f"{name};r={remaining}"
     return f"{name};r={remaining};t={ceil(reset)}"
@@ -68,7 +71,7 @@ def retry_after(seconds: float) -> str:
 
 
 def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
-    """Return the X-RateLimit fields, which many clients know. The reset, in seconds from now, is left out if None."""
+    """Return the older X-RateLimit fields. `reset` is in seconds from now; if it is None, leave its field out."""
     fields = {"X-RateLimit-Limit": str(limit), "X-RateLimit-Remaining": str(remaining)}
     if reset is not None:
         fields["X-RateLimit-Reset"] = str(ceil(reset))
@@ -76,7 +79,7 @@ def legacy(limit: float, remaining: int, reset: float | None) -> dict[str, str]:
 
 
 def unavailable() -> dict[str, Any]:
-    """Return the body of a refusal because no decision could be made."""
+    """Return the body of a refusal by a failure policy, because Redis could not be asked."""
     return {"title": "The quota of this request cannot be checked now", "status": 503}
 
 
@@ -86,7 +89,10 @@ def blocked(status: int, message: str) -> dict[str, Any]:
 
 
 def problem(violated: Sequence[str], seconds: float | None) -> dict[str, Any]:
-    """Return the body of a refusal as application/problem+json (RFC 9457). It would pass in `seconds` (None: never)."""
+    """Return the body of a refusal by rules, as application/problem+json (RFC 9457).
+
+    `violated` are the names of the rules. The request would be admitted in `seconds` (None: never).
+    """
     detail = (
         "This request can never be admitted." if seconds is None else f"Try again in {max(ceil(seconds), 1)} seconds."
     )

@@ -1,4 +1,4 @@
-"""What the entry points share: a view's cost and scope, and the responses and fields that an answer makes."""
+"""Functions for all entry points (DRF throttle, middleware, decorators): a view's cost and scope, and its responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ Cost = int | Mapping[str, int]
 
 
 def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[str, int]:
-    """Return a view's costs by meter. None is one request, a number that many requests; a callable returns either."""
+    """Return a view's costs by meter.
+
+    None means one request. A number is the cost in the meter "requests". A callable is called with `about` and returns
+    one of these.
+    """
     if callable(cost):
         cost = cost(*about)
     if cost is None:
@@ -28,12 +32,12 @@ def costs_of(cost: Cost | Callable[..., Cost] | None, *about: Any) -> Mapping[st
 
 
 def wrong_cost(error: WrongCost, view: object) -> WrongCost:
-    """Return the error with the name of the view that has this cost."""
+    """Return the same error with the view's name in its message."""
     return WrongCost(f"{_named(view)}: {error}")
 
 
 def scope_of(scope: object, view: object) -> str:
-    """Return a view's scope as text, even if it is lazy. Raise ImproperlyConfigured if it is not a text."""
+    """Return a view's scope as a str, also if it is a lazy text. Raise ImproperlyConfigured if it is not a text."""
     if isinstance(scope, str):
         return scope
     if isinstance(scope, Promise):
@@ -60,7 +64,7 @@ def refusal(answer: Answer) -> HttpResponse:
 
 
 def with_headers(response: HttpResponseBase, answer: Answer) -> HttpResponseBase:
-    """Set the RateLimit fields on a response, unless it has them, and return it."""
+    """Set the RateLimit fields of a response, except those that it has already. Return the response."""
     for field, value in answer.headers().items():
         response.headers.setdefault(field, value)
     return response

@@ -1,4 +1,7 @@
-"""What people do to one key: see where its limits stand, reset one, and record who did it."""
+"""Show how much one key has left under its limits, and reset a limit of the key.
+
+A reset is recorded with who did it.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,24 @@ from ratelimits.models.keys import validate_key
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: How far back the ledger is searched for the account of a key, in seconds, and how many accounts are named.
-_SEEN_WITHIN, _MAX_NAMED = 2 * 86_400, 5
+#: To find the account of a key, the ledger is searched this many seconds back.
+_SEEN_WITHIN = 2 * 86_400
+#: Maximum number of accounts that an error names.
+_MAX_NAMED = 5
 #: Stands for the account of a key that has none.
 NO_ACCOUNT = "-"
 
 
 class NotOperatedError(Exception):
-    """Nothing was done; the message says why, and what to do instead."""
+    """Nothing was done. The message says why, and what to do instead."""
 
 
 def identity_of(key: str, account: str = "") -> Identity:
-    """Return the identity of a key, with its account: the given one, or else the only one in its latest usage.
+    """Return the identity of a key, with its account. If no account is given, take the account from the latest usage.
 
-    The account NO_ACCOUNT stands for none. Raise ValidationError if the text is not a key, and NotOperatedError if the
-    account of a user or API key is not known: under another account nothing would be found of the key.
+    NO_ACCOUNT means that the key has no account. Raise ValidationError if the text is not a key. Raise NotOperatedError
+    if the latest usage of a user or API key does not name exactly one account: the key's limits are stored with the
+    account, so they would not be found.
     """
     validate_key(key)
     kind, _colon, name = key.partition(":")
@@ -59,7 +65,7 @@ def _account_of(key: str) -> str:
     accounts = sorted(lines.exclude(account="").order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
     if not accounts:
         text = _(
-            "The account of %(key)s is not known: it has no usage of the last days. Name the account, or %(none)s."
+            "The account of %(key)s is not known: it has no usage in the last days. Name the account, or %(none)s."
         )
         raise NotOperatedError(text % {"key": key, "none": _("%s if it has none") % NO_ACCOUNT})
     if len(accounts) > 1:
@@ -69,7 +75,7 @@ def _account_of(key: str) -> str:
 
 
 def _rules_named(name: str = "") -> Choice:
-    """Choose the rules of this name, or all rules, in every scope."""
+    """Return a function that chooses the rules with this name in every scope; "" for all rules."""
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
         rows = [row for row in snapshot.rows.rules.values() if name in ("", row.name)]
@@ -82,17 +88,21 @@ def _rules_named(name: str = "") -> Choice:
 
 
 def limits_of(identity: Identity) -> list[tuple[AppliedRule, str, Standing]]:
-    """Return every rule that limits an identity, the key that it counts, and what is left. Raise UNAVAILABLE."""
+    """Return every rule that limits an identity, with the key that the rule counts and what is left.
+
+    Raise one of the errors UNAVAILABLE.
+    """
     rules.reload()
     return sorted(standings(identity, _rules_named()), key=lambda one: one[0].name)
 
 
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
-    """Return the rules of a name that count exactly this key, and what is left.
+    """Return the rules with this name that count exactly this key, and what is left.
 
-    Raise as `identity_of` does, NotOperatedError if there is no such rule, and UNAVAILABLE.
+    Raise the errors of `identity_of`, NotOperatedError if no rule with this name counts the key, or one of UNAVAILABLE.
     """
-    # The server says nothing of newer rules if none of the known ones concerns the key.
+    # Read the newest rules first: if no known rule applies to the key, the server is not asked and cannot name newer
+    # ones.
     rules.reload()
     rules_of_name = standings(identity_of(key, account), _rules_named(rule))
     counted = [one for one in rules_of_name if one[1] == key]
@@ -103,10 +113,10 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
 
 
 def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None) -> KeyReset:
-    """Delete what a key has used under a rule, as if never used, and record it. Usage stays counted.
+    """Delete the state of a key under a rule, as if the key was never used, and record this. Do not change the usage.
 
-    A process that repeats a refusal from memory does so for at most DENY_CACHE_SECONDS. Raise ValidationError for a
-    key or reason that makes no sense, NotOperatedError if the rule does not count the key, and UNAVAILABLE.
+    A process may still repeat an earlier refusal for at most DENY_CACHE_SECONDS. Raise ValidationError for a wrong key
+    or reason, NotOperatedError if the rule does not count the key, or one of the errors UNAVAILABLE.
     """
     identity = identity_of(key, account)
     row = KeyReset(key=key, account=identity.owner, rule=rule, reason=reason, by=by)
@@ -120,7 +130,8 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
             yield replace(selection, rules=own)
 
     with transaction.atomic(using=conf.DATABASE):
-        # First, so that nothing is reset without a record; if the server cannot be asked, there is no record either.
+        # Save the record first, so that nothing is reset without a record. If the reset fails, the record is rolled
+        # back.
         row.save(using=conf.DATABASE)
         uncounted(identity, choose, Op.RESET)
     return row

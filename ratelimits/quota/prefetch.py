@@ -1,8 +1,10 @@
-"""Prefetched permits: a process takes the permits of several requests in one call, and spends them without a call.
+"""Prefetched permits: a process takes permits for several requests in one call, and later spends them without a call.
 
-This works only for windows whose start depends on the clock alone. Their permits all come back at one moment, which the
-reply names, and prefetched permits end before it. Other algorithms give permits back one by one. These, and
-the permits that a process still holds, would together exceed the limit. Permits not spent in time are given back.
+This works only for fixed and calendar windows whose start depends on the clock alone. All permits of such a window come
+back at its end. The reply of the server names this moment, and prefetched permits end before it. Other algorithms give
+permits back one by one, so new permits and prefetched permits together could exceed the limit.
+
+Permits that were not spent in time are given back to the server.
 """
 
 from __future__ import annotations
@@ -31,16 +33,19 @@ logger = logging.getLogger(__name__)
 #: The clocks of this machine and of the server differ. So prefetched permits end earlier than their window: by MARGIN
 #: seconds, and by the part DRIFT of the time until the window ends.
 MARGIN, DRIFT = 0.001, 0.001
-#: A process takes at most this part (1/SHARE) of what a limit has left: other processes need permits too.
+#: A process takes at most 1/SHARE of the permits that a limit has left, because other processes need permits too.
 SHARE = 8
-#: Seconds between two searches for permits that were not spent in time.
+#: Permits that were not spent in time are given back every INTERVAL seconds.
 INTERVAL = 1.0
-#: Seconds for which the server keeps the receipt of what was given back. It is never given back twice.
+#: Seconds for which the server remembers that permits were given back, so that this does not happen twice.
 REMEMBERED = 60.0
 
 
 class Fetch(NamedTuple):
-    """The command that takes the permits of `size` requests, and the moment `asked`, by PrefetchedPermits' clock."""
+    """The command that takes the permits of `size` requests.
+
+    `asked` is the moment when it was made, in seconds of the clock of PrefetchedPermits.
+    """
 
     size: int
     command: Command
@@ -48,7 +53,7 @@ class Fetch(NamedTuple):
 
 
 class PrefetchedDecision(Decision):
-    """A decision on several requests at once. It has no receipt: one request's part cannot be given back by itself."""
+    """A decision on several requests at once. It has no receipt, because a single request cannot be refunded."""
 
     __slots__ = ()
 
@@ -58,7 +63,11 @@ class PrefetchedDecision(Decision):
 
 
 class _Fetched:
-    """What one fetch took: the permits of `size` requests. Those of `left` requests are unspent; all end at `until`."""
+    """The permits that one fetch took, for `size` requests.
+
+    The permits for `left` of these requests are not spent yet. They can be spent until `until`, in seconds of the
+    clock.
+    """
 
     __slots__ = ("left", "payload", "receipt", "size", "until")
 
@@ -71,11 +80,11 @@ class _Fetched:
 
 
 class PrefetchedPermits:
-    """The permits that this process holds for requests that are alike; each request takes the permits of `call`.
+    """The prefetched permits of this process for one kind of request. `call` decides one such request.
 
-    One fetch takes the permits of 1, 2, 4, … requests, up to `maximum`: twice as many as the last fetch if all of those
-    were spent, otherwise as many as were spent. Unspent permits end after `seconds`. `clock` returns seconds and never
-    goes back.
+    A fetch takes permits for 1, 2, 4, … requests, but for at most `maximum`. If all permits of the last fetch were
+    spent, the next one takes twice as many. Otherwise the next one takes as many as were spent. Unspent permits end
+    after `seconds`. `clock` returns seconds and never goes back.
     """
 
     def __init__(
@@ -94,12 +103,12 @@ class PrefetchedPermits:
             _all.add(self)
 
     def clear(self) -> None:
-        """Forget all permits: in a forked process they belong to the parent."""
+        """Forget all permits. A forked process does this, since they belong to its parent."""
         self._lock = threading.Lock()
         self._fetched: deque[_Fetched] = deque()
 
     def spend(self) -> Any:
-        """Spend one request's permits. Return the payload that they were recorded with, or None if there are none."""
+        """Spend the permits of one request. Return the payload given to `record`, or None if no permits are left."""
         waiting = self._fetched
         while waiting:
             with self._lock:
@@ -114,10 +123,10 @@ class PrefetchedPermits:
         return None
 
     def next_fetch(self, *, again: bool = False) -> Fetch:
-        """Return the next fetch, which includes this request's permits. With `again` it takes only these.
+        """Return the next fetch. It takes the permits of this request and of later ones.
 
-        A limit that has too few permits for many requests may have enough for one. Other threads may fetch for many
-        requests meanwhile.
+        With `again` it takes only the permits of this request. Use this after a fetch was refused: the limit may have
+        too few permits for many requests, but enough for one.
         """
         size = 1 if again else _power(min(self._size, self._room, self._maximum))
         command = self._commands.get(size)
@@ -127,9 +136,10 @@ class PrefetchedPermits:
         return Fetch(size, command, self._clock())
 
     def record(self, fetch: Fetch, decision: Decision, payload: Any) -> bool:
-        """Record what a fetch was granted, and spend this request's part. Return False if it asked for too much.
+        """Record the permits that a fetch took, and spend those of this request.
 
-        `payload` is what `spend` returns for the other requests.
+        `spend` returns `payload` for the other requests. Return False if the fetch was refused but asked for permits of
+        several requests: then fetch again for one request.
         """
         with self._lock:
             if not decision.allowed:
@@ -137,7 +147,8 @@ class PrefetchedPermits:
                 return fetch.size == 1
             cost = max(self._call.costs, default=1) or 1
             self._room = decision.remaining // (SHARE * cost)
-            # The server counts this time from its decision, which was after `asked`. So the window ends after `until`.
+            # The server measures reset_after from its decision, which was after `asked`. So `until` is before the
+            # window's end.
             window = min(standing.reset_after for standing in decision.standings)
             until = fetch.asked + min(self._seconds, window * (1 - DRIFT) - MARGIN)
             receipt = decision.receipt if fetch.size > 1 else None
@@ -150,23 +161,27 @@ class PrefetchedPermits:
         return True
 
     def end(self, fetched: _Fetched, *, now: bool = False) -> int | None:
-        """Return for how many requests permits are unspent; None if they can still be spent. With `now` they end."""
+        """Return the number of requests whose permits ended unspent; None if the permits can still be spent.
+
+        With `now` the permits end at once.
+        """
         with self._lock:
             if now:
                 fetched.until = float("-inf")
             return fetched.left if self._clock() >= fetched.until else None
 
     def give_back(self, fetched: _Fetched, left: int) -> None:
-        """Give the permits of `left` requests back to the server. If that fails, they are lost until the window ends.
+        """Give the permits of `left` requests back to the server.
 
-        Raise Unavailable if the server does not answer.
+        If the server refuses, nobody can use these permits until the window ends. Raise Unavailable if it does not
+        answer.
         """
         assert fetched.receipt is not None
         spent = tuple((fetched.size - left) * cost for cost in self._call.costs)
         try:
             decide_call(self._server, receipt_call(fetched.receipt, spent, REMEMBERED)._replace(now=self._call.now))
         except (ResponseError, Stale, AlreadySettled) as error:
-            logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
+            logger.info("Unspent permits of %s requests were not given back: %s", left, error)
 
 
 def _power(size: int) -> int:
@@ -175,9 +190,10 @@ def _power(size: int) -> int:
 
 
 def give_back(*, everything: bool = False) -> None:
-    """Give back the permits that were not spent in time, or `everything`.
+    """Give back the permits that were not spent in time; with `everything` also those that could still be spent.
 
-    Stop trying if the server does not answer. If a command was certainly not sent, try it again next time.
+    If the server does not answer, leave the rest for the next time. If a command was certainly not sent, send it again
+    the next time.
     """
     global _returnable
     with _lock:
@@ -191,7 +207,7 @@ def give_back(*, everything: bool = False) -> None:
             try:
                 permits.give_back(fetched, left)
             except Unavailable as error:
-                logger.info("Permits of %s requests that were not spent could not be given back: %s", left, error)
+                logger.info("Unspent permits of %s requests were not given back: %s", left, error)
                 # Other nodes of a cluster may answer.
                 away = not isinstance(error, NodeUnavailable)
                 if isinstance(error, NotSent):

@@ -1,4 +1,7 @@
-"""Prepared commands: what applies to requests that are alike, and the command that decides them, ready to be sent."""
+"""Prepared commands: for each kind of request the rules that apply, and the Redis command that decides such a request.
+
+They are made once and kept in memory, so that the next request of the same kind only sends the command.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,29 @@ from ratelimits.quota import headers
 from ratelimits.quota.prefetch import Fetch, PrefetchedPermits
 from ratelimits.rules import AppliedRule, Selection, Snapshot, UnreadableRule
 
-#: Maximum number of prepared commands that a process keeps. Beyond it the cache is emptied.
+#: Maximum number of prepared commands that a process keeps. If it is reached, the cache is emptied.
 MAX_COMMANDS = 8192
-#: Maximum number of combinations of meters for which a selection is kept prepared. A view may take names of meters from
-#: its clients. Beyond it they are prepared again.
+#: Maximum number of Prepared objects that are cached for one selection, one for each combination of meters. There may
+#: be many combinations, since a view may take the names of meters from its clients. If it is reached, the cache is
+#: emptied.
 MAX_METERINGS = 64
 ANONYMOUS = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The rules of a selection for certain meters, with everything that is the same for all their requests.
+    """The rules that limit one kind of request, and the data that all requests of this kind have in common.
 
-    fields       the attributes of Identity, or "global", that the program's keys come from
+    program      the rules, compiled for the engine
+    fields       the attributes of Identity that contain the program's keys; "global" stands for itself
+    meters       the meters that count the request
     waits        whether a rule may let a request wait
-    leases       whether a rule gives leases, which end with their request
-    prefetch     maximum number of requests whose permits one fetch may take; 0 unless all rules prefetch
-    unreadable   rules that cannot be read: their failure policies decide instead
-    undecidable  why the rules cannot be decided together, so that all their failure policies decide; "" if they can
+    leases       whether a rule gives leases, which end with the request
+    prefetch     for how many requests one fetch may take permits at most; 0 if a rule does not allow it
+    policies     the RateLimit-Policy header
+    quoted       the names of the rules as they appear in headers
+    unreadable   rules that cannot be read. Their failure policies decide instead
+    undecidable  why the rules cannot be decided together, or "". If not "", all their failure policies decide
     """
 
     rules: tuple[AppliedRule, ...]
@@ -52,12 +60,12 @@ class Prepared:
     undecidable: str = ""
 
     def unavailable(self, costs: Mapping[str, int]) -> bool:
-        """Return whether the failure policy decides a request with these costs, whatever the server says."""
+        """Return whether a failure policy decides a request with these costs, even if Redis answers."""
         return bool(self.undecidable) or any(one.refuses and costs[one.meter] > 0 for one in self.unreadable)
 
 
 def prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
-    """Return what applies of a selection to requests that these meters count. Made once for each."""
+    """Return the rules of a selection that limit these meters, prepared. The result is cached in the selection."""
     prepared: Prepared | None = selection.cache.get(meters)
     if prepared is None:
         if len(selection.cache) >= MAX_METERINGS:
@@ -105,38 +113,41 @@ def _prepare(selection: Selection, meters: tuple[str, ...]) -> Prepared:
 
 
 def _may_prefetch(rule: AppliedRule) -> bool:
-    """Return whether a rule's permits may be prefetched. Rows that bypassed the form may ask for it wrongly."""
+    """Return whether a rule's permits may be prefetched. Check this here too: a row may have bypassed the form."""
     return rule.mode is Mode.ENFORCE and not rule.bills and rule.algorithm.may_prefetch
 
 
 class PreparedCommand(NamedTuple):
-    """The command that decides one identity's requests in a scope with the same costs."""
+    """The command for the requests of one identity in one scope with the same costs.
+
+    `fetch` contains the command. `permits` are the prefetched permits; None if the rules do not allow prefetching.
+    """
 
     prepared: Prepared
     fetch: Fetch
     permits: PrefetchedPermits | None
-    #: The refusal of a rule with capacity 0, for which no call is needed; None without such a rule.
+    #: The refusal by a rule with capacity 0, for which Redis is not asked; None if there is no such rule.
     blocked: Decision | None
 
 
 class PreparedCommands:
-    """The prepared commands of one snapshot. A newer snapshot starts with none; MAX_COMMANDS empties the cache."""
+    """The prepared commands for one snapshot (the rules of one version). A newer snapshot gets an empty cache."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = snapshot
-        #: Whether any rule may let a request wait. Assume it before the rules are known.
+        #: Whether any rule may let a request wait. True until the rules are known.
         self.waits = snapshot is None or snapshot.waits
         self.by_key: dict[tuple[object, ...], PreparedCommand] = {}
-        #: The number of this process' own edits that the snapshot contains.
+        #: How many versions this process had published when the snapshot was read.
         self.publications = publications()
 
     @property
     def newest(self) -> bool:
-        """Return whether this process has edited nothing since the snapshot was read."""
+        """Return whether this process has not edited any rule since the snapshot was read."""
         return self.publications == publications()
 
     def add(self, cache_key: tuple[object, ...], shape: RequestShape, selection: Selection) -> PreparedCommand:
-        """Prepare the command for requests of this shape, to which the selection applies, and keep it."""
+        """Prepare the command for requests of this shape, and keep it. `selection` are the rules that apply to them."""
         if len(self.by_key) >= MAX_COMMANDS:
             self.by_key.clear()
         prepared = prepare(selection, tuple(shape.costs))
@@ -145,12 +156,12 @@ class PreparedCommands:
         refusal = blocked(call, clock.now())
         permits = None
         if prepared.undecidable:
-            self.snapshot.log_once(f"On some requests their rules' failure policies decide: {prepared.undecidable}")
+            self.snapshot.log_once(f"Failure policies decide some requests: {prepared.undecidable}")
         if prepared.unavailable(shape.costs):
-            # The failure policy decides. The server is only asked whether these rules are still the newest.
+            # The failure policy decides. Ask Redis only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=(), op=Op.PEEK)
         elif prepared.prefetch and conf.PREFETCH_SECONDS > 0:
-            # Spent permits are not counted as usage: the server does not see when they are spent.
+            # Do not count prefetched permits as usage: Redis does not see whether they are spent.
             unmetered = call._replace(usage=None)
             permits = PrefetchedPermits(server, unmetered, prepared.prefetch, conf.PREFETCH_SECONDS)
         fetch = Fetch(1, Command(server.keyspace, call))
@@ -158,7 +169,7 @@ class PreparedCommands:
 
 
 class RequestShape(NamedTuple):
-    """What two requests must have in common to share a prepared command."""
+    """The properties that select a prepared command: requests with equal shapes have the same one."""
 
     identity: Identity
     scope: str
@@ -194,5 +205,5 @@ def _call(snapshot: Snapshot, version: int | None, prepared: Prepared, shape: Re
 
 
 def usage_key(identity: Identity) -> str:
-    """Return the key under which usage is counted. Usage without an account is counted under one key together."""
+    """Return the key under which usage is counted. All usage without an account is counted under ANONYMOUS."""
     return (identity.narrowest if identity.account is not None else None) or ANONYMOUS

@@ -1,10 +1,15 @@
-"""The totals that this process counts itself, with which reports cross-check the ledger.
+"""The totals that this process counts itself. Reports compare them with the ledger, which is counted in Redis.
 
-"admitted" counts what the server admitted, by account alone: the ledger must have at least that. Two kinds of requests
-may be missing from the ledger, and are counted by key: "unanswered" requests, whose reply was lost, and "unmetered"
-ones, which the failure policy let through. "blocked" and "exempt" count what blocks refused and allows let through, by
-the key or network of the row. A thread writes the totals that have grown every PROCESS_TOTALS_INTERVAL
-seconds and when the process ends. It writes unanswered and unmetered ones at once, so that every report can state them.
+There are five kinds of totals:
+
+admitted    requests that Redis admitted, by account. The ledger must contain at least these requests
+unanswered  requests whose reply was lost, by key. The ledger may or may not contain them
+unmetered   requests that a failure policy let through, by key. The ledger does not contain them
+blocked     requests that a block refused, by the key or network of the block
+exempt      requests that an allow exempted, by the key or network of the allow
+
+A thread writes the totals that have grown to the database, every PROCESS_TOTALS_INTERVAL seconds and when the process
+ends. It writes unanswered and unmetered requests at once, so that every report can state them.
 """
 
 from __future__ import annotations
@@ -26,14 +31,15 @@ from ratelimits.models.testcase import tests
 Kind = Literal["admitted", "unanswered", "unmetered", "blocked", "exempt"]
 Totals = dict["TotalKey", tuple[int, int]]
 
-#: This many seconds after a bin its totals are complete. Once they are written they are forgotten.
+#: Totals are counted for each bin (15 minutes). They are kept for this many seconds, in case a late request is counted.
 _KEPT = 2 * BIN_SECONDS
 
 
 class TotalKey(NamedTuple):
-    """What a total counts. `bin` is the start of its 15 minutes by this machine's clock, in seconds since 1970 UTC.
+    """The name of a total.
 
-    `key` is "" for the kind "admitted".
+    key  the counted key; "" for the kind "admitted"
+    bin  start of the 15 minutes in which it counts, in seconds since 1970 UTC
     """
 
     kind: Kind
@@ -46,13 +52,14 @@ class TotalKey(NamedTuple):
 _lock = threading.Lock()
 #: By key: requests, units, written requests, written units.
 _totals: dict[TotalKey, list[int]] = {}
-#: Beyond this many totals, once all are written, the process starts again with none, under another name.
+#: If a process has more totals than this after writing them, it forgets them and continues under a new process name.
 MAX_WRITTEN = 50_000
-#: Maximum number of totals while they cannot be written. Beyond it, new accounts are counted together.
+#: Maximum number of totals while they cannot be written. If it is reached, new accounts are counted together.
 MAX_UNWRITTEN = 200_000
-#: Admitted requests that are not added to the totals yet.
+#: Admitted requests that are not added to the totals yet: account, costs, moment (µs since 1970 UTC).
 _granted: deque[tuple[str | None, Mapping[str, int], int]] = deque()
 _MAX_GRANTED = 10_000
+#: Totals of bins before this moment (seconds since 1970 UTC) were written and forgotten.
 _forgotten = 0
 _process = ""
 _pid = 0
@@ -61,7 +68,7 @@ _adders: list[Callable[[], None]] = []
 
 
 def process() -> str:
-    """Return the unique name of this process. A forked child has another name, and totals of its own."""
+    """Return the unique name of this process. A forked child has its own name and its own totals."""
     global _process, _pid
     if _pid != os.getpid():
         _pid, _process = os.getpid(), nonce().decode()
@@ -84,7 +91,7 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
     if total is None:
         if len(_totals) >= MAX_UNWRITTEN:
             if total_key.kind == "admitted":
-                return  # the ledger must have at least these totals, so it is safe to leave some out
+                return  # safe to leave out: reports only check that the ledger contains at least these requests
             total_key = total_key._replace(account="", key="anonymous")
         total = _totals.setdefault(total_key, [0, 0, 0, 0])
     total[0] += requests
@@ -92,22 +99,22 @@ def _add(total_key: TotalKey, cost: int, requests: int = 1) -> None:
 
 
 def add(kind: Kind, account: str, key: str, costs: Mapping[str, int], requests: int) -> None:
-    """Count requests of the same costs, in the present bin."""
+    """Count `requests` requests that have the same costs, in the present bin."""
     start = int(time.time()) // BIN_SECONDS * BIN_SECONDS
     with _lock:
-        # Do not begin a bin again that was written and forgotten, even if the clock steps back.
+        # Do not count in a bin that was written and forgotten, even if the clock steps back.
         start = max(start, _forgotten)
         for meter, cost in costs.items():
             _add(TotalKey(kind, ledger_name(account), ledger_name(key), ledger_name(meter), start), cost, requests)
 
 
 def before_totals(add_more: Callable[[], None]) -> None:
-    """Call `add_more` whenever the totals are read: it adds what others have counted, by `add`."""
+    """Call `add_more` each time before the totals are read. It calls `add` for requests that were counted elsewhere."""
     _adders.append(add_more)
 
 
 def start() -> None:
-    """Have the totals written from now on."""
+    """Start the thread that writes the totals."""
     if not _background.running:
         _start()
 
@@ -115,13 +122,13 @@ def start() -> None:
 def _count(kind: Kind, account: str, key: str, costs: Mapping[str, int]) -> None:
     add(kind, account, key, costs, 1)
     _start()
-    # Nothing else records it, so write it soon: it must not be lost with the process.
+    # Write it at once: this request is recorded nowhere else, and the process may end.
     _background.wake()
 
 
 def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
-    """Count a request that the server admitted at `now` (µs by its clock). `account` is such as "account:7"."""
-    # Every request comes here, so only append an item, for which threads need no lock.
+    """Count a request that Redis admitted at `now` (µs since 1970 UTC). `account` has the form "account:7"."""
+    # This runs for every request, so only append an item: this is fast and needs no lock.
     _granted.append((account, costs, now))
     if len(_granted) >= _MAX_GRANTED:
         _add_up()
@@ -130,7 +137,7 @@ def admitted(account: str | None, costs: Mapping[str, int], now: int) -> None:
 
 
 def _add_up() -> None:
-    """Add the admitted requests to the totals, and what others have counted."""
+    """Add the admitted requests, and the requests that were counted elsewhere, to the totals."""
     for add_more in _adders:
         add_more()
     with _lock:
@@ -143,7 +150,7 @@ def _add_up() -> None:
 
 
 def unanswered(account: str, key: str, costs: Mapping[str, int]) -> None:
-    """Count a request whose decision was sent but not answered: the server may have counted it or not."""
+    """Count a request that was sent to Redis but not answered. Redis may or may not have counted it."""
     _count("unanswered", account, key, costs)
 
 
@@ -153,26 +160,27 @@ def unmetered(account: str, key: str, costs: Mapping[str, int]) -> None:
 
 
 def totals() -> Totals:
-    """Return this process' totals: requests and units by TotalKey. They only grow, so it is safe to write twice."""
+    """Return this process' totals: requests and units by TotalKey."""
     _add_up()
     with _lock:
         return {total_key: (requests, units) for total_key, (requests, units, *_written) in _totals.items()}
 
 
 def _grown() -> Totals:
+    """Return the totals that have grown since they were last written."""
     _add_up()
     with _lock:
         return {total_key: (total[0], total[1]) for total_key, total in _totals.items() if total[0] != total[2]}
 
 
 def write_with(write: Callable[[str, Totals], None]) -> None:
-    """Use `write` from now on to write totals. It is called with the process' name and the totals."""
+    """Set the function that stores totals. It is called with the process' name and the totals."""
     global _write
     _write = write
 
 
 def write() -> None:
-    """Write the totals that have grown since the last time, and forget those that are complete."""
+    """Write the totals that have grown, and forget written totals of old bins."""
     global _forgotten
     name, grown = process(), _grown()
     if _write is None:
@@ -182,7 +190,7 @@ def write() -> None:
     end = int(time.time()) // BIN_SECONDS * BIN_SECONDS - _KEPT
     with _lock:
         for total_key, counts in grown.items():
-            if total_key in _totals:  # or another thread was faster
+            if total_key in _totals:  # another thread may have forgotten it
                 _totals[total_key][2:] = counts
         for total_key in [
             total_key for total_key, total in _totals.items() if total_key.bin < end and total[0] == total[2]
@@ -194,7 +202,7 @@ def write() -> None:
 
 
 def _rename() -> None:
-    """Go on under another name: written totals stay with the old name, what has grown since begins the new one."""
+    """Continue under a new process name. Forget the written totals; keep only what was counted since."""
     global _process
     _process = nonce().decode()
     for total_key, (requests, units, *written) in list(_totals.items()):
@@ -205,7 +213,7 @@ def _rename() -> None:
 
 
 def _start() -> None:
-    # In tests it would write into a database that is being emptied or, when the process ends, into the project's own.
+    # Do not start in tests: the thread would write into a database that a test empties, or into the project's real one.
     if _write is not None and conf.PROCESS_TOTALS_INTERVAL > 0 and not tests.possible:
         _background.start()
 

@@ -1,7 +1,7 @@
-"""Refund a request that was admitted, or settle it at what it really used, from a view.
+"""Functions for views: refund an admitted request, or settle it, which means to charge what it really used.
 
-Both use the answer that an entry point has set as `request.quota`, and take effect at most once. They return None if
-there is nothing to give back: the request was not admitted, or no server decided it.
+They use the answer that an entry point has set as `request.quota`. A request can be refunded or settled only once. The
+functions return None if this is not possible: the request was not admitted, or Redis did not decide it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def receipt_of(request: Any) -> Receipt | None:
-    """Return the receipt of an admitted request (Django's or DRF's); None if it has none."""
+    """Return the receipt of a request (Django's or DRF's); None if it has none."""
     answer = getattr(request, "quota", None)
     return answer.decision.receipt if answer is not None and answer.decision is not None else None
 
@@ -37,7 +37,7 @@ def _to_settle(request: Any) -> Receipt | None:
 
 
 def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a cost for each meter of the receipt: the given one, or what was charged if none is given.
+    """Return a cost for each meter of the receipt: the given cost, or the charged cost if none is given.
 
     Raise ValueError for a meter in which the request was not charged.
     """
@@ -49,10 +49,10 @@ def true_costs(receipt: Receipt, costs: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def settle(request: Any, costs: Mapping[str, int]) -> Decision | None:
-    """Charge what the request really used, by meter, even over the limit: `settle(request, {"tokens": 312})`.
+    """Charge the true costs of a request, by meter, even if they exceed a limit: `settle(request, {"tokens": 312})`.
 
-    A receipt takes effect once, so the request stays settled even if its response is a server error. Raise
-    AlreadySettled the second time, and engine.Unavailable if the server cannot be asked.
+    A settled request is not refunded when its response is a server error. Raise AlreadySettled if it was settled or
+    refunded before, and engine.Unavailable if Redis cannot be asked.
     """
     receipt = _to_settle(request)
     if receipt is None:
@@ -75,7 +75,7 @@ async def async_settle(request: Any, costs: Mapping[str, int]) -> Decision | Non
 
 
 def refund(request: Any) -> Decision | None:
-    """Give back everything that the request was charged. Raise as `settle` does."""
+    """Give back the whole charge of a request. Raise the errors of `settle`."""
     receipt = _to_settle(request)
     if receipt is None:
         return None
@@ -95,6 +95,6 @@ async def async_refund(request: Any) -> Decision | None:
 
 
 def _note(request: Any, receipt: Receipt, true: tuple[int, ...] = ()) -> None:
-    """If nothing is charged any more, note that the request must not be refunded again when it ends."""
+    """If the request is charged nothing now, note that it must not be refunded again when it ends."""
     if not any(true):
         finishing.refunded(request, receipt)

@@ -1,6 +1,6 @@
-"""Where limits stand for an identity, and decisions that are not counted as usage.
+"""Ask how much an identity has left under its limits, without counting usage.
 
-`quota.checking` decides requests that are sold. Use this module only to report where limits stand, like `/usage/`.
+Use this module only to report what is left, as the API's page `/usage/` does. `quota.checking` decides requests.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from ratelimits.quota.prepared import Prepared, prepare
 from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY
 
-#: The errors if limits cannot be read or asked for.
+#: The errors that are raised if the rules cannot be read or Redis cannot be asked.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
 
-#: A function that chooses, from the rules in force, those to ask for.
+#: A function that chooses the rules to ask for.
 Choice = Callable[[Snapshot, Identity], Iterable[Selection]]
 
 
 def billing_rules(snapshot: Snapshot, identity: Identity) -> list[Selection]:
     """Return the rules that bill this identity, in every scope."""
     bills = [row for row in snapshot.rows.rules.values() if row.bills]
-    asked = {(row.scope, min(row.methods, default="")) for row in bills}
-    chosen = [snapshot.select(scope, method, identity) for scope, method in sorted(asked)]
+    scopes = {(row.scope, min(row.methods, default="")) for row in bills}
+    chosen = [snapshot.select(scope, method, identity) for scope, method in sorted(scopes)]
     return [replace(one, rules=tuple(rule for rule in one.rules if rule.bills)) for one in chosen]
 
 
 def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Decision | None]:
-    """Decide the chosen rules for one permit each, without counting usage. The decision is None if no rule was chosen.
+    """Run `op` on the chosen rules, without counting usage. The decision is None if no rule was chosen.
 
-    With `Op.PEEK` nothing is charged. Raise UNAVAILABLE.
+    `Op.PEEK` changes nothing, `Op.RESET` deletes the limits' states. Raise one of the errors UNAVAILABLE.
     """
     for _attempt in range(1 + RELOADS):
         snapshot = rules.current()
@@ -54,7 +54,7 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
         costs = (1,) * len(meters)
         call = Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=True)
         if not applied or prepared.undecidable:
-            # There is nothing to decide. The server is only asked whether these rules are still the newest.
+            # There is nothing to decide. Ask Redis only whether these rules are still the newest.
             call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)
@@ -72,7 +72,10 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
 
 
 def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[AppliedRule, str, Standing]]:
-    """Return each chosen rule, the key that it counts this identity under, and what is left. Raise UNAVAILABLE."""
+    """Return each chosen rule, with the key that it counts for this identity, and what is left.
+
+    Raise one of the errors UNAVAILABLE.
+    """
     prepared, decision = uncounted(identity, choose, Op.PEEK)
     if decision is None:
         return []

@@ -1,4 +1,7 @@
-"""Let HTTP requests wait: the wait itself, and a limit of the requests that wait in this process at once."""
+"""Let an HTTP request wait if it was admitted for a later moment.
+
+Only MAX_WAITING requests of a process wait at once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Waiters:
         self.clear()
 
     def clear(self) -> None:
-        """Count none: in a forked process they belong to the parent, which a thread may have left with the lock."""
+        """Start again with 0 and a new lock. A forked process does this: both belong to its parent."""
         self._lock = threading.Lock()
         self._count = 0
 
@@ -50,13 +53,14 @@ os.register_at_fork(after_in_child=waiters.clear)
 def check_and_wait(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], request: HttpRequest | None = None
 ) -> Answer:
-    """Decide a request as `quota.checking.check` does, and wait if the rules admit it for later.
+    """Decide a request as `quota.checking.check` does. If it is admitted for a later moment, wait until then.
 
-    If MAX_WAITING requests of this process wait, refuse one more that would have to, without a charge. If the wait is
-    interrupted, give back what the request took. `request` is Django's: if its client goes meanwhile, end the wait and
-    raise asyncio.CancelledError, so that the view does not run. Raise WrongCost as `check` does.
+    If MAX_WAITING requests of this process wait already, refuse a request that would have to wait, without a charge. If
+    the wait is interrupted, give back the permits of the request. `request` is Django's request: if its client closes
+    the connection, end the wait and raise asyncio.CancelledError, so that the view does not run. Raise WrongCost for
+    costs that are not valid.
     """
-    # If no rule lets requests wait, do not count this one. An edit at this moment may still make it wait.
+    # Count the request only if some known rule lets requests wait.
     crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
@@ -75,21 +79,22 @@ def check_and_wait(
 
 def _hold_back(seconds: float, request: HttpRequest | None) -> None:
     if isinstance(request, ASGIRequest) and not _runs_a_loop():
-        # If the request of a sync view is cancelled, asgiref cancels what its thread awaits. time.sleep would go on.
+        # If the request of a sync view is cancelled, asgiref cancels the coroutine that its thread awaits. It could not
+        # stop time.sleep.
         async_to_sync(_ahold_back)(seconds, request)
     else:
         time.sleep(seconds)
 
 
 async def _ahold_back(seconds: float, request: HttpRequest) -> None:
-    # If the request was cancelled before this task began, nobody cancels the task.
+    # If the request was cancelled before this coroutine began, nobody cancels the coroutine.
     if finishing.is_abandoned(request):
         raise asyncio.CancelledError
     await asyncio.sleep(seconds)
 
 
 def _runs_a_loop() -> bool:
-    """Return whether this thread runs an event loop: then a sync function cannot await anything in it."""
+    """Return whether this thread runs an event loop. A sync function cannot use async_to_sync in such a thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -98,7 +103,7 @@ def _runs_a_loop() -> bool:
 
 
 async def acheck_and_wait(identity: Identity, scope: str, method: str, costs: Mapping[str, int]) -> Answer:
-    """Do as `check_and_wait`, awaited. Other requests of the event loop go on meanwhile."""
+    """Do the same as `check_and_wait`, in async code. Other requests of the event loop continue during the wait."""
     crowded = prepared.may_wait()
     entered = crowded and waiters.enter()
     try:
