@@ -1,3 +1,3 @@
-"""The algorithms with their parameters, and the calendar: pure values that all other rooms share."""
+"""The algorithms with their parameters, and the calendar. They do no I/O, and all other packages may use them."""
 
 from __future__ import annotations

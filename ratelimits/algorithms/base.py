@@ -1,4 +1,4 @@
-"""The base class of all algorithms: frozen parameters, checked when they are made, and their numbers for the script."""
+"""The base class of all algorithms: the parameters of a limit, their checks, and their form for the Lua script."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Params = tuple[int, ...]
 
 
 class Storage(NamedTuple):
-    """Where the state of a limit is stored in Redis. engine/keys.py names the keys.
+    """Where the state of a limit is stored in Redis. engine/keys.py makes the Redis keys.
 
-    packed    whether it is an entry in the packed string of its key, as all states of fixed size are
-    own       the letter that names its own key; "" if it has none
-    endings   the endings that make further keys of the own key, by the names in its Lua file: "${name}"
+    packed    whether some of the state is in the string that all limits of one key share (the packed state)
+    own       the letter in the name of the limit's own Redis key; "" if it has none
+    endings   suffixes for further Redis keys. The Lua file writes each of them as "${name}" with its name here
     """
 
     packed: bool = True
@@ -28,7 +28,7 @@ class Storage(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """What lua/fast.lua reads of a limit: the size and format of its record in a packed state, and its numbers."""
+    """A limit in the form for lua/fast.lua: size and struct format of its record in a packed state, and its numbers."""
 
     size: int
     format: str
@@ -39,34 +39,35 @@ class FastPath(NamedTuple):
 class Algorithm(ABC):
     """The numbers of a limit, and everything that differs between algorithms.
 
-    A new algorithm needs a subclass of this, a Lua file and a line in algorithms/limits.py. No other code depends on
-    which algorithm a limit has: it uses the attributes below.
+    A new algorithm needs a subclass, a Lua file and a line in algorithms/limits.py. All other code uses only the
+    attributes below, and never asks which algorithm a limit has.
     """
 
-    #: Its name in a rule's row and in RULE.json.
+    #: The algorithm's name in the database and in rule files (JSON).
     id: ClassVar[str]
-    #: Its name for people.
+    #: The name that people see.
     label: ClassVar[str]
-    #: One plain sentence for people who choose an algorithm; "" if there is none.
+    #: One sentence for people who choose an algorithm; "" if there is none.
     explanation: ClassVar[str] = ""
-    #: Its number in programs and states, from 1 to 255. Never give the number to another algorithm.
+    #: The number that stands for the algorithm in Redis, from 1 to 255. Never use a number again for another algorithm.
     code: ClassVar[int]
-    #: Its file in lua/algorithms, and the files that must be loaded before it.
+    #: The name of the Lua file in lua/algorithms.
     script: ClassVar[str]
+    #: Names of the Lua files that must be loaded before it.
     builds_on: ClassVar[tuple[str, ...]] = ()
-    #: Whether lua/fast.lua knows it, at least with some parameters.
+    #: Whether lua/fast.lua can decide the algorithm, at least with some parameters.
     has_fast_path: ClassVar[bool] = False
-    #: Where its state is stored.
+    #: Where the state is stored.
     storage: ClassVar[Storage] = Storage()
     #: Whether an admitted request holds a lease, which ends with the request.
     leases: ClassVar[bool] = False
-    #: Whether a refusal stays true until its retry_after has passed, so that a process may repeat it from memory.
+    #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: Whether its permits can be prefetched: always ({}), never (None), or if fields have one of these values. Its
-    #: permits must all come back at one moment, which a decision names. If permits came back while a process still
-    #: holds others, both together would be more than the limit.
+    #: Whether a process may take permits in advance (prefetch): None: never; {}: always; otherwise only if each of
+    #: these fields has one of these values. All permits must come back at one moment that a decision names. If they
+    #: came back one by one, new permits and prefetched permits together could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
-    #: Whether it can admit a request for later, after a wait: then a rule can have a max_wait.
+    #: Whether a request can be admitted for a later moment. Only then a rule can have a max_wait.
     may_wait: ClassVar[bool] = False
     #: Whether a rule must have a max_wait.
     needs_max_wait: ClassVar[bool] = False
@@ -76,7 +77,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise ValueError for parameters that make no sense."""
+        """Raise ValueError for parameters that are not valid."""
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -88,17 +89,20 @@ class Algorithm(ABC):
 
     @property
     def closed(self) -> bool:
-        """Return whether no request ever passes."""
+        """Return whether the limit refuses every request."""
         return False
 
     @property
     @abstractmethod
     def quota(self) -> tuple[int, int | None]:
-        """Return what clients learn: permits, and the time in µs in which all come back (None: no fixed length)."""
+        """Return the numbers for clients: permits, and the µs in which all of them come back (None: no fixed time)."""
 
     @abstractmethod
     def sentence(self, words: Wording, unit: str) -> list[str]:
-        """Return the parts of the sentence that says what passes. `unit` names permits, such as "requests"."""
+        """Return the parts of a sentence that describes the limit.
+
+        `unit` is the word for permits, such as "requests".
+        """
 
     @property
     def may_prefetch(self) -> bool:
@@ -108,17 +112,17 @@ class Algorithm(ABC):
 
     @property
     def undoable(self) -> bool:
-        """Return whether giving permits back restores the state before they were taken."""
+        """Return whether giving permits back fully restores the earlier state."""
         return True
 
     @property
     def max_cost(self) -> int | None:
-        """Return the maximum cost of one request; None if it is the same as for every limit."""
+        """Return the maximum cost of one request; None if there is only the general maximum (see quota/costs.py)."""
         return None
 
     @property
     def suggested_max_wait(self) -> Decimal | None:
-        """Return the longest wait in seconds that its numbers lead to; None if they lead to none."""
+        """Return a max_wait in seconds that fits the limit's numbers; None if there is none."""
         return None
 
     @abstractmethod
@@ -126,21 +130,21 @@ class Algorithm(ABC):
         """Return the numbers for the script, at most eight, valid at `now` (µs since 1970 UTC)."""
 
     def valid_span(self, now: int) -> tuple[int, int] | None:
-        """Return since when and until when (µs since 1970 UTC) the `params` of `now` are valid; None: at any time."""
+        """Return start and end (µs since 1970 UTC) of the time for which `params(now)` is valid; None: always."""
         return None
 
     def fast_path(self, params: Params) -> FastPath | None:
-        """Return what lua/fast.lua reads of a limit with these `params`; None if it does not know such a limit."""
+        """Return the limit's form for lua/fast.lua; None if lua/fast.lua cannot decide a limit with these `params`."""
         return None
 
     def month_at(self, moment: int) -> tuple[int, int] | None:
-        """Return start and end of the calendar month around a moment (µs) if it limits months, else None."""
+        """Return start and end (µs) of the month around a moment; None if the limit is not for calendar months."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Algorithm):
-    """A limit with a capacity: the maximum number of permits. With 0, no request passes."""
+    """A limit with a capacity, the maximum number of permits. With capacity 0 no request passes."""
 
     capacity: int
 

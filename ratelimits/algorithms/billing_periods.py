@@ -1,11 +1,15 @@
-"""Find billing periods: months, after the last period that a change of an account's terms left as it was."""
+"""Find the billing periods of an account.
+
+A billing period is a month in the account's time zone, from the account's anchor (its day and time of the month) on. If
+the time zone or the anchor changes, the billing period of that moment keeps its start and end. It is the kept period.
+"""
 
 from __future__ import annotations
 
 from ratelimits.algorithms.calendar import boundaries
 
-#: If the first period under new terms would be shorter than this (µs), it is joined with the month after it. Clocks of
-#: two time zones are at most 26 hours apart, so a new time zone alone never makes a short period.
+#: If the first period after a kept period would be shorter than this (µs), it is joined with the next month. Clocks of
+#: two time zones differ by at most 26 hours, so a new time zone alone does not make an extra short period.
 SHORTEST = 2 * 86_400_000_000
 
 #: Start and end, in µs since 1970 UTC.
@@ -14,10 +18,10 @@ Four = tuple[int, int, int, int]
 
 
 def periods_around(timezone: str, anchor: str | None, kept: Span | None, now: int) -> Four:
-    """Return the starts of the billing period around `now`, the one before and the two after it, in order, in µs.
+    """Return the starts of the previous billing period, the one around `now`, and the next two, in µs since 1970 UTC.
 
-    Periods are the months of `timezone` from `anchor`. The period `kept` stays as it is: the next period starts where
-    it ends, and ends with a month. Raise ValueError as `boundaries` does.
+    Periods are the months of `timezone` from `anchor`. If there is a `kept` period, the next period starts at its end.
+    Raise the errors of `boundaries`.
     """
     if kept is None:
         return boundaries("month", timezone, anchor, now)

@@ -1,8 +1,9 @@
-"""Find where the hour, day, week, month or year around a moment starts and ends.
+"""Find the start and the end of the hour, day, week, month or year around a moment.
 
-A period starts at the wall-clock time of its `anchor` in a time zone, also across changes of daylight saving time. If a
-month or year lacks the anchor's day, the period starts on its last day. Without an anchor periods start at the full
-hour, at midnight, on Monday, on the 1st and on 1 January. An hour is always 3600 seconds.
+An anchor is a local date and time at which one period starts. The other periods start at the same local time, also
+after a change to daylight saving time. If a month does not have the anchor's day, its period starts on its last day.
+Without an anchor, hours start at the full hour, days at midnight, weeks on Monday, months on the 1st, years on 1
+January.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DEFAULT_ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 (local to whichever zone 
 
 
 def zone(name: str) -> ZoneInfo:
-    """Return the time zone with an IANA name. Raise ValueError that says what to write instead."""
+    """Return the time zone with an IANA name. Raise ValueError if there is none with this name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
@@ -36,7 +37,7 @@ def parse_anchor(text: str) -> datetime:
     except (ValueError, TypeError) as error:
         raise ValueError(f"anchor {text!r} is not an ISO local date-time: write it like '2026-01-31T06:00'") from error
     if anchor.tzinfo is not None:
-        raise ValueError(f"anchor {text!r} carries an offset: write it in the rule's own time zone, without one")
+        raise ValueError(f"anchor {text!r} has an offset: write it in the rule's own time zone, without an offset")
     if anchor.microsecond:
         raise ValueError(f"anchor {text!r} has a fraction of a second: periods start at whole seconds")
     return anchor
@@ -49,7 +50,7 @@ def instant(moment: datetime) -> int:
 
 @lru_cache(maxsize=4096)
 def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
-    """Return the start in µs of the `number`-th day, week, month or year after the one that the anchor starts."""
+    """Return the start in µs of the day, week, month or year with this number. Number 0 starts at the anchor."""
     day = anchor.date()
     if unit == "day":
         day += timedelta(days=number)
@@ -63,16 +64,19 @@ def _start(unit: str, tz: ZoneInfo, anchor: datetime, number: int) -> int:
 
 
 def _offset(tz: ZoneInfo, moment: int) -> int:
-    """Return the µs by which the wall clock is ahead of UTC."""
+    """Return by how many µs the local clock is ahead of UTC."""
     return ((_EPOCH + timedelta(microseconds=moment)).astimezone(tz).utcoffset() or timedelta()) // _MICROSECOND
 
 
 def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
-    """Return the full hour of the wall clock around a moment. A change of the offset by part of an hour ends it."""
+    """Return start and end of the local clock's hour around a moment.
+
+    The hour ends early if the clock changes by a part of an hour.
+    """
     offset = _offset(tz, now)
 
     def edge(other: int, near: int) -> int:
-        # Return the first moment between the two that has the offset of the later one.
+        # Return the moment between the two at which the offset changes.
         low, high = sorted((other, near))
         after = _offset(tz, high)
         while high - low > 1:
@@ -90,7 +94,7 @@ def _hour(tz: ZoneInfo, now: int) -> tuple[int, int]:
 
 
 def _number(unit: str, anchor: datetime, local: date) -> int:
-    """Return roughly the number of the period with a local date, counted from the anchor: at most one off."""
+    """Return the number of the period with a local date, counted from the anchor. It may be wrong by one."""
     if unit == "day":
         return (local - anchor.date()).days
     if unit == "week":
@@ -100,10 +104,10 @@ def _number(unit: str, anchor: datetime, local: date) -> int:
 
 
 def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[int, int, int, int]:
-    """Return the starts of the period around `now`, the one before and the two after it, in µs since 1970 UTC.
+    """Return the starts of the previous period, the period around `now`, and the next two, in µs since 1970 UTC.
 
-    They are in order of time. The period around `now` includes the second start and excludes the third. Raise
-    ValueError for an unknown unit, time zone or anchor, and for a moment outside the years 1 to 9999.
+    A period includes its start and excludes its end. Raise ValueError for an unknown unit, time zone or anchor, and for
+    a moment outside the years 1 to 9999.
     """
     if unit not in UNITS:
         raise ValueError(f"unknown calendar_unit {unit!r}: use one of {', '.join(UNITS)}")
@@ -124,4 +128,4 @@ def boundaries(unit: str, timezone: str, anchor: str | None, now: int) -> tuple[
         first, second, third, fourth = (_start(unit, tz, start, number + step) for step in (-1, 0, 1, 2))
         return first, second, third, fourth
     except OverflowError as error:
-        raise ValueError("that moment lies outside the years 1 to 9999 that calendars know") from error
+        raise ValueError("the moment is outside the years 1 to 9999") from error

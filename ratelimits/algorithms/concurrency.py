@@ -12,7 +12,7 @@ from ratelimits.algorithms.wording import Wording, amount, gettext_noop
 
 @dataclass(frozen=True, slots=True)
 class Concurrency(Bounded):
-    """At most `capacity` in flight; a lease that is not released ends by itself after `lease_ttl` seconds."""
+    """At most `capacity` requests at once. A request's lease ends with the request, or after `lease_ttl` seconds."""
 
     id = "concurrency"
     label = gettext_noop("concurrency")
@@ -23,7 +23,7 @@ class Concurrency(Bounded):
     script = "concurrency"
     storage = Storage(own="c", endings={"by_name": ":n", "beyond_one": ":x"})
     leases = True
-    #: A lease may be released at any moment, so a refusal may become wrong.
+    #: A lease may be released at any moment, so a process must not repeat a refusal from memory.
     refusals_stand = False
     lease_ttl: Decimal = Decimal(60)
 

@@ -1,8 +1,8 @@
-"""The registry of algorithms, and the limit of a request.
+"""The list of all algorithms, and the limit of a request.
 
-Every algorithm is a frozen dataclass. Its fields are those of the admin form and of RULE.json. It checks its values:
-one that makes no sense raises ValueError with a sentence that says what to write instead. `rate` and the other decimals
-have at most six places and are exact. Times are in seconds in the fields, and in whole microseconds for the script.
+Every algorithm is a frozen dataclass. Its fields have the names of the admin form and of rule files (JSON). A value
+that is not valid raises ValueError with a sentence that says what to write instead. Decimals such as `rate` have at
+most six places and are exact. Times are in seconds in the fields, and in whole microseconds for the Lua script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Mode(IntEnum):
-    """Whether a refusal by a limit refuses the request, or is only recorded."""
+    """What a limit's refusal does: ENFORCE refuses the request, SHADOW only records the refusal."""
 
     ENFORCE = 0
     SHADOW = 1
@@ -60,7 +60,7 @@ _REGISTERED: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.id: kind for kind in _REGISTERED}
 
-#: Fields of the admin form that belong to no algorithm. A replay ignores them.
+#: Fields of the admin form that belong to no algorithm. They may be in a rule file, and the simulator ignores them.
 _FORM = {"name", "plan", "scope", "key_kind", "meter", "mode", "bills", "on_failure", "max_wait", "prefetch"}
 
 
@@ -72,7 +72,7 @@ def fields_of(algorithm: str) -> tuple[str, ...]:
 
 
 def algorithm_from_json(data: Any) -> Algorithm:
-    """Return the algorithm of RULE.json, a dict of the admin form's fields. Raise ValueError for a mistake."""
+    """Return the algorithm of a rule file: a dict of the admin form's fields. Raise ValueError for a mistake."""
     if not isinstance(data, dict):
         raise ValueError(
             'a rule is an object such as {"algorithm": "token_bucket", "capacity": 10, "rate": 5, "period": 1}'
@@ -100,12 +100,14 @@ def algorithm_from_json(data: Any) -> Algorithm:
 class Limit:
     """One limit of a request.
 
-    key      whose permits are counted, such as "user:42"
-    name     the name of the state; two limits with one key need different names
-    cost     in permits
-    rule     the row that decides, and `version` its configuration version: usage records both
-    since    when these parameters came into force, in µs since 1970 UTC. If a state was written with other parameters,
-             time before this moment counts under those. 0: from this decision on
+    key      who is limited, such as "user:42"
+    name     the name of the limit's state. Two limits of one key need different names
+    cost     permits that the request takes
+    mode     whether a refusal refuses the request or is only recorded
+    rule     id of the rule, recorded with the usage; 0 if the limit is not from a rule
+    version  version of the rule, recorded with the usage
+    since    when these parameters came into force, in µs since 1970 UTC; 0: the moment of the decision. If the state
+             was stored with other parameters, these count for the time before
     """
 
     key: str

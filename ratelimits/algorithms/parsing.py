@@ -1,6 +1,6 @@
-"""Check numbers as people write them: exact decimals, whole numbers, lengths of time.
+"""Check numbers that people write: exact decimals, whole numbers, lengths of time.
 
-A value that makes no sense raises ValueError with a sentence that says what to write instead.
+A value that is not valid raises ValueError with a sentence that says what to write instead.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICROSECONDS = 1_000_000
-#: Maximum time in µs that a state may be ahead of now. Doubles hold integers exactly up to 2**53, including "now".
+#: Maximum length of a time in µs. The Lua script adds it to the present time in doubles, which are exact up to 2**53.
 HORIZON = 2**52
 #: Maximum capacity.
 MAX_PERMITS = 10**12
 
 
 def exact(name: str, value: object, least: Decimal | int = 0, *, above: bool = False) -> Decimal:
-    """Return an exact decimal with at most six places, from `least` on, or with `above` greater than `least`."""
+    """Return an exact decimal with at most six places. It is at least `least`; with `above` it is greater."""
     try:
         if isinstance(value, str) and ("_" in value or not value.isascii()):
-            raise InvalidOperation  # Python reads "1_0" and digits of other scripts, but people may mean something else
+            raise InvalidOperation  # Decimal would accept "1_0" and digits of other writing systems
         number = value if isinstance(value, Decimal) else Decimal(str(value))
     except (InvalidOperation, ValueError) as error:
         raise ValueError(f"{name} must be a number, not {value!r}") from error
@@ -56,7 +56,7 @@ def micros(seconds: Decimal) -> int:
 
 
 def length(name: str, value: object) -> Decimal:
-    """Return a time in seconds that is above 0 and short enough to be counted exactly."""
+    """Return a time in seconds. It must be above 0 and at most HORIZON."""
     seconds = exact(name, value, above=True)
     if micros(seconds) > HORIZON:
         raise ValueError(f"{name} is longer than 142 years: write a shorter one")

@@ -1,4 +1,4 @@
-"""Algorithms with a rate: `rate` permits per `period` seconds. The time of a permit is an exact fraction of µs."""
+"""Algorithms with a rate: `rate` permits per `period` seconds. The time that one permit takes is an exact fraction."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def _countable(interval: Fraction, permits: int) -> None:
 
 
 def _split(interval: Fraction) -> tuple[int, int, int]:
+    """Return q, r and n: the interval is q + r/n µs."""
     return *divmod(interval.numerator, interval.denominator), interval.denominator
 
 
 class _Paced(Algorithm):
-    """A limit of `rate` permits per `period`. Subclasses, which are dataclasses, have these fields."""
+    """A limit of `rate` permits per `period`. Its subclasses are dataclasses with these two fields."""
 
     __slots__ = ()
     rate: Decimal
@@ -35,7 +36,7 @@ class _Paced(Algorithm):
 
     @property
     def interval(self) -> Fraction:
-        """Return the exact time of one permit in µs."""
+        """Return the exact time in µs that one permit takes."""
         return Fraction(micros(self.period)) / Fraction(self.rate)
 
     def _check_pace(self, permits: int) -> None:
@@ -86,7 +87,10 @@ class _Level(_Paced, Bounded):
 
 @dataclass(frozen=True, slots=True)
 class TokenBucket(_Level):
-    """A bucket of `capacity` tokens, `initial` at the start, refilled at rate/period. Refuses if there are too few."""
+    """A bucket of at most `capacity` tokens, with `initial` tokens at the start. It gets `rate` tokens per `period`.
+
+    A request takes tokens, and is refused if there are too few.
+    """
 
     id = "token_bucket"
     label = gettext_noop("token bucket")
@@ -101,7 +105,7 @@ class TokenBucket(_Level):
         _Level._check(self)
         if self.initial not in ("full", "empty"):
             try:
-                # An override may set the capacity to 0 and leave `initial` as it is: an empty bucket starts empty.
+                # An override may set the capacity to 0 and not change `initial`: then the bucket starts empty.
                 initial = whole("initial", self.initial, 0, self.capacity or MAX_PERMITS)
                 self._set("initial", min(initial, self.capacity))
             except ValueError as error:
@@ -122,9 +126,9 @@ class TokenBucket(_Level):
 
 @dataclass(frozen=True, slots=True)
 class Gcra(_Level):
-    """A token bucket's limit, by the Generic Cell Rate Algorithm of ITU-T I.371, as in redis-cell.
+    """The same limit as a token bucket, by the Generic Cell Rate Algorithm of ITU-T I.371.
 
-    `capacity` is redis-cell's max_burst + 1.
+    In the terms of the Redis module redis-cell, `capacity` is max_burst + 1.
     """
 
     id = "gcra"
@@ -138,7 +142,10 @@ class Gcra(_Level):
 
 @dataclass(frozen=True, slots=True)
 class LeakyBucket(_Level):
-    """The leaky bucket as a meter: its level drains at rate/period. Refuses what would overflow `capacity`."""
+    """A bucket that each request fills and that drains by `rate` per `period`.
+
+    A request that would overflow is refused.
+    """
 
     id = "leaky_bucket"
     label = gettext_noop("leaky bucket")
@@ -154,11 +161,10 @@ class LeakyBucket(_Level):
 
 @dataclass(frozen=True, slots=True)
 class LeakyBucketQueue(_Level):
-    """The leaky bucket as a queue: requests proceed period/rate apart, and at most `capacity` wait.
+    """A leaky bucket as a queue: one request proceeds every period/rate seconds, and at most `capacity` requests wait.
 
-    The first `delay_after` requests do not wait. This is nginx's limit_req with burst=capacity and delay=delay_after,
-    except that with a capacity of 0 no request passes, as for every algorithm. If one request may proceed and none may
-    wait, use a leaky bucket of capacity 1.
+    The first `delay_after` requests do not wait. This is nginx's limit_req with burst=capacity and delay=delay_after.
+    There is one difference: with capacity 0 no request passes, as for every algorithm here.
     """
 
     id = "leaky_bucket_queue"
@@ -188,7 +194,7 @@ class LeakyBucketQueue(_Level):
 
     @property
     def _room(self) -> int:
-        """Return the permits that are accepted at once: one proceeds, the others wait."""
+        """Return how many requests are accepted at once: one proceeds, the others wait."""
         return self.capacity + 1 if self.capacity else 0
 
     @property
@@ -223,25 +229,28 @@ class _Smooth(_Paced):
 
     @property
     def undoable(self) -> bool:
-        # Stored permits stay spent.
+        # A refund does not put permits back into the store (see lua/algorithms/smooth.lua).
         return False
 
     @property
     def max_cost(self) -> int:
-        """Return the permits that take 142 years: more would not stay exact."""
+        """Return the number of permits that take 142 years (HORIZON): times above this would not be exact."""
         return int(HORIZON / self.interval)
 
     def _check_stored(self, field: str, time: Fraction) -> None:
-        """Raise ValueError unless the `time` (µs) that is stored while idle can be counted exactly."""
+        """Raise ValueError unless the largest store, as a `time` in µs, can be counted exactly."""
         if time > HORIZON:
-            raise ValueError(f"{field} is too long: what is saved up would be worth more than 142 years")
+            raise ValueError(f"{field} is too long: the saved permits would take more than 142 years")
         if time / self.interval > MAX_PERMITS:
             raise ValueError(f"{field} is too long at this rate: more than {MAX_PERMITS} permits would be saved up")
 
 
 @dataclass(frozen=True, slots=True)
 class SmoothBursty(_Smooth):
-    """Guava's SmoothBursty: the next request waits for this one. Stores `max_burst_seconds` of idle time."""
+    """Guava's SmoothBursty: a request passes at once, but the next one waits for the time of the first one's permits.
+
+    Permits of up to `max_burst_seconds` without requests are saved.
+    """
 
     id = "smooth_bursty"
     label = gettext_noop("smooth, with bursts")
@@ -270,7 +279,10 @@ class SmoothBursty(_Smooth):
 
 @dataclass(frozen=True, slots=True)
 class SmoothWarmingUp(_Smooth):
-    """Guava's SmoothWarmingUp: after idleness the rate climbs from rate/cold_factor to rate over `warm_up` seconds."""
+    """Guava's SmoothWarmingUp: after a time without requests, the rate rises slowly.
+
+    It begins at rate/cold_factor and reaches `rate` after `warm_up` seconds.
+    """
 
     id = "smooth_warming_up"
     label = gettext_noop("smooth, warming up")
@@ -305,7 +317,7 @@ class SmoothWarmingUp(_Smooth):
         return self.warm_up
 
     def params(self, now: int) -> Params:
-        """Return q, r, n of the interval, then the factor to the common denominator of all warm-up times, and these."""
+        """Return the eight numbers that lua/algorithms/smooth_warming_up.lua describes."""
         cold = Fraction(self.cold_factor)
         gain = Fraction(5 + cold, 2 * (1 + cold))
         ceiling = micros(self.warm_up) * gain

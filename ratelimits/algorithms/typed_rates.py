@@ -1,7 +1,6 @@
-"""Read lengths of time and rates as people type them: "1 day", "5 min", "10/5min", "100 per hour".
+"""Read lengths of time and rates that people type: "1 day", "5 min", "10/5min", "100 per hour".
 
-This is the only parser of such texts. A text that could mean two things is refused with a sentence that says what to
-write instead.
+A text that could mean two things is refused with a sentence that says what to write instead.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NO_FIXED_LENGTH = gettext_noop(
 
 
 class Mistyped(ValueError):
-    """Raised for a text that cannot be read. `template % values` is the message; its template can be translated."""
+    """A text cannot be read as a time or a rate. The message is `template % values`; `template` can be translated."""
 
     def __init__(self, template: str, text: str) -> None:
         self.template = template
@@ -44,7 +43,7 @@ class Mistyped(ValueError):
 
 
 class TypedRate(NamedTuple):
-    """A rate as it was typed: so many permits in a period, which is in seconds."""
+    """A typed rate: the number of permits, and the period in seconds."""
 
     permits: Decimal
     period: Decimal
@@ -53,7 +52,7 @@ class TypedRate(NamedTuple):
 def seconds(text: str) -> Decimal:
     """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h".
 
-    Raises Mistyped for any other text. "1 m" is refused, since it may mean a minute or a month.
+    Raise Mistyped for any other text. "1 m" is refused, since it may mean a minute or a month.
     """
     plain = text.strip().lower()
     if _NUMBER.fullmatch(plain):
@@ -66,15 +65,15 @@ def seconds(text: str) -> Decimal:
 
 
 def is_rate(text: str) -> bool:
-    """Return whether a text is meant as a rate: a slash or the word "per" is in it."""
+    """Return whether a text looks like a rate: it contains a slash or the word "per"."""
     return _RATE.fullmatch(text.strip().lower()) is not None
 
 
 def rate(text: str) -> TypedRate:
     """Return the rate of a text such as "10/s", "100 per hour" or "10/5min".
 
-    Raises Mistyped for any other text: for one without a time or a unit ("10", "10/60"), and for "10/m", since it may
-    mean a minute or a month.
+    Raise Mistyped for any other text. A rate without a unit of time ("10", "10/60") is refused, and so is "10/m", since
+    it may mean a minute or a month.
     """
     found = _RATE.fullmatch(text.strip().lower())
     if found is None or not _NUMBER.fullmatch(found["permits"]) or _NUMBER.fullmatch(found["time"]):
@@ -90,9 +89,9 @@ def rate(text: str) -> TypedRate:
 
 
 def length_and_unit(length: Decimal) -> tuple[str, str]:
-    """Return a length in seconds as a number and one of the units "s", "min", "h", "day" and "week", to be typed."""
+    """Return a length in seconds as a number and a unit that `seconds` can read: "s", "min", "h", "day" or "week"."""
     for size, unit in ((604_800, "week"), (86_400, "day"), (3_600, "h"), (60, "min")):
-        # As in sentences, only a single week is called a week.
+        # Only a length of exactly one week is called a week: people say 14 days and 30 days.
         if length > 0 and not length % size and (unit != "week" or length == size):
             return f"{length // size:f}", unit
     return f"{length.normalize():f}", "s"

@@ -1,4 +1,4 @@
-"""Algorithms that count permits in a window of time: fixed, of the calendar, sliding, and the exact log."""
+"""Algorithms that count permits in a window of time: fixed window, calendar window, sliding window and sliding log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _UNITS = {
     "month": gettext_noop("calendar month"),
     "year": gettext_noop("calendar year"),
 }
-# The format in which lua/algorithms/window.lua packs a count and its window.
+# Size and struct format of a state of lua/algorithms/window.lua.
 _RECORD_SIZE, _RECORD = 27, "i7i7I7I6"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow(Bounded):
-    """At most `capacity` per window of `period` seconds. Windows are aligned to 1970, or opened by a first request."""
+    """At most `capacity` permits per window of `period` seconds.
+
+    Windows follow each other since 1970, or a window begins with the first request after the last window.
+    """
 
     id = "fixed_window"
     label = gettext_noop("fixed window")
@@ -56,7 +59,7 @@ class FixedWindow(Bounded):
 
     @property
     def undoable(self) -> bool:
-        # A window that the first request has opened stays open.
+        # A refund does not close the window that the first request has opened.
         return self.window_start == "epoch"
 
     def fast_path(self, params: Params) -> FastPath | None:
@@ -69,7 +72,10 @@ class FixedWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class CalendarWindow(Bounded):
-    """At most `capacity` per calendar hour, day, week, month or year of a time zone, from an anchor on."""
+    """At most `capacity` permits per calendar hour, day, week, month or year of a time zone.
+
+    `anchor` is a local date and time at which one of these periods starts; None: they start as in the calendar.
+    """
 
     id = "calendar_window"
     label = gettext_noop("calendar window")
@@ -119,10 +125,10 @@ class CalendarWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow(Bounded):
-    """At most `capacity` per `period`, in buckets that slide one at a time (Sentinel's LeapArray).
+    """At most `capacity` permits per `period`, counted in `sub_windows` buckets (like LeapArray of Alibaba's Sentinel).
 
-    `weighted` also counts the bucket that is just leaving, by its remaining share. With one sub-window that is the
-    well-known approximation by two counters.
+    With time the window moves on by one bucket. `weighted` also counts the bucket that is partly outside of the window,
+    by the share that is inside. With one sub-window this is the well-known approximation with two counters.
     """
 
     id = "sliding_window"
@@ -171,7 +177,10 @@ class SlidingWindow(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class SlidingLog(Bounded):
-    """At most `capacity` in any interval of `period` seconds. Exact, but it stores the time of every request."""
+    """At most `capacity` permits in any interval of `period` seconds.
+
+    It is exact, but stores the time of each request.
+    """
 
     id = "sliding_log"
     label = gettext_noop("sliding log")

@@ -1,4 +1,4 @@
-"""Numbers, times and amounts as people read them: what the sentences of rules are made of."""
+"""Write numbers, times and amounts for people. The sentences that describe rules are made of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 
 
 def gettext_noop(text: str) -> str:
-    """Return the text as it is; the name marks it for translators."""
+    """Return the text unchanged. The function's name marks the text for translators."""
     return text
 
 
@@ -26,7 +26,7 @@ def amount(value: Decimal | int, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One language: its `gettext` and `ngettext`, as Django's translation has them."""
+    """The translation into one language, by functions like Django's `gettext` and `ngettext`."""
 
     gettext: Callable[[str], str]
     ngettext: Callable[[str, str, int], str]
@@ -37,7 +37,7 @@ class Wording:
             count = seconds / size
             if count == 1 and bare:
                 return one(self)
-            # Only a single week is called a week: people say 14 days and 30 days.
+            # Only a length of exactly one week is called a week: people say 14 days and 30 days.
             if count >= 1 and not count % 1 and (size < 604_800 or count == 1):
                 return many(self, int(count)) % {"n": number(count)}
         return many(self, 2) % {"n": number(seconds)}

@@ -1,7 +1,7 @@
-"""Read rules into a frozen snapshot, and find the limits that apply to a request.
+"""Read the rules into a snapshot (a frozen copy in memory), and find the rules that apply to a request.
 
-`current()` returns the snapshot that holds now, and usually only looks at the clock. `reload(version)` is called after
-the server has answered that the rules are stale.
+`current()` returns the snapshot in force. It usually takes no query. `reload(version)` reads a newer version; it is
+called when Redis has answered that the rules of this process are too old.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ forget = _loader.forget
 
 
 async def aselect(snapshot: Snapshot, scope: str, method: str, identity: Identity) -> Selection:
-    """Do as `snapshot.select`, awaited: a shard of keys may have to be read first."""
+    """Do the same as `snapshot.select`, in async code. It may first have to read rows about the identity's keys."""
     missing = snapshot.missing(identity)
     if missing:
         snapshot = await _loader.aload(missing)
@@ -59,7 +59,7 @@ def _forget_after_migrate(using: str, **kwargs: object) -> None:
 
 
 def _forget_version(**kwargs: object) -> None:
-    """Forget the rules after an edit by which the database has overtaken the version in Redis."""
+    """Forget the rules after an edit that has raised the database's version above the version in Redis."""
     forget()
 
 

@@ -1,7 +1,7 @@
-"""Find the block or allow of a request, among any number of them and without asking the database.
+"""Find the block or allow that applies to a request, in memory and also among many rows.
 
-Keys are found in a dictionary. Networks are kept by the length of their prefix, so a search looks once for each length
-that is in use, however many networks there are.
+A block refuses the requests of a key or network, an allow exempts them from the rules. Keys are found in a dictionary.
+Networks are in one dictionary for each length of their prefix, so a search takes one look-up for each length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AccessRow(NamedTuple):
     valid_until: int
 
 
-#: The networks of one family: by the number of bits beside their prefix, then by their prefix.
+#: The networks of IPv4 or of IPv6: by the number of bits after the prefix, then by the prefix as a number.
 _Networks = dict[int, dict[int, tuple[AccessRow, ...]]]
 
 
@@ -57,7 +57,7 @@ class AccessIndex:
             try:
                 self._put(row)
             except (OSError, ValueError) as error:
-                logger.error("Block or allow %s is not in force: %s is no key or network: %s", *row[:2], error)
+                logger.error("Block or allow %s is not in force: %s is not a key or network: %s", *row[:2], error)
         self._order()
 
     def __bool__(self) -> bool:
@@ -67,11 +67,11 @@ class AccessIndex:
         return len(self._by_pk)
 
     def changed(self, rows: Collection[AccessRow], deleted: Collection[int]) -> AccessIndex:
-        """Return the index without the deleted rows, then with these added or replaced."""
+        """Return a new index in which `rows` are added or replaced. `deleted` are the ids of deleted rows."""
         if not rows and not deleted:
             return self
         index = AccessIndex(before=self)
-        # A row whose target was changed is among both.
+        # A row whose target was changed may be in both `rows` and `deleted`.
         for pk in {*deleted, *(row.pk for row in rows)}:
             index._remove(pk)
         for part in index._v4, index._v6:
@@ -81,23 +81,23 @@ class AccessIndex:
 
     def _put(self, row: AccessRow) -> None:
         """Add a row. Raise OSError or ValueError if its target is neither a key nor a network."""
-        part, place = self._place(row.target)
-        part[place] = (*part.get(place, ()), row)
+        rows_by_key, key = self._dictionary_of(row.target)
+        rows_by_key[key] = (*rows_by_key.get(key, ()), row)
         self._by_pk[row.pk] = row
 
     def _remove(self, pk: int) -> None:
         row = self._by_pk.pop(pk, None)
         if row is None:
             return
-        part, place = self._place(row.target)
-        left = tuple(one for one in part[place] if one.pk != pk)
+        rows_by_key, key = self._dictionary_of(row.target)
+        left = tuple(one for one in rows_by_key[key] if one.pk != pk)
         if left:
-            part[place] = left
+            rows_by_key[key] = left
         else:
-            del part[place]
+            del rows_by_key[key]
 
-    def _place(self, target: str) -> tuple[dict[Any, tuple[AccessRow, ...]], str | int]:
-        """Return the dictionary that has the rows of a target, and their key in it."""
+    def _dictionary_of(self, target: str) -> tuple[dict[Any, tuple[AccessRow, ...]], str | int]:
+        """Return the dictionary that contains the rows of a target, and the target's key in it."""
         kind, _colon, name = target.partition(":")
         text, slash, length = name.partition("/")
         if kind != "ip" or not slash or (":" in text and length == "64"):
@@ -107,7 +107,7 @@ class AccessIndex:
         return networks.setdefault(bits, {}), int.from_bytes(inet_pton(family, text), "big") >> bits
 
     def _order(self) -> None:
-        """Put the narrowest networks first, and note when rows come into force."""
+        """Put the smallest networks first, and note when rows come into force."""
         self._v4, self._v6 = dict(sorted(self._v4.items())), dict(sorted(self._v6.items()))
         self._starts = sorted({row.valid_from for row in self._by_pk.values()} - {0})
 
@@ -117,10 +117,11 @@ class AccessIndex:
         return self._starts[later] if later < len(self._starts) else NEVER
 
     def find(self, identity: Identity, now: int) -> AccessRow | None:
-        """Return the row that decides the requests of an identity; None if the rules decide.
+        """Return the block or allow that decides the requests of an identity; None if the rules decide.
 
-        The nearest row decides: that of the API key, else of the user, else of the account; and that of the address,
-        else of its narrowest network. If one of these two blocks, the request is blocked.
+        One row is found for the caller: the row of the API key, or else of the user, or else of the account. Another
+        row is found for the address: the row of the address, or else of the smallest network. If one of the two rows is
+        a block, it decides.
         """
         keys = self._keys
         who = None
@@ -163,7 +164,7 @@ NO_ACCESS = AccessIndex()
 
 
 def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
-    """Return the row in force. Of two, which only raw SQL can write, a block is stronger."""
+    """Return the row in force. Only raw SQL can write two rows for one target; then a block decides."""
     found = None
     for row in rows:
         if row.valid_from <= now < row.valid_until:
@@ -174,7 +175,7 @@ def _in_force(rows: tuple[AccessRow, ...], now: int) -> AccessRow | None:
 
 
 def of_model(row: Access) -> AccessRow:
-    """Return a row of the table, saved or not, as it is kept here."""
+    """Return the AccessRow of a model instance. The instance need not be saved."""
     return _of_values((row.pk or 0, row.target, row.effect, row.status, row.message, row.valid_from, row.valid_until))
 
 

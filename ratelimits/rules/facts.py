@@ -1,4 +1,4 @@
-"""Find what applies to single keys at a moment: their plan, their account and the overrides in force."""
+"""Find the plan, the account and the overrides that apply to a single key at a moment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 from ratelimits.algorithms.billing_periods import Span
 from ratelimits.rules.keyed import NEVER, AccountRow, KeyRows, OverrideRow
 
-#: For this long (µs) a key whose plan or override changed is kept apart from others on its plan, so that its limits
-#: know since when they apply. No longer, since such a key shares no Selection with others.
+#: If the plan or an override of a key has changed, the moment of the change is kept for this long (µs): limits need it
+#: to convert their states. After this time the key shares cached rules (a Selection) with other keys on its plan again.
 RECENT = 3_600_000_000
 
 
 class KeyFacts(NamedTuple):
-    """What applies to one key now. `plan` is 0 without a plan.
+    """The plan, account and overrides of one key. `plan` is 0 without a plan.
 
-    moved  when this last changed, in µs since 1970 UTC; 0 if that was not recently
-    kept   the account's billing period that its last change of terms left as it was, or None
+    moved  when one of them last changed, in µs since 1970 UTC; 0 if this is longer ago than RECENT
+    kept   a billing period that kept its start and end when the account's terms changed; None if there is none
     """
 
     plan: int
@@ -28,7 +28,10 @@ class KeyFacts(NamedTuple):
 
 
 class Facts:
-    """What applies to the keys of a shard from `now` until `until` (µs). Each key is looked up at its first use."""
+    """The KeyFacts of the keys of one shard, valid from `now` until `until` (µs since 1970 UTC).
+
+    A shard here is a part of all keys whose rows are read together.
+    """
 
     __slots__ = ("_known", "_now", "_rows", "until")
 
@@ -40,7 +43,7 @@ class Facts:
         self.until = rows.edges[later] if later < len(rows.edges) else NEVER
 
     def get(self, key: str) -> KeyFacts | None:
-        """Return what applies to a key; None if the database has nothing about it."""
+        """Return the KeyFacts of a key; None if the database has no rows about it."""
         facts = self._known.get(key)
         if facts is None:
             facts = self._find(key)

@@ -1,4 +1,4 @@
-"""Grant a key more of a rule until a time, by overrides that are valid for that time."""
+"""Give a key more capacity under a rule until some moment, by overrides that are valid until then."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ratelimits.models.versions import editing
 
 
 def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = "") -> list[KeyOverride]:
-    """Return the overrides, not saved, that give a key `extra` more capacity from now until a time.
+    """Return unsaved overrides that give a key `extra` more capacity under a rule from now until `until`.
 
-    Where an override is in force already, its other numbers stay as they are. Raise ValidationError for what makes no
-    sense: no such rule, one without a capacity, an end in the past.
+    If the key has an override already, its other numbers are kept. Raise ValidationError if there is no such rule, if
+    it has no capacity, or if `until` is in the past.
     """
     now = timezone.now()
     if extra < 1:
@@ -52,7 +52,7 @@ def planned(key: str, rule: str, extra: int, until: datetime, *, account: str = 
 def grant(
     key: str, rule: str, extra: int, until: datetime, reason: str, *, account: str = "", by: Any = None
 ) -> list[KeyOverride]:
-    """Save what `planned` returns, in one edit. Overrides in force end where it begins, and go on where it ends."""
+    """Save the overrides of `planned`, in one edit. Existing overrides are interrupted for this time."""
     with editing(conf.DATABASE):
         granted = planned(key, rule, extra, until, account=account)
         start = granted[0].valid_from
@@ -67,7 +67,7 @@ def grant(
 
 
 def _make_room(row: KeyOverride, start: datetime, until: datetime, reason: str, by: Any) -> None:
-    """Leave an override in force before `start` and after `until` alone."""
+    """Change an override so that it is in force only before `start` and after `until`."""
     after = None
     if row.valid_until is None or row.valid_until > until:
         after = _copy(row)
@@ -88,7 +88,7 @@ def _save(row: KeyOverride, reason: str, by: Any) -> None:
 
 
 def _describe(row: Any, reason: str, by: Any) -> None:
-    """Have the history record the reason, and the user if there is one."""
+    """Set the reason, and the user if there is one, that the row's history records."""
     row._change_reason = reason[:MAX_REASON]
     if by is not None:
         row._history_user = by
@@ -113,7 +113,10 @@ def _overrides(key: str, rule: str, start: datetime, until: datetime) -> Sequenc
 
 
 def _rule_of(key: str, name: str, account: str) -> Rule:
-    """Return the rule of a name that applies to a key: of its plan, else of its account's plan, else the default."""
+    """Return the rule with this name that applies to a key.
+
+    It is the rule of the key's plan, or else of its account's plan, or else the default rule.
+    """
     now, using = timezone.now(), conf.DATABASE
     rows = {row.plan_id: row for row in Rule.objects.using(using).select_related("plan").filter(name=name)}
     if not rows:

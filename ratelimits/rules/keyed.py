@@ -1,6 +1,7 @@
-"""Read overrides, memberships and accounts of single keys, one whole shard of keys at a time.
+"""Read the rows about single keys from the database: overrides, plan memberships and accounts.
 
-A process keeps all rows of the shards that it has used, so they are small: rows by key, and equal values only once.
+The keys are divided into shards. The rows of a shard are read together when one of its keys is first used, and stay in
+memory. To save memory, equal values are stored only once.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """The rows about the keys of one shard: for each key, the newest first.
+    """The rows about the keys of one shard. Each mapping has keys such as "user:42"; the newest row of a key is first.
 
-    deleted_at  when a row about a key was last deleted
-    kept        the billing period that an account's last change of terms left as it was
-    edges       the moments at which a row begins or ceases to apply, in order
+    deleted_at  when a row about the key was last deleted
+    kept        a billing period that kept its start and end when the account's terms changed
+    edges       the moments at which some row begins or ends to be valid, in order
     """
 
     overrides: Mapping[str, tuple[OverrideRow, ...]] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class KeyRows:
 
 
 def read(using: str, shards: Collection[int], above: int | None = None) -> dict[int, KeyRows]:
-    """Read the rows about the keys of these shards; with `above`, only those that changed after that version."""
+    """Read the rows about the keys of these shards; with `above`, only rows that have a version above this number."""
     wanted: dict[str, Any] = {"shard__in": shards} | ({} if above is None else {"version__gt": above})
     known: dict[Hashable, Hashable] = {}
 

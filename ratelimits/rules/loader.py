@@ -1,6 +1,7 @@
-"""Read the rules in a thread of its own, with its own connection to the database.
+"""Read the rules from the database, in a separate thread with its own connection.
 
-A request's transaction cannot be used: it may see an old state, or an edit that is not committed, as the new version.
+The connection of a request cannot be used: in its transaction the process could read old rules, or an edit that is not
+committed yet.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Maximum seconds to wait for one answer of the database.
+#: Maximum number of seconds to wait for the reply to one query.
 PATIENCE = 5.0
-#: After a failure the database is not asked again for this time (µs), unless a reload without a version is asked for.
+#: After a failure the database is not asked again for this time (µs), except by a reload without a minimum version.
 _PAUSE = 1_000_000
-#: If the clock steps back by more than this (µs), rows are evaluated again.
+#: If the clock steps back by more than this (µs), the snapshot is made again.
 _STEP = 1_000_000
 
 
 class RulesUnavailable(Exception):
-    """The database could not be asked for the rules, and the current ones are not good enough."""
+    """The rules could not be read from the database, and this process has no rules that are new enough."""
 
 
 def _now() -> int:
@@ -52,21 +53,21 @@ class Loader:
         self._current: Snapshot | None = None
         self._refresh_at = 0
         self._failure: tuple[int, str] | None = None
-        self._behind = 0  # the version that Redis has and the database does not
-        self._logged_behind = 0  # the last such version that was logged
+        self._behind = 0  # the version in Redis, if it is above the version in the database
+        self._logged_behind = 0  # the last value of _behind that was logged
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._query_began_at: float | None = None  # when the query began that the database has not answered
+        self._query_began_at: float | None = None  # start of the query that still runs, in monotonic seconds
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratelimits-rules")
 
     def current(self) -> Snapshot:
-        """Return the rules that hold now. Read them at first use; raise RulesUnavailable if that fails.
+        """Return the rules in force. The first call reads them, and raises RulesUnavailable if this fails.
 
-        Later calls only look at the clock. After RELOAD_INTERVAL the rules are read again in the background.
+        Later calls take no query. Every RELOAD_INTERVAL the rules are read again in the background.
         """
         if tests.possible:
             self._follow_test()
@@ -78,7 +79,7 @@ class Loader:
         return self._renew(current, now)
 
     async def acurrent(self) -> Snapshot:
-        """Do as `current`, awaited."""
+        """Do the same as `current`, in async code."""
         if tests.possible:
             self._follow_test()
         if self._current is None:
@@ -86,18 +87,18 @@ class Loader:
         return self.current()
 
     def reload(self, minimum_version: int | None = None) -> Snapshot:
-        """Return the rules as the database has them, or the current ones if they have at least `minimum_version`.
+        """Read the rules from the database and return them. Do not read if the rules have `minimum_version` or more.
 
-        Raise RulesUnavailable if the database cannot be asked. The current rules stay in force then.
+        Raise RulesUnavailable if the database cannot be asked. Then the current rules stay in force.
         """
         return self._wait(self._submit(self._load, minimum_version))
 
     async def areload(self, minimum_version: int | None = None) -> Snapshot:
-        """Do as `reload`, awaited."""
+        """Do the same as `reload`, in async code."""
         return await self._await(self._submit(self._load, minimum_version))
 
     async def aload(self, shards: frozenset[int]) -> Snapshot:
-        """Return a snapshot in which these shards of keys are read."""
+        """Return a snapshot that contains the rows of these shards of keys."""
         return await self._await(self._want(shards))
 
     def forget(self) -> None:
@@ -109,12 +110,16 @@ class Loader:
             self._behind = self._logged_behind = 0
 
     def _follow_test(self) -> None:
-        """In a test, forget what was read in another test's transaction or before an edit."""
+        """In a test, forget rules that were read in another test or before an edit."""
         if tests.take_change(conf.DATABASE):
             self.forget()
 
     def _renew(self, current: Snapshot, now: int) -> Snapshot:
-        """After an edge of validity, evaluate the same rows again. After the interval, read them in the background."""
+        """Return a snapshot that is valid now.
+
+        If a validity period has begun or ended, make a new snapshot from the same rows. If RELOAD_INTERVAL has passed,
+        read the rows again in the background.
+        """
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
@@ -155,7 +160,7 @@ class Loader:
         return future
 
     def _start(self, job: Callable[..., R], *arguments: Any) -> Future[R] | None:
-        """Have the thread do a job. Return None if there is no thread, as when the process ends."""
+        """Run a job in the thread. Return None if there is no thread, for example when the process ends."""
         try:
             return self._thread.submit(job, *arguments)
         except RuntimeError as error:
@@ -167,9 +172,9 @@ class Loader:
         return self._submit(self._load_shards, shards)
 
     def _wait(self, future: Future[R]) -> R:
-        """Wait for a job of the thread. Raise RulesUnavailable if one query takes PATIENCE seconds.
+        """Wait for a job of the thread. Raise RulesUnavailable if one query takes longer than PATIENCE seconds.
 
-        The time in which the thread does other jobs, or gets no processor, does not count.
+        Only the time of a query counts, not the time before the thread begins the job.
         """
         while True:
             try:
@@ -179,9 +184,9 @@ class Loader:
                     raise RulesUnavailable(f"the database did not answer within {PATIENCE:g} s") from None
 
     async def _await(self, future: Future[R]) -> R:
-        """Do as `_wait`, awaited."""
+        """Do the same as `_wait`, in async code."""
         answer = asyncio.wrap_future(future)
-        # If the caller is cancelled meanwhile, mark the error as seen.
+        # asyncio logs an error that nobody has read. Read it here, because the caller may be cancelled.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         while not (await asyncio.wait([answer], timeout=self._patience_left()))[0]:
             if not future.done() and self._patience_left() <= 0:
@@ -194,7 +199,7 @@ class Loader:
         return PATIENCE if began_at is None else max(began_at + PATIENCE - time.monotonic(), 0)
 
     def _timed(self, execute: Callable[..., R], *args: Any) -> R:
-        """In the thread: run a statement, and note when it began."""
+        """Run a statement, and note when it began. Runs in the thread."""
         self._query_began_at = time.monotonic()
         try:
             return execute(*args)
@@ -202,7 +207,7 @@ class Loader:
             self._query_began_at = None
 
     def _load(self, minimum_version: int | None) -> Snapshot:
-        """In the thread: update the rows, unless another job has done so meanwhile."""
+        """Update the rows, unless another job has done this in the meantime. Runs in the thread."""
         current = self._current
         if (
             current is not None
@@ -221,9 +226,10 @@ class Loader:
             return
         self._logged_behind = self._behind
         logger.error(
-            "Redis asks for configuration version %s and the database %r has %s: it was restored to an older state, or"
-            " another project uses the namespace %r. The rules of the database are in force; an edit takes up to a"
-            " second to be. `manage.py ratelimits_reload` ends this, and so does the next edit",
+            "Redis has version %s of the rules, but the database %r has only version %s. Either the database was"
+            " restored to an older state, or another project uses the namespace %r. The rules of the database are in"
+            " force, but an edit takes up to a second to take effect. To end this, run `manage.py ratelimits_reload` or"
+            " edit a rule",
             self._behind,
             conf.DATABASE,
             version,
@@ -231,9 +237,9 @@ class Loader:
         )
 
     def _load_shards(self, shards: frozenset[int]) -> Snapshot:
-        """In the thread: update the rows, then read these shards of keys into them.
+        """Update the rows, then read the rows of these shards of keys. Runs in the thread.
 
-        Also read the shards that other jobs wait for: however large a burst of new keys is, it takes two reads.
+        Also read the shards that other waiting jobs want. So even a large burst of new keys takes only two reads.
         """
         current = self._current
         if current is not None and all(current.rows.shards[shard] is not None for shard in shards):
@@ -255,7 +261,10 @@ class Loader:
         return self._use(self._query(read))
 
     def _use(self, rows_read: rows.Rows) -> Snapshot:
-        """Use these rows from now on. If Redis has a newer version than the database, compare none for a while."""
+        """Use these rows from now on.
+
+        If Redis has a newer version than the database, decisions do not compare versions until the next refresh.
+        """
         with self._lock:
             behind = rows_read.version < self._behind
             versioned = not behind and not tests.running
@@ -273,7 +282,7 @@ class Loader:
                 with connection.execute_wrapper(self._timed):
                     answer = query()
         except (DatabaseError, ArithmeticError, TypeError, ValueError) as error:
-            # Django raises the latter three for text in a column of numbers, which SQLite allows.
+            # Django raises the last three if a column of numbers contains text, which SQLite allows.
             hint = "is it up, and was `manage.py migrate` run?"
             if not isinstance(error, DatabaseError):
                 hint = "correct the row that raw SQL wrote"

@@ -1,7 +1,7 @@
-"""Read the rules at one version into frozen rows: everything once, afterwards only what has changed.
+"""Read the rules at one version into frozen rows. The first time all are read, later only rows that have changed.
 
-Rules and plans are few and read together. Rows about single keys (overrides, memberships, accounts) are read by whole
-shards, so that a key without rows needs no query of its own either.
+All rules, plans, blocks and allows are read. Rows about single keys (overrides, memberships, accounts) are read for a
+whole shard of keys at a time. So a key without rows needs no query either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule. `plan` is 0 for a default rule. If its row makes no sense, `algorithm` is None; `unreadable` says why."""
+    """A rule.
+
+    `plan` is 0 for a default rule. If the row is not valid, `algorithm` is None and `unreadable` says why.
+    """
 
     pk: int
     name: str
@@ -51,7 +54,7 @@ class RuleRow:
     unreadable: str = ""
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm with these numbers changed. Raise ValueError if it makes no sense."""
+        """Return the algorithm with these numbers changed. Raise ValueError if the result is not valid."""
         if self.algorithm is None:
             raise ValueError(self.unreadable)
         if not changes:
@@ -67,12 +70,14 @@ DeletedAt = Mapping[tuple[int, str], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the database says at `version`.
+    """The rows of the database at `version`.
 
-    deleted_at  by (plan, rule name): the version and moment at which such a rule was last deleted
+    rules       rules by id
+    plans       slugs of plans by id
+    deleted_at  by (id of the plan, name of the rule): the version and the moment at which such a rule was last deleted
     access      blocks and allows
-    shards      the rows of keys, which the loader reads when it needs them; None for a shard that was not read yet
-    logged      messages that were logged, so that each is logged once
+    shards      the rows about keys, by shard; None for a shard that was not read yet
+    logged      messages that were logged, so that each is logged only once
     """
 
     version: int
@@ -111,9 +116,10 @@ def _rule(rule: Rule) -> RuleRow:
 
 
 def read(using: str, current: Rows | None) -> Rows:
-    """Return the rows at the version in force: the current ones, these with later changes, or all read again.
+    """Return the rows at the version in force.
 
-    Read the version before the rows and again after them. If an edit was committed in between, read again.
+    These are the current rows if the version is the same. If possible, only changed rows are read; otherwise all rows.
+    The version is read before and after the rows. If an edit was committed in between, the rows are read again.
     """
     for _attempt in range(_ATTEMPTS):
         version, complete = ConfigVersion.read(using)

@@ -1,4 +1,4 @@
-"""The rules that apply to requests that are alike, and those rules that cannot be read."""
+"""The rules that apply to one kind of request, and the rules that apply but cannot be read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ GLOBAL_KEY = "global"
 class AppliedRule:
     """A rule as it applies to a request.
 
-    key       what is counted, such as "user:42"; "" in a Selection, which is not about one key
-    key_kind  the attribute of Identity that the key comes from, or "global"
-    max_wait  in seconds
-    prefetch  maximum number of requests whose permits a process takes in advance; 0 for none
-    version   of the newest row that changed the rule: its own, an override, or a deleted rule that came before it
+    key       the counted key, such as "user:42"; "" in a Selection, which many keys share
+    key_kind  the attribute of Identity that contains the key, or "global"
+    max_wait  the longest wait in seconds
+    prefetch  for how many requests a process may take permits in advance; 0: it may not
+    rule      the id of the rule
+    version   the version of the newest edit that affects the rule: of the rule, an override, or a deleted rule
     since     when these parameters came into force, in µs since 1970 UTC
     plan      the slug of the rule's plan; "" for a default rule
     """
@@ -44,7 +45,7 @@ class AppliedRule:
 
 
 class UnreadableRule(NamedTuple):
-    """A rule whose row or override makes no sense. Its failure policy decides instead."""
+    """A rule whose row or override is not valid. Its failure policy decides instead."""
 
     name: str
     rule: int
@@ -53,18 +54,21 @@ class UnreadableRule(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Return whether it refuses. With the policy "local" it also refuses, since a local limit needs its numbers."""
+        """Return whether the failure policy refuses.
+
+        The policy "local" refuses too, since it would need the numbers.
+        """
         return self.on_failure != "allow"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Selection:
-    """The rules of all requests that are alike. Compared and hashed by object identity."""
+    """The rules that apply to one kind of request. Selections are compared and hashed by object identity."""
 
     rules: tuple[AppliedRule, ...]
-    #: The configuration version of the rules, which the script compares with its own; None: it does not compare.
+    #: The version of the rules, which Redis compares with its own version; None: it does not compare them.
     version: int | None
-    #: Rules whose failure policy decides instead. A rule in shadow mode is never among them.
+    #: Rules that cannot be read, so that their failure policy decides. Shadow rules are left out.
     unreadable: tuple[UnreadableRule, ...] = ()
     #: Cache of objects built from these rules. It lives as long as this Selection.
     cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

@@ -1,8 +1,8 @@
-"""Find the limits that apply to a request, in the rules as they hold now.
+"""Find the rules that apply to a request.
 
-A snapshot has the rows of one version, evaluated at one moment: validity periods have begun or ended. Everything that
-does not depend on the caller is compiled once and shared. Requests in the same scope, by keys on the same plan and
-without overrides, get the same Selection object.
+A snapshot is a copy in memory of the rules at one version. It finds the rules for each kind of request once, and caches
+them as a Selection. Requests in the same scope get the same Selection if their keys are on the same plan and have no
+overrides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One lock for all snapshots. A forked child begins with a new one: a thread of its parent may have held the old one.
+#: One lock for all snapshots. A forked child makes a new lock, since a thread of its parent may have held the old one.
 _lock = threading.Lock()
 
 
@@ -42,9 +42,10 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-#: Maximum number of Selections that a snapshot keeps. Beyond it the cache is emptied.
+#: Maximum number of Selections that a snapshot keeps. If it is reached, the cache is emptied.
 MAX_SELECTIONS = 4096
 
+#: Bits for the kinds of keys that an identity has.
 _API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
 _NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
 
@@ -53,7 +54,7 @@ class Billing(NamedTuple):
     """An account's billing periods.
 
     boundaries  starts of the previous period, the current one and the next two, in µs since 1970 UTC
-    kept        the period that the account's last change of terms left as it was, or None
+    kept        a period that kept its start and end when the account's terms changed; None if there is none
     """
 
     timezone: str
@@ -62,16 +63,18 @@ class Billing(NamedTuple):
     boundaries: tuple[int, int, int, int]
 
 
-#: What decides which rules apply: kinds of key (bits), key's plan, account's plan, when these changed, and overrides.
+#: The properties of an identity on which its rules depend: the kinds of its keys (bits), the key's plan, the account's
+#: plan, when these last changed, and the overrides.
 _Terms = tuple[int, int, int, int, tuple[OverrideRow, ...]]
 
 
 class Snapshot:
-    """The rules at `version`, as they hold from `seen_at` until `good_until` (µs since 1970 UTC, by `clock`).
+    """The rules at one version. Its answers never change, and it caches them.
 
-    Its answers never change, and it caches them. `load` reads a shard of keys at its first use, and returns a snapshot
-    that has it. Values that depend on the time are evaluated at their first use, which may be hours after the rows were
-    read. `seen_at` is the last such moment.
+    seen_at     the last moment at which it evaluated a value that depends on the time, such as a validity period
+    good_until  the moment at which such a value changes; another snapshot is needed then
+    clock       returns µs since 1970 UTC, like the two moments
+    load        reads the rows about some shards of keys, and returns a snapshot that contains them
     """
 
     __slots__ = (
@@ -100,11 +103,11 @@ class Snapshot:
         versioned: bool = True,
     ) -> None:
         self.rows = rows
-        #: Whether the script compares this version with its own.
+        #: Whether Redis compares this version with its own version.
         self.versioned = versioned
         self.version = rows.version
         self.seen_at = clock()
-        # A row that comes into force later may concern an identity whose requests are prepared by then.
+        # When a block or allow comes into force, a new snapshot is needed: cached decisions may concern its target.
         self.good_until = rows.access.next_start(self.seen_at)
         self._clock = clock
         self._load = load
@@ -120,14 +123,14 @@ class Snapshot:
         self.waits = any(row.max_wait > 0 for row in rows.rules.values())
 
     def access(self, identity: Identity) -> AccessRow | None:
-        """Return the block or allow that decides this identity's requests now, before any rule; None without one."""
+        """Return the block or allow that decides this identity's requests now; None if the rules decide."""
         index = self.rows.access
         return index.find(identity, self._clock()) if index else None
 
     def select(self, scope: str, method: str, identity: Identity) -> Selection:
         """Return the rules that apply to a request of this identity. `method` is the HTTP method.
 
-        Once the shards of its keys are read, this takes no lock, no query and no setting.
+        If the rows about the identity's keys were read before, this takes no query and no lock.
         """
         terms = self._terms_of(identity)
         if terms is None:
@@ -135,7 +138,7 @@ class Snapshot:
         if scope not in self._scopes:
             scope = "*"
         if method not in self._methods:
-            # HEAD is like GET, whose handler answers it, unless a rule names HEAD.
+            # Unless some rule names HEAD, use the rules of GET for HEAD, because the same handler answers both.
             method = "GET" if method == "HEAD" and "GET" in self._methods else ""
         cache_key = (scope, method, terms)
         selection = self._selections.get(cache_key)
@@ -148,7 +151,7 @@ class Snapshot:
         return selection
 
     def _terms_of(self, identity: Identity) -> _Terms | None:
-        """Return what decides which rules apply to an identity; None if a shard was not read yet."""
+        """Return the properties on which the identity's rules depend; None if rows about its keys were not read yet."""
         present = key_plan = account_plan = moved = 0
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
@@ -204,19 +207,19 @@ class Snapshot:
         try:
             billing = Billing(timezone, anchor, kept, periods_around(timezone, anchor, kept, now))
         except ValueError as error:
-            self.log_once(f"{account} has no billing periods, its usage is booked by months in UTC: {error}")
+            self.log_once(f"The billing periods of {account} are not valid, so months in UTC are used: {error}")
             billing = Billing("UTC", None, kept, periods_around("UTC", None, kept, now))
         self._seen(now, billing.boundaries[2])
         return billing
 
     def missing(self, identity: Identity) -> frozenset[int]:
-        """Return the shards of this identity's keys that are not read yet."""
+        """Return the shards of this identity's keys whose rows are not read yet."""
         keys = (identity.api_key, identity.user, identity.address, identity.account)
         shards = {crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None}
         return frozenset(shard for shard in shards if self.rows.shards[shard] is None)
 
     def having(self, identity: Identity) -> Snapshot:
-        """Return this snapshot, or a newer one, with all shards that `identity` needs."""
+        """Return this snapshot, or a newer one, with the rows about all keys of the identity."""
         keys = (identity.api_key, identity.user, identity.address, identity.account)
         return self._with({crc32(key.encode()) % KEY_SHARDS for key in keys if key is not None})
 
@@ -242,7 +245,10 @@ class Snapshot:
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
-        """Compile a Selection. The rule of a name comes from the key's plan, else the account's, else none."""
+        """Make a Selection. Of rules with the same name, the key's plan comes first, then the account's plan.
+
+        If neither plan has a rule of this name, use the default rule, which belongs to no plan.
+        """
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
         chosen: dict[str, tuple[int, RuleRow]] = {}
@@ -255,7 +261,7 @@ class Snapshot:
             kind = _counted(row.key_kind, present)
             if row.scope not in ("*", scope) or not _covers(row, method):
                 continue
-            # A row with an unknown kind of key stays: it may be meant for this request.
+            # Keep a rule with an unknown kind of key, since it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
             gone = [self.rows.deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.deleted_at]
@@ -312,14 +318,14 @@ class Snapshot:
 
 
 def _covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule names this method, or no method. A rule that names GET covers HEAD too."""
+    """Return whether the rule covers this HTTP method: it names the method, or no method. GET covers HEAD too."""
     return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
 
 
 def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
     """Leave out rules that name GET but not HEAD if another rule of the same scope and meter names HEAD.
 
-    A shadow rule replaces no other rule: it must not admit a request that would be refused without it.
+    A shadow rule that names HEAD does not replace another rule, since a shadow rule must never change a decision.
     """
     named = {
         (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE
@@ -332,7 +338,7 @@ def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int
 
 
 def _counted(key_kind: str, present: int) -> str | None:
-    """Return the attribute of Identity that a rule counts, or None if the identity lacks it."""
+    """Return the attribute of Identity that a rule counts; None if the identity does not have it."""
     if key_kind == GLOBAL_KEY:
         return GLOBAL_KEY
     if key_kind == "key":
@@ -344,10 +350,10 @@ def _counted(key_kind: str, present: int) -> str | None:
 
 
 def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
-    """Return the row's algorithm with the overrides' numbers. The first override that has a number gives it.
+    """Return the row's algorithm with the numbers of the overrides. The first override that has a number is used.
 
-    An override's numbers apply only where the counter belongs to the override's key alone. A shared counter cannot have
-    two limits. Raise ValueError for numbers, or a row, that make no sense.
+    The numbers of an override apply only if the rule counts the override's key alone: a counter that several keys share
+    cannot have two limits. Raise ValueError if the row or the numbers are not valid.
     """
     counted = "ip" if kind == "address" else kind
     numbers: dict[str, object] = {}
@@ -358,7 +364,10 @@ def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algori
 
 
 def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
-    """Let at most one rule bill per counted key and meter: that of the nearest plan, then the first by name."""
+    """Let at most one rule bill for each kind of key and meter.
+
+    It is the rule of the key's plan, then of the account's plan, then a default rule; of several, the first by name.
+    """
     bills: dict[tuple[str, str], AppliedRule] = {}
     for _rank, rule in sorted(applied, key=lambda one: -one[0]):
         if rule.bills:

@@ -73,7 +73,7 @@ def test_an_anchor_that_is_no_moment_is_refused() -> None:
     said = errors(unsaved(algorithm="calendar_window", anchor="the 31st"))
     assert "2026-01-31T06:00" in said["anchor"]
     said = errors(unsaved(algorithm="calendar_window", anchor="2026-01-31T06:00Z"))
-    assert "carries an offset" in said["anchor"]
+    assert "has an offset" in said["anchor"]
 
 
 def test_more_than_six_decimal_places_are_refused() -> None:

@@ -178,7 +178,8 @@ class TestReloading:
         for _again in range(3):
             assert loader.reload(9).version == 1
         [record] = [record for record in caplog.records if record.name == "ratelimits.rules.loader"]
-        assert "asks for configuration version 9 and the database 'default' has 1" in record.getMessage()
+        expected = "Redis has version 9 of the rules, but the database 'default' has only version 1"
+        assert expected in record.getMessage()
 
     def test_a_minimum_that_is_held_asks_nothing(self, loader: Loader, queries: list[str]) -> None:
         rule()

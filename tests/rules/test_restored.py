@@ -54,7 +54,7 @@ def test_it_is_looked_at_once_a_second(
     assert len([sql for sql in queries if "configversion" in sql]) <= 6
     assert not [sql for sql in queries if 'FROM "ratelimits_rule"' in sql]
     [said] = [record.getMessage() for record in caplog.records if record.name == "ratelimits.rules.loader"]
-    assert "asks for configuration version 9 and the database 'default' has 1" in said
+    assert "Redis has version 9 of the rules, but the database 'default' has only version 1" in said
     assert "ratelimits_reload" in said
 
 
