@@ -23,8 +23,8 @@ __all__ = [
     "usage",
 ]
 
-# The index with the strip of the status, and the tables in the order of work, unless the project has an index of its
-# own. Not as templates that override Django's, since that would depend on the order of INSTALLED_APPS.
+# The app's index shows the status, and the tables in the order of work. A project that sets its own index keeps it. The
+# templates have other names than Django's: overriding Django's would depend on the order of INSTALLED_APPS.
 if admin.site.index_template is None:
     admin.site.index_template = "ratelimits/admin/index.html"
 if admin.site.app_index_template is None:

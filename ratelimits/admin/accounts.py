@@ -65,7 +65,7 @@ class PlanAdmin(AuditedAdmin):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show below the plan's own history the newest changes of what it includes and of its prices."""
+        """Show, below the plan's history, the newest changes of its included quantities and prices."""
         pk = self._primary_key(unquote(object_id))
         rows = changed_rows(PARTS, None, 0, PER_PAGE, Q(plan=pk))
         changes = [shown_change(self.admin_site, request, row) for row in rows]

@@ -1,7 +1,7 @@
-"""Adjustments in the admin.
+"""Adjustments in the admin: units that a person adds to a period, or takes off it.
 
-Before an adjustment is saved, a page shows its effect on the report. If the settings ask for approval, another person
-has to approve it.
+Before an adjustment is saved, a page shows its effect on the report. If the settings require approval, another person
+must approve the adjustment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ratelimits.reports import adjusting
 from ratelimits.reports.closing import close
 from ratelimits.reports.statements.effect import Effect, effect_of
 
-#: Inputs of the page that shows the effect. SEEN: a person has seen the effect. LARGE: an adjustment of more than all
-#: usage is intended. REFERENCE: the reference of the new adjustment, so that a page posted twice adds only one.
+#: Inputs of the page that shows the effect. SEEN: the user has seen the effect. LARGE: the user intends to adjust by
+#: more than all usage. REFERENCE: the new adjustment's reference, so that a page that is posted twice adds only one.
 SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
@@ -62,12 +62,12 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def has_approve_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may approve and refuse: the permission to change adjustments means this alone."""
+        """Return whether the user may approve and refuse. The permission to change adjustments allows only this."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Read the users with separate queries, since they may be in another database."""
+        """Read the users with separate queries, because they may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
 
     @admin.display(description=_("account"), ordering="account")
@@ -82,7 +82,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description=_("effect on the report"))
     def effect(self, adjustment: Adjustment) -> str:
-        """Return the report's totals before and after the adjustment; "–" if a report contains it or it was refused."""
+        """Return the report's totals before and after the adjustment; "–" if it is on a report or was refused."""
         if adjustment._state.adding or adjustment.report_id is not None or adjustment.approval == "refused":
             return "–"
         try:
@@ -128,7 +128,10 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_adjustment_changelist"))
 
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
-        """Return the page that shows the effect, or a warning if it was posted before; None: save the adjustment."""
+        """Return the page that shows the effect, or a warning if the page was posted before.
+
+        Return None if the adjustment must be saved now.
+        """
         if (saved := self._saved_before(request)) is not None:
             return saved
         try:
@@ -187,12 +190,12 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["add"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Finalise the next versions of the adjustments' reports now, without waiting for the worker."""
+        """Make new versions of the adjustments' reports now, without waiting for the worker."""
         waiting = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
         for account in list(waiting.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        # The worker may have been faster, so the message says where each adjustment is now.
+        # The worker may have been faster, so read each adjustment again.
         for adjustment in queryset.select_related("report").order_by("pk"):
             values = {"adjustment": adjustment, "report": adjustment.report}
             if adjustment.report is not None:
@@ -207,7 +210,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _reference(request: HttpRequest) -> UUID | None:
-    """Return the adjustment's reference, which the page with the effect sends; None if the form was posted directly."""
+    """Return the reference that the page with the effect has sent; None if the form was posted directly."""
     try:
         return UUID(request.POST.get(REFERENCE, ""))
     except ValueError:

@@ -29,7 +29,7 @@ class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the secret out for users who may not change it, since whoever knows it can sign webhooks."""
+        """Leave the secret out for users who may not change it: with the secret they could sign webhooks."""
         may_edit = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
         return [name for name in super().get_fields(request, obj) if may_edit or name != "secret"]
 
@@ -71,7 +71,7 @@ class AlertAdmin(ReadOnlyAdmin):
 
 @admin.register(AlertDelivery)
 class AlertDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries; an action retries those that were given up."""
+    """The deliveries. An action retries deliveries that were given up."""
 
     list_display = ["alert", "kind", "channel", "state", "attempts", "due_at", "done_at", "error"]
     list_filter = ["state", "kind"]
@@ -85,7 +85,7 @@ class AlertDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Retry deliveries that were given up"), permissions=["again"])
     def again(self, request: HttpRequest, queryset: QuerySet[AlertDelivery]) -> None:
-        """Make deliveries that were given up due again, with the same ids."""
+        """Retry deliveries that were given up, with the same ids."""
         failed = queryset.filter(state=AlertDelivery.State.FAILED)
         count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=timezone.now())
         message = ngettext("%(n)d delivery is due again.", "%(n)d deliveries are due again.", count)

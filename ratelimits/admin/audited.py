@@ -30,12 +30,12 @@ else:
     _Base = SimpleHistoryAdmin
 
 
-#: The input on all audited forms in which people say why.
+#: Name of the input for the reason of a change; all audited forms have it.
 REASON = "change_reason"
 
 
 class ReasonField(forms.CharField):
-    """The reason of a change, which is itself no change of the row."""
+    """An input for the reason of a change. Typing a reason alone does not count as a change of the row."""
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
@@ -52,7 +52,7 @@ def _reason_field() -> ReasonField:
 
 
 class ReasonedActionForm(ActionForm):
-    """The form of a list's actions, which asks for the reason too."""
+    """The form of a list's actions, with an input for the reason."""
 
     change_reason = forms.CharField(label=_("Why:"), required=False, max_length=MAX_REASON)
 
@@ -76,7 +76,7 @@ def _recorded_user(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """An admin page that records user and version of every change: by a form, inline, deletion, action or revert."""
+    """An admin page that records the user and the version of every change, whether by a form or by an action."""
 
     history_list_display = ["version"]
     action_form = ReasonedActionForm
@@ -84,12 +84,12 @@ class AuditedAdmin(TypedNumbers, _Base):
     delete_selected_confirmation_template = "ratelimits/admin/delete_selected_confirmation.html"
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return the form with an input for the reason, which is no column of the row."""
+        """Return the form with an input for the reason. The reason is not a column of the row."""
         asking = type(self.form.__name__, (self.form,), {REASON: _reason_field(), "__module__": self.form.__module__})
         return super().get_form(request, obj, change, **{"form": asking, **kwargs})
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Ask for the reason at the end of the form, but only those who may save it."""
+        """Put the reason at the end of the form, if the user may save the form."""
         fieldsets = [*super().get_fieldsets(request, obj)]
         may = self.has_change_permission(request, obj) if obj else self.has_add_permission(request)
         shown = flatten_fieldsets(fieldsets)
@@ -97,7 +97,7 @@ class AuditedAdmin(TypedNumbers, _Base):
 
     @contextmanager
     def _edit(self, request: HttpRequest) -> Iterator[None]:
-        """Make one edit of all that a POST validates and writes, so that no other edit comes in between."""
+        """Validate and write everything of a POST in one edit, so that no other edit can come in between."""
         with _recorded_user(request):
             if request.method != "POST":
                 yield
@@ -106,7 +106,7 @@ class AuditedAdmin(TypedNumbers, _Base):
                 yield
 
     def _saved(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Return the response; roll the edit back if the response is the form again, with its errors."""
+        """Return the response. Roll the edit back if the response shows the form again, with errors."""
         if request.method == "POST" and response.status_code == 200:
             transaction.set_rollback(True, using=router.db_for_write(self.model))
         return response
@@ -151,16 +151,16 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
-        """Read the users with a separate query, since they may be in another database."""
+        """Read the users with a separate query, because they may be in another database."""
         records: Any = super().get_history_queryset(request, history_manager, pk_name, object_id)  # type: ignore[misc]
         return records.select_related(None)._select_related_history_tracked_objs().prefetch_related("history_user")
 
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show a former state of the row; a POST restores it as a new edit.
+        """Show a former state of the row. A POST restores that state as a new edit.
 
-        Raises PermissionDenied for a POST by a user who may only view: django-simple-history would save it.
+        Raises PermissionDenied if a user who may only view posts: django-simple-history would save the row.
         """
         pk = self._primary_key(unquote(object_id))
         if not version_id.isdecimal():
@@ -172,7 +172,10 @@ class AuditedAdmin(TypedNumbers, _Base):
             return self._saved(request, response)
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may not restore: that needs permission to change and, for a deleted row, to add."""
+        """Return whether the user may not restore the row.
+
+        Restoring needs the permission to change rows; for a deleted row, also the permission to add rows.
+        """
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
             return True
         exists = obj is None or self.model._base_manager.filter(pk=obj.pk).exists()

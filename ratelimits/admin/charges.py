@@ -1,4 +1,4 @@
-"""The amounts of a report, as its page in the admin shows them."""
+"""The amounts of a report, for its page in the admin."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ReportDownloads(_Base):
     change_list_template = "ratelimits/admin/report_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """Put the downloads first, since the admin's last pattern takes any other path for a primary key."""
+        """Put the downloads first: the admin's last pattern reads any other path as a primary key."""
         wrap = self.admin_site.admin_view
         return [
             path("download/", wrap(self.download_month_view), name="ratelimits_report_download_month"),
@@ -55,14 +55,14 @@ class ReportDownloads(_Base):
         return super().change_view(request, object_id, form_url, context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # The month that the list is filtered by, or else the previous month.
+        # Suggest the month by which the list is filtered, or else the previous month.
         previous = now().replace(day=1) - timedelta(days=1)
         month = request.GET.get("month") or f"{previous:%Y-%m}"
         context = {"download_formats": installed(), "download_month": month} | (extra_context or {})
         return super().changelist_view(request, context)
 
     def download_view(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        """Return a version of a report as a file in the format `?format=`."""
+        """Return a version of a report as a file; `?format=` names the format."""
         report = self.get_object(request, str(pk))
         if not self.has_view_permission(request, report):
             raise PermissionDenied
@@ -73,9 +73,9 @@ class ReportDownloads(_Base):
         return Download(form, lines_for(form, [statement(report)]), newest_columns(versions(report)), name)
 
     def download_month_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return all usage of the billing periods that start in the month `?period=`, in the format `?format=`.
+        """Return the usage of all billing periods that start in a month, as a file.
 
-        `?final=1` leaves out usage that is not finalised yet.
+        `?period=` is the month, `?format=` the format. `?final=1` leaves out periods that are not finalised yet.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied

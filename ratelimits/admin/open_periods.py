@@ -25,7 +25,7 @@ else:
 
 #: Maximum number of periods on the page; `ratelimits_finalise --open` lists all.
 _MAX_ROWS = 200
-#: The form accepts no later start of a period (µs since 1970 UTC); it is in the year 5138.
+#: The latest start of a period that the form accepts (µs since 1970 UTC, in the year 5138).
 _MAX_START = 10**17
 
 
@@ -44,7 +44,7 @@ class OpenPeriods(_Base):
     """
 
     def get_urls(self) -> list[URLPattern]:
-        """Put these pages first, since the admin's last pattern takes any other path for a primary key."""
+        """Put these pages first: the admin's last pattern reads any other path as a primary key."""
         wrap = self.admin_site.admin_view
         return [
             path("open/", wrap(self.open_view), name="ratelimits_report_open"),
@@ -53,7 +53,7 @@ class OpenPeriods(_Base):
         ]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may close periods by force. It is all that the permission to add reports allows."""
+        """Return whether the user may close periods by force. The permission to add reports allows only this."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.add_report"))
 

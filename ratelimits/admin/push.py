@@ -1,4 +1,4 @@
-"""The delivery ledger in the admin, read-only: what was sent to which billing system, and its answers."""
+"""The delivery ledger in the admin, read-only: the events that were sent to billing systems, and their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.models import PushDelivery, PushReceiver
 
 @admin.register(PushReceiver)
 class PushReceiverAdmin(ReadOnlyAdmin):
-    """The billing systems, and how the last request to each went."""
+    """The billing systems, with the result of the last request to each."""
 
     list_display = ["name", "answered_at", "paused_until", "failures", "error"]
     fields = ["name", "answered_at", "paused_until", "failures", "error"]
@@ -19,7 +19,7 @@ class PushReceiverAdmin(ReadOnlyAdmin):
 
 @admin.register(PushDelivery)
 class PushDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries; `ratelimits_push --settle` settles those that need a person."""
+    """The deliveries. `ratelimits_push --settle` settles those that need a person's decision."""
 
     list_display = ["line_id", "receiver", "on_report", "meter", "overage", "customer", "state", "settled_at", "note"]
     list_filter = ["state", "receiver"]

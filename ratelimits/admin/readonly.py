@@ -1,4 +1,4 @@
-"""Read-only admin pages for tables that workers write and that can be of any size."""
+"""Read-only admin pages, for tables that workers write. These tables can be very large."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ROWS = 10_000
 
 
 class BoundedPaginator(_Paginator):
-    """A paginator over the first MAX_ROWS rows: counting a large table takes longer than showing a page of it."""
+    """A paginator over the first MAX_ROWS rows, because counting all rows of a large table takes long."""
 
     @cached_property
     def count(self) -> int:
@@ -48,14 +48,14 @@ class ReadOnlyAdmin(_Base):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the whole term if the page has one `__exact` field; Django would search for each word of it."""
+        """Search for the whole term if the page has one `__exact` field. Django would search for each single word."""
         fields = self.get_search_fields(request)
         if search_term and len(fields) == 1 and fields[0].endswith("__exact"):
             return queryset.filter(**{fields[0]: search_term}), False
         return super().get_search_results(request, queryset, search_term)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the page's `fields`, or else all columns that it does not exclude and its `readonly_fields`."""
+        """Return the page's `fields`. Without `fields`, return all columns except `exclude`, and `readonly_fields`."""
         if self.fields:
             return self.fields
         names = (field.name for field in self.model._meta.concrete_fields if field.editable)

@@ -1,4 +1,4 @@
-"""Reports in the admin: people read, download and verify them, and trace their lines; adjustments correct them."""
+"""Reports in the admin. People read, download and verify them here, and see the edits and batches behind each line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _database(row: Model) -> str:
 
 
 class MonthFilter(admin.SimpleListFilter):
-    """Filter for reports of the periods that start in a month, in the time zone of each report."""
+    """Filter for reports of periods that start in a month, in the time zone of each report."""
 
     title = _("month")
     parameter_name = "month"
@@ -71,7 +71,7 @@ class MonthFilter(admin.SimpleListFilter):
 
 
 class CorrectedFilter(admin.SimpleListFilter):
-    """Filter for versions that correct an earlier one."""
+    """Filter for first versions, or for versions that correct an earlier version."""
 
     title = _("corrections")
     parameter_name = "corrected"
@@ -84,7 +84,7 @@ class CorrectedFilter(admin.SimpleListFilter):
         return queryset if condition is None else queryset.filter(condition)
 
 
-#: Columns of lines that have no field, and those that the list of a report's lines has.
+#: The columns of lines that are computed from other columns, and the columns in the list of a report's lines.
 _COMPUTED = [column.name for column in TABLE if column.of_line]
 _LISTED = [column.name for column in TABLE if column.listed]
 
@@ -98,7 +98,7 @@ def _computed(of: Callable[[Any], Any], name: str) -> Callable[[Any, ReportLine]
 
 
 class _ComputedColumns:
-    """The columns of lines that have no field, worked out of those that have."""
+    """The columns of lines that are computed from stored columns."""
 
     vars().update({column.name: _computed(column.of_line, column.name) for column in TABLE if column.of_line})
 
@@ -113,7 +113,7 @@ class _Lines(_ComputedColumns, admin.TabularInline):  # type: ignore[type-arg]
     show_change_link = True
     max_num = 0
     can_delete = False
-    #: Amounts by line_id, read once, since Django makes an inline object for each request.
+    #: Amounts by line_id, read once for each request: Django makes an inline object for each request.
     _amounts: dict[str, str] | None = None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -180,19 +180,19 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
     @admin.display(description=_("no gaps"), boolean=True)
     def complete(self, report: Report) -> bool:
-        """Whether nothing is declared that may be missing, and the cross-check agreed."""
+        """Return whether the report declares no gap, and its cross-check found no missing requests."""
         return not report.gaps
 
     @admin.display(description=_("cross-check"))
     def compared(self, report: Report) -> str:
-        """The ledger beside what the processes say, as both are now."""
+        """Return the requests in the ledger and those that processes have counted, both as they are now."""
         found = cross_check.compare(_database(report), report.account, report.period_start, report.period_end)
-        text = _("{mark} {meter}: {ledger} in the ledger, {said} granted as processes say")
+        text = _("{mark} {meter}: {ledger} in the ledger, {said} counted by processes")
         beside = _("; {unanswered} unanswered, {unmetered} unmetered")
         rows = [
             (
                 str(text).format(
-                    # Those of archived usage are dropped.
+                    # "–": the process totals were deleted, because the usage was archived.
                     mark=("✓" if each.holds else "✗") if each.granted or not each.ledger else "–",
                     meter=each.meter,
                     ledger=f"{each.ledger:,}",
@@ -224,7 +224,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
     @admin.action(description=_("Verify the selected reports against the ledger"), permissions=["view"])
     def verify(self, request: HttpRequest, queryset: QuerySet[Report]) -> None:
-        """Show for each report whether it equals what the ledger gives now."""
+        """Compute each report again from the ledger, and show whether it is the same."""
         for report in queryset:
             if report.line_count > _MAX_VERIFIED:
                 self.message_user(
@@ -244,7 +244,7 @@ class ReportAdmin(ReportDownloads, OpenPeriods, ReadOnlyAdmin):
 
 @admin.register(ReportLine)
 class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
-    """The lines of reports, each with the edits and batches that it comes from."""
+    """The lines of reports, each with the edits and the batches behind it."""
 
     list_display = ["line_id", "report", "key", "meter", "consumed_quantity", "overage_quantity", "rule"]
     list_select_related = ["report"]
@@ -260,7 +260,7 @@ class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for a line_id, an account, or an account and a key; a key alone has no index."""
+        """Search for a line_id, an account, or an account and a key. A key alone has no index."""
         if not search_term:
             return queryset, False
         lines = queryset.filter(line_id=search_term)
@@ -286,12 +286,12 @@ class ReportLineAdmin(_ComputedColumns, ReadOnlyAdmin):
 
     @admin.display(description=_("edits of the rule"))
     def rule_edits(self, line: ReportLine) -> str:
-        """Return the edits of the line's rule up to the rule version of the line."""
+        """Return the edits that made the rule version of the line."""
         return _edits(lineage.rule_edits(line, _database(line)))
 
     @admin.display(description=_("edits of plan and account"))
     def terms_edits(self, line: ReportLine) -> str:
-        """Return the edits that put the account on its plan and that set what the plan includes."""
+        """Return the edits that put the account on its plan, and those that set the plan's quantities and prices."""
         return _edits(lineage.terms_edits(line, _database(line)))
 
     @admin.display(description=_("batches"))

@@ -62,7 +62,7 @@ class RuleAdmin(AuditedAdmin):
         js = ["ratelimits/rule_form.js"]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out what only a new rule has, and what only those who may save can use."""
+        """Leave out fields that only a new rule has, and fields that only users who may save rules can use."""
         left_out = set() if obj is None else {"starts"}
         if not self._may_try(request):
             left_out.add("admits")
@@ -83,7 +83,7 @@ class RuleAdmin(AuditedAdmin):
 
     @admin.display(description=_("reads as"))
     def reads(self, rule: Rule | None) -> str:
-        """Return the sentences of the saved rule; the page's script updates them while values are typed."""
+        """Return the sentences of the saved rule. The page's script updates them while the user types."""
         url = self._url("preview", rule)
         saved = reading(rule) if rule is not None and rule.pk is not None else "–"
         return format_html('<output data-ratelimits-preview="{}">{}</output>', url, saved)
@@ -95,7 +95,7 @@ class RuleAdmin(AuditedAdmin):
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return the place of the chart, and a button that shows it on a page of its own without the script."""
+        """Return an empty place for the chart, and a button that opens the chart on another page without scripts."""
         return format_html(
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
             ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button>',
@@ -115,7 +115,10 @@ class RuleAdmin(AuditedAdmin):
         return [*own, *super().get_urls()]
 
     def _typed(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that a request's values describe, or the errors in them. Raises PermissionDenied."""
+        """Return the rule that a request's values describe, or the errors in them.
+
+        Raises PermissionDenied if the user may not save rules.
+        """
         if not self._may_try(request):
             raise PermissionDenied
         pk = request.GET.get("rule", "")
@@ -128,7 +131,10 @@ class RuleAdmin(AuditedAdmin):
         return JsonResponse({"errors": errors} if rule is None else {"sentence": reading(rule)})
 
     def trial_view(self, request: HttpRequest) -> HttpResponse:
-        """Return what the form's rule admits and whom it meets, as a fragment (`?fragment=1`) or a page of its own."""
+        """Return a page with what the form's rule admits and how many keys it applies to.
+
+        With `?fragment=1`, return only the part that the page's script inserts into the form.
+        """
         rule, errors = self._typed(request)
         context = trial_of(rule, errors)
         if "fragment" in request.GET:
@@ -164,7 +170,7 @@ class RuleAdmin(AuditedAdmin):
 
 
 class KeyOverrideForm(TypedRates):
-    """A form for an override; its rule is chosen from the names of the existing rules."""
+    """A form for an override. The user chooses from the names of the existing rules."""
 
     rule = forms.ChoiceField(
         label=_("Rule"), help_text=_("Name of the rule. The override applies in every plan that the key is on.")
@@ -220,7 +226,7 @@ class KeyOverrideAdmin(AuditedAdmin):
     ]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns; the column of numbers reads the rules once for all rows."""
+        """Return the columns. The column of numbers reads the rules only once for all rows."""
         rules = cache(lambda: readable_rules(conf.DATABASE))
 
         @admin.display(description=_("what differs"))

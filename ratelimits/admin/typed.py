@@ -1,4 +1,4 @@
-"""Inputs for numbers that send the text exactly as it was typed."""
+"""Text inputs for numbers, which send the text exactly as the user typed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 class TypedNumbers(_Base):
     """Mixin for admin pages and inlines: numbers get text inputs.
 
-    A number input would drop letters: "10k" would be 10.
+    An input of type "number" would drop letters: "10k" would become 10.
     """
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The ledger in the admin, read-only; quarantined batches can be resolved."""
+"""The ledger in the admin. It is read-only, but people can accept or discard quarantined batches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def link_to_lines(site: admin.AdminSite, **filters: object) -> str:
 def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
     """Yield the filters that a search term may mean: an account, or an account, a space and a key.
 
-    Accounts and keys may contain spaces, so each space of the term may be the one between them.
+    Accounts and keys may contain spaces, so each space of the term may be the space between account and key.
     """
     yield {"account": term}
     for space in (index for index, letter in enumerate(term) if letter == " "):
@@ -56,14 +56,14 @@ def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
 
 
 def with_rule_names(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Return the rows with the name of each one's rule, by a query that reads them only for the rows of the page."""
+    """Return the rows with the names of their rules. The names are read only for the rows of the page."""
     names = Rule.objects.filter(pk=OuterRef("rule")).values("name")
     named: QuerySet[Any] = rows.annotate(rule_name=Subquery(names[:1]))
     return named
 
 
 def link_to_rule(site: admin.AdminSite, row: Any) -> str:
-    """Return a link with the name of a row's rule; its number if it was deleted, "–" for none."""
+    """Return a link with the name of a row's rule. Return the rule's number if it was deleted, "–" without a rule."""
     if not row.rule:
         return "–"
     if not row.rule_name:
@@ -74,7 +74,7 @@ def link_to_rule(site: admin.AdminSite, row: Any) -> str:
 
 
 class ShardFilter(admin.SimpleListFilter):
-    """Filter by shard; its choices come from the table of shards, not from a scan of the whole list."""
+    """Filter by shard. The choices come from the small table of shards, because the list itself can be very long."""
 
     title = _("shard")
     parameter_name = "shard"
@@ -118,7 +118,7 @@ class BatchAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the batches of an incarnation in each shard, since the incarnation alone has no index."""
+        """Search for the batches of an incarnation in all shards: the database's index is by shard and incarnation."""
         if not search_term:
             return queryset, False
         shards = ShardState.objects.using(queryset.db).values_list("shard", flat=True)
@@ -169,7 +169,7 @@ class LineAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("batch"))
     def in_batch(self, line: Line) -> str:
-        """Return the line's batch by its shard and number, since its whole name makes the list too wide."""
+        """Return a link with the shard and number of the line's batch. Its whole name would make the list too wide."""
         url = reverse(f"{self.admin_site.name}:ratelimits_batch_change", args=[line.batch_id])
         return format_html('<a href="{}">{}</a>', url, f"{line.batch.shard:02d}:{line.batch.seq}")
 
@@ -181,9 +181,10 @@ class LineAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the lines of an account, or of a key of an account, in the billing periods in which it has usage.
+        """Search for the lines of an account, or of one key of the account.
 
-        The periods are needed because neither the account alone nor the key alone has an index.
+        The search names the billing periods in which the account has usage, because the index of lines starts with the
+        period.
         """
         if not search_term:
             return queryset, False
@@ -221,7 +222,7 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("rule"))
     def rule_link(self, usage: PeriodUsage) -> str:
-        """Return the rule under which it was counted."""
+        """Return the rule under which the usage was counted."""
         return link_to_rule(self.admin_site, usage)
 
     @admin.display(description=_("billing period"))
@@ -237,7 +238,7 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
 
 @admin.register(DurabilityGap)
 class DurabilityGapAdmin(ReadOnlyAdmin):
-    """The gaps in which usage may be missing."""
+    """The gaps: spans of time in which usage may be missing."""
 
     list_display = ["kind", "shard", "account", "from_", "to", "fsync", "units", "recovered_at"]
     list_filter = ["kind"]
@@ -260,7 +261,7 @@ class DurabilityGapAdmin(ReadOnlyAdmin):
 
 @admin.register(QuarantinedBatch)
 class QuarantinedBatchAdmin(ReadOnlyAdmin):
-    """Batches about which a person has to decide: until then the watermark of their shard does not advance."""
+    """Batches about which a person must decide. Until then the watermark of their shard does not advance."""
 
     list_display = ["__str__", "reason", "arrived_at", "resolution"]
     list_filter = [("resolved_at", admin.EmptyFieldListFilter)]
@@ -285,7 +286,7 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("lines that the ledger does not have"))
     def missing_lines(self, quarantined: QuarantinedBatch) -> str:
-        """Return the lines that accepting the batch would add to the ledger."""
+        """Return the lines that would be added to the ledger if the batch were accepted."""
         if quarantined.resolved_at is not None:
             return "–"
         try:

@@ -81,7 +81,7 @@ def test_finance_closes_a_month_with_a_quarantine_a_leaver_a_late_batch_and_a_wr
     tally()
     worker()
 
-    # Open periods: the page says what each waits for.
+    # Open periods: the page says why each is open.
     page = text(finance.get(url(Report, "open")))
     assert "has a quarantined batch: accept or discard it" in page
     assert listed(finance, month="2025-10") == ["initech 2025-10-01 v1", "leaver 2025-10-01 v1"]

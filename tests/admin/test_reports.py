@@ -47,7 +47,7 @@ def test_a_report_s_page_says_what_was_billed_what_may_be_missing_and_what_the_c
 ) -> None:
     page = text(admin_client.get(url(Report, "change", report.pk)))
     assert "2026-11-01 00:00:00 UTC" in page
-    assert "✗ requests: 1 in the ledger, 4 granted as processes say" in page
+    assert "✗ requests: 1 in the ledger, 4 counted by processes" in page
     assert "witness requests processes=4 ledger=1" in page
     assert report.digest in page
 

@@ -1,4 +1,4 @@
-"""The page of all changes, and the table of changes that other pages show too."""
+"""The page of all changes of the configuration, and its table, which other pages show too."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ratelimits.models import Change, Plan, PlanInclusion, PlanPrice
 from ratelimits.models.ledger import moment
 from ratelimits.models.versions import Versioned
 
-#: Number of changes on a page, and the most that an address may have it leave out.
+#: Number of changes on a page, and the maximum of `?skip=`.
 PER_PAGE, MAX_SKIP = 50, 10_000
 #: Rows that are edited on their plan's page.
 PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
 
 
 class ShownChange(NamedTuple):
-    """One line of the table. `url` and `undo_url` are "" for users who may not open or undo it."""
+    """One line of the table. `url` and `undo_url` are "" if the user may not open or undo the change."""
 
     when: str
     who: str
@@ -40,7 +40,7 @@ class ShownChange(NamedTuple):
 
 
 def visible_models(site: AdminSite, request: HttpRequest) -> list[type[Versioned]]:
-    """Return the audited tables that the user may view; what a plan includes is seen with the plan."""
+    """Return the audited tables that the user may view. Who may view plans may also view their parts (PARTS)."""
     return [model for model in audited_models() if _may(site, request, model, "view")]
 
 
@@ -48,7 +48,7 @@ def _may(site: AdminSite, request: HttpRequest, model: Any, name: str) -> bool:
     page = site._registry.get(Plan if model in PARTS else model)
     if page is None:
         return False
-    # Whatever is done to a part changes its plan.
+    # To add, change or delete a part is to change its plan.
     permission = "change" if model in PARTS and name != "view" else name
     return bool(getattr(page, f"has_{permission}_permission")(request))
 
@@ -90,14 +90,18 @@ def _reason(row: ChangedRow) -> str:
 
 @admin.register(Change)
 class ChangeAdmin(ReadOnlyAdmin):
-    """The one page of all changes, in place of a list. It shows the tables that the user may view."""
+    """The page of all changes, in place of a list of rows. It shows the tables that the user may view."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the address of the page alone."""
+        """Return only the address of this page: there are no pages of single rows."""
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_change_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show a page of changes: `?table=` chooses one table, `?until=` (µs) and `?skip=` where the page begins."""
+        """Show changes, newest first.
+
+        `?table=` chooses one table. The page begins with the changes at the moment `?until=` (µs since 1970 UTC), after
+        the first `?skip=` of them.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         models = visible_models(self.admin_site, request)
@@ -133,7 +137,10 @@ def _whole(text: str) -> int:
 
 
 def _older(rows: list[ChangedRow], until: datetime | None, skip: int, table: str) -> str:
-    """Return the query of the next page: it begins at the last moment of this one, after the rows shown of it."""
+    """Return the query string of the next page. It begins at the moment of the last row that this page shows.
+
+    Its `skip` is the number of rows of that moment which were shown already.
+    """
     last: datetime = rows[PER_PAGE - 1].record.history_date
     shown = sum(row.record.history_date == last for row in rows[:PER_PAGE])
     shown += skip if last == until else 0

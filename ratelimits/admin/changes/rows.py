@@ -1,4 +1,4 @@
-"""Read changes of several tables from their histories, newest first, by a number of queries that does not grow."""
+"""Read changes of several tables from their histories, newest first, with a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Plan
 from ratelimits.models.versions import Versioned
 
-#: Columns that say nothing to people: they follow from others, or from the edit.
+#: Columns that are not shown: they follow from other columns, or from the edit.
 _HIDDEN = {"id", "version", "since", "shard"}
 
 
@@ -34,9 +34,10 @@ class Difference(NamedTuple):
 class ChangedRow:
     """One row that an edit added, changed or deleted.
 
-    record    the history's record of it; `before` the record before that, or None
-    instance  the row as the record has it
-    newest    whether the row was not changed again since
+    record    the record of the change in the row's history
+    before    the previous record of the row, or None
+    instance  the row with the values of the record
+    newest    whether this is the row's last change
     """
 
     record: Any
@@ -52,7 +53,7 @@ class ChangedRow:
 
     @property
     def did(self) -> str:
-        """Return what was done, in a word."""
+        """Return a word for the kind of change."""
         return {"+": _("added"), "~": _("changed"), "-": _("deleted")}.get(self.kind, self.kind)
 
     @property
@@ -71,9 +72,10 @@ def audited_models() -> list[type[Versioned]]:
 def changed_rows(
     models: Iterable[type[Versioned]], until: datetime | None, skip: int, count: int, chosen: Q | None = None
 ) -> list[ChangedRow]:
-    """Return changes of these tables until a moment (None: all), newest first, without the first `skip`.
+    """Return at most `count` changes of these tables, newest first, without the first `skip`.
 
-    `chosen` restricts the records. Many rows of one edit have one moment, so pages go by moment and number.
+    Changes after `until` are left out; None stands for now. `chosen` is a condition for the records. One edit may
+    change many rows at the same moment, so the start of a page needs both `until` and `skip`.
     """
     records = merge(
         *(_records(model, until, skip + count, chosen) for model in models),
@@ -102,7 +104,7 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
     older = same_row.filter(history_id__lt=OuterRef("history_id")).order_by("-history_id").values("history_id")[:1]
     newer = Exists(same_row.filter(history_id__gt=OuterRef("history_id")))
     records = records.annotate(previous_id=Subquery(older), is_followed=newer)
-    # The users may be in another database, so they are read with a query of their own.
+    # The users may be in another database, so they are read with a separate query.
     return list(records.prefetch_related("history_user").order_by("-history_date", "-history_id")[:count])
 
 
@@ -123,7 +125,7 @@ def _plan_names(records: Iterable[Any]) -> dict[int, str]:
 
 
 def _instance(record: Any, plans: dict[int, str]) -> Any:
-    """Return the row of a record. Its plan has only a name, since it may be deleted, and is not read for each row."""
+    """Return the row of a record. Its plan is not read from the database, so it has only a name."""
     instance = record.instance
     if getattr(instance, "plan_id", None) is not None:
         instance.plan = Plan(pk=instance.plan_id, name=plans.get(instance.plan_id, f"#{instance.plan_id}"))
@@ -131,7 +133,7 @@ def _instance(record: Any, plans: dict[int, str]) -> Any:
 
 
 def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Difference]:
-    """Yield the fields that differ; of a row that was added or deleted, those that are not empty."""
+    """Yield the fields that differ. For a row that was added or deleted, yield the fields that are not empty."""
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:
         if field.name in _HIDDEN:

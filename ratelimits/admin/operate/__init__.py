@@ -1,3 +1,3 @@
-"""What staff do to one key, each with a reason, a confirmation and a record: block, allow, reset, grant."""
+"""The pages on which staff block, allow, reset or grant more to a key. Each asks for a reason and a confirmation."""
 
 from __future__ import annotations

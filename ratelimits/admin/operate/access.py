@@ -31,9 +31,9 @@ _DAY = 86_400
 
 
 def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
-    """Return, by target, how many requests blocks refused and allows exempted lately, as processes have counted them.
+    """Return, by target, the number of requests that blocks refused or allows exempted in the last `seconds`.
 
-    A request that is counted by several meters is counted once.
+    Processes count these requests. A request with several meters counts once.
     """
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
@@ -53,7 +53,7 @@ class EndForm(forms.Form):
 
 @admin.register(Access)
 class AccessAdmin(AuditedAdmin):
-    """Blocks and allows. They are ended, not deleted, so that the list says what was in force when."""
+    """Blocks and allows. They are ended, not deleted, so that the list also shows what was in force before."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"
     list_filter = ["effect", InForceFilter]
@@ -85,7 +85,7 @@ class AccessAdmin(AuditedAdmin):
         return [grant, *super().get_urls()]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns; the column of requests reads the totals once for all rows."""
+        """Return the columns. The column of requests reads the totals only once for all rows."""
         counted: dict[str, int] | None = None
 
         @admin.display(description=gettext_lazy("requests in 24 hours"))
@@ -107,7 +107,7 @@ class AccessAdmin(AuditedAdmin):
 
     @admin.display(description=gettext_lazy("requests in 30 days"))
     def requests(self, row: Access | None) -> str:
-        """Return how many requests of its target were refused or exempted."""
+        """Return how many requests of the row's target were refused or exempted."""
         if row is None or row.pk is None:
             return "–"
         return f"{sum(requests_of([row.target], 30 * _DAY).values()):,}"
@@ -123,7 +123,7 @@ class AccessAdmin(AuditedAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Say what a valid form will do, and save it only once that is confirmed."""
+        """Show what a valid form will do, and save it only after the user has confirmed it."""
         if request.method == "POST" and may_operate(request) and not is_confirmed(request):
             row = self.get_object(request, object_id) if object_id is not None else None
             if object_id is None or row is not None:
@@ -135,7 +135,7 @@ class AccessAdmin(AuditedAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Ask only once for the reason of a new row: its own."""
+        """Leave the reason of the change out for a new row, which has a reason of its own."""
         fieldsets: Any = super().get_fieldsets(request, obj)
         return fieldsets if obj is not None else [one for one in fieldsets if one[1]["fields"] != [REASON]]
 
@@ -145,7 +145,7 @@ class AccessAdmin(AuditedAdmin):
 
     @admin.action(description=gettext_lazy("End the selected blocks and allows now"), permissions=["change"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[Access]) -> HttpResponse | None:
-        """Ask for a reason, then end those rows that have not ended. Those that have not begun are deleted."""
+        """Ask for a reason, then end the rows that have not ended. Rows that have not begun are deleted."""
         now = timezone.now()
         rows = [row for row in queryset.order_by("pk") if row.valid_until is None or row.valid_until > now]
         if not rows:
@@ -173,7 +173,7 @@ class AccessAdmin(AuditedAdmin):
 
 
 def consequences(request: HttpRequest, row: Access) -> Consequences:
-    """Return what a row that is not saved yet will do, with a warning if it concerns whoever saves it."""
+    """Return what an unsaved row will do, with a warning if it concerns the user who saves it."""
     blocks = row.effect == Access.Effect.BLOCK
     count, values = addresses(row.target), {"target": row.target, "status": row.status}
     if blocks:
@@ -195,7 +195,5 @@ def consequences(request: HttpRequest, row: Access) -> Consequences:
     )
     warnings = []
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
-        warnings.append(
-            _("Your own requests are among them. This page is not blocked, but what the API serves you is.")
-        )
+        warnings.append(_("Your own requests are among them: the API will refuse you. This admin is not blocked."))
     return Consequences(_("Block %(target)s") % values if blocks else _("Allow %(target)s") % values, said, warnings)

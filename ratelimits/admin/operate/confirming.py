@@ -1,4 +1,4 @@
-"""The page that says what will happen, before it happens."""
+"""The page that shows the consequences of an action before the user confirms it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.template.response import TemplateResponse
 
 #: The permission to block, allow, reset and grant.
 OPERATE = "ratelimits.operate"
-#: A hidden input of the page: its reader has confirmed what it says.
+#: Name of the hidden input that says that the user has confirmed the page.
 CONFIRMED = "_confirmed"
 
 
 class Consequences(NamedTuple):
-    """What will happen: sentences, warnings, and a table with its heads."""
+    """The consequences of an action: sentences, warnings, and a table with its column heads."""
 
     title: str
     sentences: Sequence[Any]
@@ -38,7 +38,10 @@ def is_confirmed(request: HttpRequest) -> bool:
 def confirmation(
     request: HttpRequest, site: AdminSite, opts: Any, consequences: Consequences, back: str, *, form: Any = None
 ) -> HttpResponse:
-    """Return the page. Its form posts again what was typed; `form` asks for more, and `back` is where one may leave."""
+    """Return the page. Its form posts the typed values again.
+
+    `form` has further inputs. `back` is the URL of the link that cancels.
+    """
     asked = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
     typed = [(name, value) for name, values in request.POST.lists() if name not in asked for value in values]
     context = {

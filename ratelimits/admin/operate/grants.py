@@ -1,4 +1,4 @@
-"""The page on which a key is granted more of a rule until a time."""
+"""The page that gives a key a higher capacity under a rule until a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class GrantForm(forms.Form):
         label=gettext_lazy("Account"),
         max_length=255,
         required=False,
-        help_text=gettext_lazy("Of a user or API key; - if it has none. Empty: the one in the key's latest usage."),
+        help_text=gettext_lazy(
+            "The account of a user or API key; write - if there is none. Empty: the account in the key's latest usage."
+        ),
     )
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
     extra = forms.IntegerField(
@@ -59,7 +61,7 @@ class GrantForm(forms.Form):
         rule.choices = rule_choices()
 
     def clean(self) -> dict[str, Any]:
-        """Work out the overrides; a mistake is shown at its field."""
+        """Plan the overrides. An error is shown at its field."""
         data: dict[str, Any] = super().clean() or {}
         if self.errors:
             return data
@@ -80,13 +82,13 @@ class GrantForm(forms.Form):
 
 
 class GrantView:
-    """The page: a form, then what it will do, then the list of overrides."""
+    """The page in its steps: the form, the confirmation, and then the page of the new override."""
 
     def __init__(self, site: admin.AdminSite, opts: Any) -> None:
         self._site, self._opts = site, opts
 
     def page(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a grant, show its overrides, and save them once they are confirmed."""
+        """Show the form, then the overrides that it will add; save them after the user has confirmed them."""
         if not may_operate(request):
             raise PermissionDenied
         back = reverse(f"{self._site.name}:ratelimits_access_changelist")
@@ -97,8 +99,8 @@ class GrantView:
                 **self._site.each_context(request),
                 "title": _("Grant more"),
                 "explained": _(
-                    "The key gets a higher capacity under the rule until a time, by overrides with an end. In each"
-                    " window of the rule until then it has so many more."
+                    "The key gets a higher capacity under the rule until a time. This adds overrides with an end. The"
+                    " higher capacity is in force in every window of the rule until then."
                 ),
                 "form": form,
                 "media": form.media,

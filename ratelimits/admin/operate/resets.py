@@ -1,4 +1,4 @@
-"""Resets in the admin: adding one resets a key under a rule."""
+"""Resets in the admin: to add a reset gives a key all permits of a rule again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratelimits.quota.standings import UNAVAILABLE
 
 
 class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form for a reset; its rule is chosen from the names of the existing rules."""
+    """A form for a reset. The user chooses from the names of the existing rules."""
 
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
 
@@ -37,7 +37,7 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
             rule.choices = rule_choices()
 
     def clean(self) -> dict[str, Any]:
-        """Ask where the key stands; a mistake is shown at its field."""
+        """Read how many permits the key has left. An error is shown at its field."""
         data: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
@@ -72,7 +72,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
         return self.readonly_fields if obj is not None else ()
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Read the users with a separate query, since they may be in another database."""
+        """Read the users with a separate query, because they may be in another database."""
         return super().get_queryset(request).prefetch_related("by")
 
     @admin.display(description=gettext_lazy("by"))
@@ -83,7 +83,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Say what a reset will do, and make it once that is confirmed."""
+        """Show what a reset will do, and make it after the user has confirmed it."""
         back = reverse(f"{self.admin_site.name}:ratelimits_keyreset_changelist")
         if request.method == "POST" and may_operate(request):
             form: Any = self.get_form(request)(request.POST)
@@ -94,7 +94,7 @@ class KeyResetAdmin(ReadOnlyAdmin):
                 try:
                     row = reset(data["key"], data["rule"], data["reason"], account=data["account"], by=request.user)
                 except UNAVAILABLE as error:
-                    text = _("Nothing was reset, Redis or the database does not answer: %s") % error
+                    text = _("Nothing was reset: Redis or the database does not answer: %s") % error
                     self.message_user(request, text, messages.ERROR)
                     return HttpResponseRedirect(back)
                 self.log_addition(request, row, [{"added": {}}])
@@ -108,8 +108,8 @@ def _consequences(form: KeyResetForm) -> Consequences:
     return Consequences(
         _("Reset %(key)s under %(rule)s") % form.cleaned_data,
         [
-            _("What the key has used is deleted from the counter, as if never used. Usage stays counted and billed."),
-            _("Leases in use are ended; a refusal in a process's memory lasts up to a second longer."),
+            _("The key has all permits of the rule again. Its usage so far stays counted and billed."),
+            _("Leases in use are ended. A process may repeat a refusal from memory for up to a second."),
         ],
         heads=[_("rule"), _("counted for"), _("left now"), _("of")],
         rows=[

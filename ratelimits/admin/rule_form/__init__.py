@@ -1,3 +1,3 @@
-"""The form of a rule: starting points, what the rule says in sentences, what it would admit, and whom it would meet."""
+"""The form of a rule. It shows the rule in sentences, a chart of what it would admit, and how many keys it affects."""
 
 from __future__ import annotations

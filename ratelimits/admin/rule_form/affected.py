@@ -1,4 +1,4 @@
-"""Count the keys that a rule applies to, and those that used more lately than it admits, from the ledger."""
+"""Count the keys that a rule applies to, and those of them that have used more lately than the rule admits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ratelimits.rules.selection import GLOBAL_KEY
 
 #: Length of a bin of the ledger, and how far back keys are looked for, in seconds.
 BIN, LOOK_BACK = 900, 86_400
-#: Maximum number of the newest ledger lines that are read, of keys that are looked at, and of keys that Redis is asked
-#: about. So the work is bounded.
+#: Maximum number of ledger lines that are read (the newest), of keys that are counted, and of keys that Redis is asked
+#: about.
 MAX_LINES, MAX_KEYS, MAX_PEEKS = 50_000, 2_000, 200
 
 
 class _Use(NamedTuple):
-    """What a counted key was admitted: units by the start of the bin."""
+    """The units that a key was admitted, by the start of their bin of 15 minutes."""
 
     key: str
     account: str
@@ -40,11 +40,11 @@ class _Use(NamedTuple):
 class Affected:
     """The keys that were seen in the last 24 hours and that the rule applies to.
 
-    keys      their number
-    above     those that used more than the rule admits; None if the ledger cannot tell that for this algorithm
-    more      whether there are more keys than were looked at
-    everyone  whether the rule, as it is, refuses every one of them
-    known     whether the ledger has such keys at all: it has no addresses
+    keys      the number of these keys
+    above     the number of them that used more than the rule admits; None if this is not known
+    more      whether there are more keys than were counted
+    everyone  whether the rule would refuse all of them
+    known     whether the ledger has keys of this kind: it has no IP addresses
     """
 
     keys: int
@@ -77,9 +77,10 @@ class Affected:
 
 
 def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affected:
-    """Return whom a rule, saved or not, applies to, by the usage of the last 24 hours before `now` (s since 1970).
+    """Return the keys that a rule applies to, by the usage of the 24 hours before `now` (s since 1970 UTC).
 
-    Whether a key is above the limit is asked of Redis where it has the rule's counters, else of the ledger.
+    The rule may be unsaved. If Redis has the rule's counters, they say which keys are above the limit; otherwise the
+    ledger does.
     """
     now = int(time.time()) if now is None else now
     if rule.key_kind == KeyKind.IP:
@@ -95,7 +96,7 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
 
 
 def _has_counters(rule: Rule) -> bool:
-    """Return whether Redis counts under this rule as it is edited: its name, algorithm and kind of key are as saved."""
+    """Return whether Redis counts under this rule: its name, algorithm, kind of key and scope are as saved."""
     as_saved = {name: getattr(rule, name) for name in ("name", "algorithm", "key_kind", "scope")}
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **as_saved).exclude(mode=Rule.Mode.OFF).exists()
 
@@ -115,13 +116,13 @@ def _above_in_redis(rule: Rule, algorithm: Algorithm, uses: list[_Use]) -> int |
 
 
 def _is_above(algorithm: Algorithm, units: dict[int, int], now: int) -> bool:
-    """Return whether units by bin are more than the rule can have admitted: then some would have been refused."""
+    """Return whether the units in these bins are more than the rule would have admitted."""
     permits, length = algorithm.quota
     window = algorithm.valid_span(now * MICROSECONDS)
     if window is not None:
         return _since(units, window[0] // MICROSECONDS) > permits
     assert length is not None
-    # At most the permits of the start and those that come back are admitted in any stretch of time.
+    # In any span of time a rule admits at most the permits at its start and those that come back during it.
     return any(
         _since(units, now - span) > permits * (1 + Fraction(span * MICROSECONDS, length))
         for span in (BIN, 3_600, LOOK_BACK)
@@ -133,7 +134,7 @@ def _since(units: dict[int, int], moment: int) -> int:
 
 
 def _uses(rule: Rule, now: int) -> list[_Use]:
-    """Return the use of each counted key that the rule applies to, at most MAX_KEYS."""
+    """Return the usage of each key that the rule applies to, for at most MAX_KEYS keys."""
     newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
     of_key: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -153,9 +154,10 @@ def _uses(rule: Rule, now: int) -> list[_Use]:
 
 
 def _on_its_plan(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of (key, account) whose rule of this name is this one: the key's plan decides, then the account's.
+    """Return the pairs (key, account) that this rule applies to.
 
-    A plan that has no rule of this name does not count.
+    Several plans may have a rule of this name. The rule of the key's plan applies; else the rule of the account's plan;
+    else the rule without a plan. A plan that has no rule of this name does not count.
     """
     others = Rule.objects.using(conf.DATABASE).filter(name=rule.name).exclude(pk=rule.pk).exclude(plan=None)
     plans = {*others.values_list("plan_id", flat=True), rule.plan_id}

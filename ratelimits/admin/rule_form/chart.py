@@ -1,4 +1,4 @@
-"""Draw what a rule admits under a load, as SVG in the colours of the admin, with a table of the same numbers."""
+"""Draw the permits that a rule admits under a load, as SVG, and return a table with the same numbers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django.utils.translation import ngettext
 from ratelimits.algorithms.wording import Wording, amount, number
 from ratelimits.simulate.trial import Slot, Tried
 
-#: Size of the drawing in its own units, without its labels.
+#: Size of the drawing in SVG units, without its labels.
 WIDTH, HEIGHT = 480, 96
-#: Number of rows of the table, about.
+#: Approximate number of rows of the table.
 _ROWS = 8
 
 
 class Bar(NamedTuple):
-    """One slot of the drawing: heights from the top, admitted below refused."""
+    """One bar of the drawing: a lower part for admitted permits, and an upper part for refused permits."""
 
     x: str
     width: str
@@ -29,7 +29,7 @@ class Bar(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A part of the load in the table: from when, and the permits."""
+    """A row of the table: the start of a part of the load, and its permits."""
 
     start: str
     asked: str
@@ -38,7 +38,7 @@ class TableRow(NamedTuple):
 
 
 def chart(tried: Tried, unit: str) -> dict[str, Any]:
-    """Return the values of the chart's template; `unit` is what the meter counts."""
+    """Return the values of the chart's template. `unit` is the unit of the meter."""
     words = Wording(_, ngettext)
     highest = max(1, *(slot.admitted + slot.refused for slot in tried.slots))
     return {
@@ -81,7 +81,7 @@ def _short(seconds: Decimal) -> Decimal:
 def _bar(place: int, slots: int, slot: Slot, highest: int) -> Bar:
     width = Decimal(WIDTH) / slots
     admitted, refused = (Decimal(HEIGHT * count) / highest for count in (slot.admitted, slot.refused))
-    # Written by the "C" rules of SVG: no language's comma may come between the digits.
+    # SVG needs a decimal point in every language, so do not use Django's localised numbers.
     numbers = (place * width, width - 1, HEIGHT - admitted, admitted, HEIGHT - admitted - refused, refused)
     return Bar(*(f"{value:.2f}" for value in numbers))
 

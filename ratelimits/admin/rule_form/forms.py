@@ -18,13 +18,13 @@ from ratelimits.models import Rule
 from ratelimits.models.fields.rule_fields import PARAMETERS
 from ratelimits.unknown_names.urlconf import written_in_views
 
-#: The fields that say how a rule counts: the sentence and the chart depend on them.
+#: The fields that define how a rule counts. The sentence and the chart depend on them.
 HOW = ("algorithm", *PARAMETERS, "max_wait")
-#: Those that most rules have.
+#: The fields of HOW that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
-#: The fields that say whom a rule refuses.
+#: The fields that define whose requests a rule refuses.
 _WHOM = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
-#: The button of the second click, where everyone would be refused.
+#: Name of the button that confirms a rule which would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
 
 
@@ -47,7 +47,7 @@ def _meters() -> list[str]:
 
 
 class RuleForm(TypedRates):
-    """A form for a rule. The page's script shows only the fields of the chosen algorithm; `clean` clears the others."""
+    """A form for a rule. The page's script shows only the fields of the chosen algorithm."""
 
     class Meta:
         model = Rule
@@ -66,9 +66,9 @@ class RuleForm(TypedRates):
                 self.fields[name].widget = SuggestingInput(suggestions, attrs)
 
     def typed_rule(self) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that the values describe, and the errors in the fields that say how it counts.
+        """Return the rule that the typed values describe, and the errors in the fields that define how it counts.
 
-        The rule is None if there are such errors. Other fields, such as the name, may be wrong or missing.
+        The rule is None if there are such errors. Errors in other fields, such as the name, are ignored.
         """
         names = {*HOW, "key_kind", "mode"}
         errors = {name: [str(message) for message in said] for name, said in self.errors.items() if name in names}
@@ -76,7 +76,7 @@ class RuleForm(TypedRates):
 
 
 class SavedRuleForm(RuleForm):
-    """The form that saves a rule. It asks for a second click where every key would be refused."""
+    """The form that saves a rule. If the rule would refuse every key, the form asks the user to confirm it."""
 
     def _post_clean(self) -> None:
         super()._post_clean()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A whole rule in sentences: what passes, for whom, what happens beyond it, and what ledger lines say of it."""
+"""A whole rule in sentences: its limit, its plan, what happens beyond the limit, and whether it is billed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.models import Rule
 
 
 def reading(rule: Rule) -> str:
-    """Return the sentences of a rule, saved or not: limit, plan, mode, billing."""
+    """Return the sentences of a rule. The rule may be unsaved."""
     return " ".join(_sentences(rule))
 
 

@@ -1,4 +1,4 @@
-"""What a typed rule would admit and whom it would meet, before it is saved."""
+"""Try a rule before it is saved: what it would admit, and how many keys it applies to."""
 
 from __future__ import annotations
 

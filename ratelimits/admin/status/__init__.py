@@ -1,3 +1,3 @@
-"""The status page: how things are now, and what was admitted and refused lately."""
+"""The status page: the state of the system now, and the requests of the last days."""
 
 from __future__ import annotations

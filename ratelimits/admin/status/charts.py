@@ -1,4 +1,4 @@
-"""Bar charts as SVG, drawn by the server in the colours of the admin; the table beside them has the same numbers."""
+"""Bar charts as SVG, drawn by the server. A table on the page has the same numbers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-#: The height of the highest bar, and the width that each bar has to itself, in units of the drawing.
+#: The height of the highest bar, the width of a bar with the gap after it, and that gap, in SVG units.
 _HEIGHT, _WIDTH, _GAP = 100, 10, 2
-#: The least height of a bar that is not 0, so that one refusal among a million requests can still be seen.
+#: Minimum height of a bar for a number above 0, so that one refusal among a million requests can be seen.
 _LEAST = 2
 
 
 def bars(kind: str, description: str, values: Sequence[int], labels: Sequence[str]) -> SafeString:
-    """Return a bar for each value; the highest fills the height. Each bar shows its label and value under a pointer.
+    """Return a drawing with a bar for each value. The highest bar fills the height.
 
-    `kind` becomes the class by which the style sheet chooses a colour. The drawing is stretched to its place, so it has
-    no text.
+    A bar shows its label and value when the pointer is over it. `kind` is part of the CSS class that sets the colour.
+    The drawing has no text, because it is stretched to the size of its place.
     """
     highest = max(values, default=0)
     heights = [max(_HEIGHT * value // highest, _LEAST) if value else 0 for value in values]

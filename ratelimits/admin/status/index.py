@@ -1,4 +1,4 @@
-"""The app's tables in the order of work on the admin's index, in place of the alphabet."""
+"""Sort the app's tables on the admin's index in the order of work, not by the alphabet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-#: The groups in their order, and the names of their models in theirs.
+#: The groups and the names of their models, both in the order of the index.
 GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         gettext_lazy("Operate"),
@@ -23,10 +23,10 @@ GROUPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def in_groups(app_list: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the apps of the index with one entry for each group in place of this app's.
+    """Return the apps of the index, with one entry for each group instead of this app's entry.
 
-    A model that no group names comes last in the first group. Groups without a model that the user may see are left
-    out.
+    A model that is in no group comes last in the first group. A group is left out if the user may see none of its
+    models.
     """
     grouped: list[dict[str, Any]] = []
     for app in app_list:

@@ -1,4 +1,4 @@
-"""The status page and the strip above the admin's index; both are for whoever may view the status."""
+"""The status page, and the strip with the status above the admin's index, for users who may view the status."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ WINDOWS = {"day": last_day, "month": last_month}
 
 @admin.register(Status)
 class StatusAdmin(ReadOnlyAdmin):
-    """The one page of the status, in place of a list."""
+    """The status page, in place of a list of rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the address of the page alone: there are no rows to look at."""
+        """Return only the address of this page: there are no pages of single rows."""
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_status_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the facts, and the usage of the last 24 hours, or with `?window=month` of the last 30 days."""
+        """Show the facts, and the usage of the last 24 hours (with `?window=month`, of the last 30 days)."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         chosen = "month" if request.GET.get("window") == "month" else "day"
@@ -75,7 +75,7 @@ class StatusAdmin(ReadOnlyAdmin):
 
 
 class _Links:
-    """The addresses of the site's pages that this user may open; "" for others."""
+    """The addresses of the site's pages. An address is "" if the user may not open the page."""
 
     def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
         self._site, self._request, self._may = site, request, dict[str, bool]()
@@ -100,7 +100,7 @@ class _Links:
         return reverse(f"{self._site.name}:ratelimits_rule_change", args=[rule]) if may else ""
 
     def to_lines(self, account: str, key: str = "") -> str:
-        """Return the address of the ledger lines of an account, or of a key of it."""
+        """Return the address of the ledger lines of an account, or of one key of the account."""
         term = f"{account} {key}" if key else account
         return self.to_list(Line._meta.model_name or "", {"q": term}) if account else ""
 
@@ -110,7 +110,7 @@ def _label(window: Window, start: int) -> str:
 
 
 def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict[str, Any]]:
-    """Yield what the template needs of each kind: its chart and its lists."""
+    """Yield the chart and the lists of each kind of requests, for the template."""
     titles: dict[Kind, str] = {
         "admitted": _("Admitted"),
         "denied": _("Refused"),
@@ -122,7 +122,9 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
     for kind in KINDS:
         values = [step.counts[kind] for step in usage.steps]
         highest = max(values, default=0)
-        description = _("%(kind)s: bars from %(first)s to %(last)s, at most %(highest)s; the table below has them all")
+        description = _(
+            "%(kind)s: bars from %(first)s to %(last)s, at most %(highest)s; the table below has all numbers"
+        )
         about = {"kind": titles[kind], "first": labels[0], "last": labels[-1], "highest": f"{highest:,}"}
         yield {
             "name": kind,
@@ -135,7 +137,7 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
             "lists": [
                 (title, [_entry(dimension, entry, usage, links) for entry in usage.tops[kind][dimension]])
                 for dimension, title in lists.items()
-                # Nobody decided about unmetered requests, so they have no rule.
+                # No rule decided about unmetered requests.
                 if (kind, dimension) != ("unmetered", "rule")
             ],
         }

@@ -134,7 +134,7 @@ class Closing:
             self.check(period)
         except ValueError as error:
             return f"{error}: correct it"
-        return "nothing: the next ratelimits_finalise closes it"
+        return "its usage is complete: the next ratelimits_finalise closes it"
 
     def check(self, period: Period) -> None:
         """Raise ValueError for an invalid price of the period or an invalid adjustment of the account."""

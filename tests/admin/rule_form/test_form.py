@@ -68,7 +68,7 @@ class TestTypedRates:
         [
             ({"rate": "10/m"}, "rate", "such as 10/s, 100/min or 10/5min."),
             ({"rate": "10/month"}, "rate", "Choose the algorithm calendar window"),
-            ({"rate": "10/5min", "period": "60"}, "period", "The rate 10/5min has its own period"),
+            ({"rate": "10/5min", "period": "60"}, "period", "The rate 10/5min contains a period"),
             ({"capacity": "10/5min"}, "capacity", "Enter a whole number."),
             ({"algorithm": "fixed_window", "capacity": "ten/h"}, "capacity", "such as 10/s"),
         ],
@@ -196,7 +196,7 @@ class TestWhatItAdmits:
             "ratelimits": {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"},
         }
         page = admin_client.post(TRIAL, BUCKET).content.decode()
-        assert "Redis does not answer, and it alone can say what this rule admits." in page
+        assert "Redis does not answer, so there is no chart of what this rule admits." in page
 
     def test_who_may_only_view_has_no_chart(self, client: Client, django_user_model: Any) -> None:
         user = django_user_model.objects.create_user("viewer", is_staff=True)
