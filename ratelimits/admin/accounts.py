@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
+from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
 from ratelimits.algorithms.wording import amount
@@ -106,7 +107,7 @@ class PlanAdmin(AuditedAdmin):
 
 
 @admin.register(PlanMembership)
-class PlanMembershipAdmin(AuditedAdmin):
+class PlanMembershipAdmin(RowFiles, AuditedAdmin):
     """The keys that are on plans."""
 
     list_display = ["key", "plan", "valid_from", "valid_until"]
@@ -117,7 +118,7 @@ class PlanMembershipAdmin(AuditedAdmin):
 
 
 @admin.register(Account)
-class AccountAdmin(AuditedAdmin):
+class AccountAdmin(RowFiles, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]

@@ -41,7 +41,8 @@ class ReasonField(forms.CharField):
         return False
 
 
-def _reason_field() -> ReasonField:
+def reason_field() -> ReasonField:
+    """Return the input for the reason of a change."""
     return ReasonField(
         label=_("Why this change"),
         required=False,
@@ -58,7 +59,7 @@ class ReasonedActionForm(ActionForm):
 
 
 @contextmanager
-def _recorded_user(request: HttpRequest) -> Iterator[None]:
+def recorded_user(request: HttpRequest) -> Iterator[None]:
     """Record the request's user and reason in the history.
 
     The user is recorded whether or not django-simple-history's middleware is installed.
@@ -85,7 +86,7 @@ class AuditedAdmin(TypedNumbers, _Base):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form with an input for the reason. The reason is not a column of the row."""
-        asking = type(self.form.__name__, (self.form,), {REASON: _reason_field(), "__module__": self.form.__module__})
+        asking = type(self.form.__name__, (self.form,), {REASON: reason_field(), "__module__": self.form.__module__})
         return super().get_form(request, obj, change, **{"form": asking, **kwargs})
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -98,7 +99,7 @@ class AuditedAdmin(TypedNumbers, _Base):
     @contextmanager
     def _edit(self, request: HttpRequest) -> Iterator[None]:
         """Validate and write everything of a POST in one edit, so that no other edit can come in between."""
-        with _recorded_user(request):
+        with recorded_user(request):
             if request.method != "POST":
                 yield
                 return
@@ -135,13 +136,13 @@ class AuditedAdmin(TypedNumbers, _Base):
             self.message_user(request, sentence, messages.WARNING)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        with _recorded_user(request):
+        with recorded_user(request):
             return super().changelist_view(request, extra_context)
 
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        with _recorded_user(request):
+        with recorded_user(request):
             return super().delete_view(request, object_id, extra_context)
 
     def history_view(

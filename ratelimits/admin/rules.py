@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
 from ratelimits.admin.rule_form.reading import reading
@@ -209,7 +210,7 @@ class InForceFilter(admin.SimpleListFilter):
 
 
 @admin.register(KeyOverride)
-class KeyOverrideAdmin(AuditedAdmin):
+class KeyOverrideAdmin(RowFiles, AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm

@@ -25,6 +25,7 @@ from ratelimits.models.overrides import KeyOverride
 from ratelimits.models.prices import PlanPrice
 from ratelimits.models.push import PushDelivery, PushedReport, PushReceiver
 from ratelimits.models.reports import PeriodUsage, Report, ReportLine
+from ratelimits.models.row_files.uploads import Upload
 from ratelimits.models.rules import Rule
 from ratelimits.models.status.page import Status
 from ratelimits.models.status.task_runs import TaskRun
@@ -71,4 +72,5 @@ __all__ = [
     "Status",
     "TaskRun",
     "Tombstone",
+    "Upload",
 ]

@@ -207,10 +207,14 @@ class PlanMembership(Versioned):
     def __str__(self) -> str:
         return f"{self.key}: {self.plan}"
 
-    def clean(self) -> None:
+    def clean_values(self) -> None:
+        """Raise ValidationError if the row makes no sense, whatever other memberships there are."""
         if self.key.startswith("account:"):
             raise ValidationError({"key": _("An account has its plan on itself: choose the plan on the account.")})
         validate_period(self.valid_from, self.valid_until)
+
+    def clean(self) -> None:
+        self.clean_values()
         other = overlapping(self, PlanMembership.objects.filter(key=self.key).select_related("plan"))
         if other is not None:
             message = _("This key is on the plan %(plan)s at that time: change that membership, or end it first.")

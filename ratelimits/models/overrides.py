@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import models
@@ -106,6 +106,11 @@ class KeyOverride(Versioned):
     def clean_numbers(self) -> None:
         """Raise ValidationError if no rule can use the numbers, whatever other overrides there are."""
         validation.check_numbers(self, Rule.objects.all())
+
+    def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:
+        """Raise ValidationError if the row makes no sense beside these rules (by name), whatever other overrides."""
+        validate_period(self.valid_from, self.valid_until)
+        validation.check_numbers_under(self, rules.get(self.rule, ()), sorted(rules))
 
     def clean(self) -> None:
         """Raise ValidationError if no rule can use the numbers, if nothing changes, or if another override overlaps."""

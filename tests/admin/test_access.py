@@ -11,6 +11,7 @@ from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, models
 from django.test import Client
 from django.urls import reverse
@@ -45,6 +46,10 @@ ADMINS = {
 #: Models that people edit. Workers write the other tables; adjustments can only be added.
 EDITED = {Rule, Plan, PlanMembership, Account, KeyOverride, AlertChannel}
 AUDITED = EDITED - {AlertChannel}
+#: Models whose rows are imported and exported as files.
+IN_FILES = {PlanMembership, Account, KeyOverride}
+#: The pages that are about no single row.
+OF_ALL_ROWS = {"changelist", "add", "preview", "trial", "download_month", "open", "force", "import", "export"}
 _numbers = itertools.count(1)
 
 
@@ -227,6 +232,9 @@ def page_of(model: type[models.Model], name: str) -> Page:
         pages["simple_history"] = Page(see, may("change"))
     if model is Rule:
         pages["preview"] = pages["trial"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
+    if model in IN_FILES:
+        pages["import"] = Page(both(may("add"), may("change")), both(may("add"), may("change")))
+        pages["export"] = Page(see)
     if model is Report:
         pages["download"] = Page(see)
         pages["download_month"] = Page(see, query="?period=2026-11")
@@ -247,9 +255,7 @@ def pages(model: type[models.Model]) -> Iterator[str]:
 
 
 def address(model: type[models.Model], name: str, row: Any) -> str:
-    arguments: list[Any] = (
-        [] if name in ("changelist", "add", "preview", "trial", "download_month", "open", "force") else [row.pk]
-    )
+    arguments: list[Any] = [] if name in OF_ALL_ROWS else [row.pk]
     if name == "simple_history":
         arguments.append(model.history.filter(id=row.pk).latest().pk)  # type: ignore[attr-defined]
     return reverse(f"admin:ratelimits_{model._meta.model_name}_{name}", args=arguments)
@@ -258,6 +264,9 @@ def address(model: type[models.Model], name: str, row: Any) -> str:
 def posted(model: type[models.Model], name: str, row: Any) -> dict[str, Any]:
     if name == "delete":
         return {"post": "yes"}
+    if name == "import":
+        header = {"Account": "identifier,name", "KeyOverride": "key,rule"}.get(model.__name__, "key,plan")
+        return {"file": SimpleUploadedFile("rows.csv", f"{header}\nuser:{next(_numbers)},x".encode())}
     if name not in ("add", "change", "simple_history"):
         return {}
     values = typed(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -33,3 +35,22 @@ def overlapping(row: Any, others: QuerySet[M]) -> M | None:
     if row.valid_until is not None:
         others = others.filter(Q(valid_from=None) | Q(valid_from__lt=row.valid_until))
     return others.order_by("pk").first()
+
+
+def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
+    """Yield pairs of rows that will be in force, now or later, at the same time: none if no two of them will.
+
+    It is what `overlapping` says of each row, for rows in memory. Not every pair is yielded, but each row that overlaps
+    one that starts earlier is.
+    """
+    lasting: list[Any] = [row for row in rows if _ends_after(row, now)]
+    longest: Any = None
+    for row in sorted(lasting, key=lambda row: max(row.valid_from or now, now)):
+        if longest is not None and _ends_after(longest, max(row.valid_from or now, now)):
+            yield longest, row
+        if longest is None or (longest.valid_until is not None and _ends_after(row, longest.valid_until)):
+            longest = row
+
+
+def _ends_after(row: Any, moment: datetime) -> bool:
+    return row.valid_until is None or row.valid_until > moment

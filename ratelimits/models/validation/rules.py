@@ -6,7 +6,9 @@ Rule.clean() and KeyOverride.clean() call these functions, so they hold in the a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_UP, Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
@@ -190,14 +192,19 @@ def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rule
 
 def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
     """Raise ValidationError if no rule can use the override's numbers, or if it changes nothing."""
+    names = rules.order_by().values_list("name", flat=True).distinct()
+    check_numbers_under(override, list(rules.filter(name=override.rule)), names)
+
+
+def check_numbers_under(override: KeyOverride, named: Sequence[Rule], names: Iterable[str]) -> None:
+    """Do what `check_numbers` does with the rules of the override's name; `names` are those of all rules."""
     changes = override.changes()
     if not changes and not override.mode:
         raise ValidationError(_("The override changes nothing: give a capacity, rate, period or mode."))
-    named = list(rules.filter(name=override.rule))
     if not named:
-        names = ", ".join(sorted(rules.order_by().values_list("name", flat=True).distinct()[:20]))
+        shown = ", ".join(islice(sorted(names), 20))
         message = _("No rule has this name. These rules exist: %(names)s.")
-        raise ValidationError({"rule": message % {"names": names or "–"}})
+        raise ValidationError({"rule": message % {"names": shown or "–"}})
     if changes:
         for rule in named:
             _check_numbers(override, rule, changes)

@@ -13,22 +13,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
+from ratelimits.formulas import ENDS, SIGNS, neutral
 from ratelimits.reports.columns import NUMBERS, ColumnKind
 from ratelimits.reports.exports.chunks import encoded
 from ratelimits.reports.rows import MOMENTS, QUANTITIES, TABLE, VERSION, Row, names
 
-#: Signs that start a formula. East Asian spreadsheets also accept the full-width forms.
-_SIGN = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
-_FIRST = frozenset(_SIGN + "\t\r\n")
-_SIGNS = re.escape(_SIGN)
-#: Characters that end a cell if the spreadsheet does not use the comma as separator.
-_ENDS = ";|\\t\\r\\n"
-#: Matches where a text needs an apostrophe: at its start or after a character of _ENDS, if a formula follows.
-_FORMULA = re.compile(f'^(?=[{_SIGNS}\\t\\r\\n])|(?<=[{_ENDS}])(?=[ "]*[{_SIGNS}])')
+_FIRST = frozenset(SIGNS + "\t\r\n")
+_SIGNS = re.escape(SIGNS)
 #: A quick test. It matches each line that needs an apostrophe after its first character, and few other lines.
-_SUSPECT = re.compile(f'[,{_ENDS}][{_SIGNS}\\t\\r\\n "]')
+_SUSPECT = re.compile(f'[,{ENDS}][{_SIGNS}\\t\\r\\n "]')
 #: The same test for lines in ASCII; it is faster.
-_SUSPECT_ASCII = re.compile(f'[,{_ENDS}][=+\\-@\\t\\r\\n "]')
+_SUSPECT_ASCII = re.compile(f'[,{ENDS}][=+\\-@\\t\\r\\n "]')
 #: Matches texts that a spreadsheet reads as a number, a date or a boolean.
 _MISREAD = re.compile(r"(?=\D*\d)(?:[^\W\d_]+[ ./,-]*\d[\W\d]*+|[\W\d]++[^\W\d_]*[\W\d]*+)|true|false", re.IGNORECASE)
 #: Spreadsheets keep 15 digits of a number.
@@ -63,11 +58,6 @@ def cells(rows: Iterable[Row], version: int) -> Iterator[list[str]]:
     for row in rows:
         texts = row.texts()
         yield texts if len(texts) == count else (texts + [""] * count)[:count]
-
-
-def neutral(text: str) -> str:
-    """Return a text with an apostrophe wherever a spreadsheet would see the start of a formula."""
-    return _FORMULA.sub("'", text)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""A report as an HTTP response."""
+"""Files as HTTP responses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from django.utils.http import content_disposition_header
 from ratelimits.reports.exports import Format
 
 
-class Download(StreamingHttpResponse):
-    """A response that writes a file of rows while it is sent.
+class FileDownload(StreamingHttpResponse):
+    """A response that writes a file while it is sent.
 
-    `rows` and `version` are the arguments of the format's `stream`. The asynchronous iterator is for ASGI: without it,
-    Django would read all rows before it sends the first.
+    The asynchronous iterator is for ASGI: without it, Django would read all chunks before it sends the first.
     """
 
-    def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:
-        name = content_disposition_header(True, f"{stem}{form.suffix}")
-        super().__init__(
-            form.stream(rows, version),
-            content_type=form.content_type,
-            headers={"Content-Disposition": name or "attachment"},
-        )
+    def __init__(self, chunks: Iterable[bytes], content_type: str, file: str) -> None:
+        name = content_disposition_header(True, file)
+        headers = {"Content-Disposition": name or "attachment"}
+        super().__init__(chunks, content_type=content_type, headers=headers)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks: Iterator[bytes] = iter(self)
@@ -35,3 +31,10 @@ class Download(StreamingHttpResponse):
 
         while (chunk := await sync_to_async(following)()) is not None:
             yield chunk
+
+
+class Download(FileDownload):
+    """A file of report rows. `rows` and `version` are the arguments of the format's `stream`."""
+
+    def __init__(self, form: Format, rows: Iterable[Any], version: int, stem: str) -> None:
+        super().__init__(form.stream(rows, version), form.content_type, f"{stem}{form.suffix}")

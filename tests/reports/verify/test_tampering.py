@@ -79,10 +79,10 @@ CUSTOMERS = {"acme": "cus_1", "initech": "cus_2"}
 REFUSED, NOTHING, UNSEEN = "refused by the database", "not applicable", "unseen"
 #: Tables with only single kinds of tampering: their rows say what is still to be done, not what was done.
 NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
-#: Tables that no bill depends on: sent alerts, what the pages of status and changes show, resets, and tombstones.
+#: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
-    *("Change", "KeyReset", "KeyTotal", "RuleTotal", "Status", "TaskRun", "Tombstone"),
+    *("Change", "KeyReset", "KeyTotal", "RuleTotal", "Status", "TaskRun", "Tombstone", "Upload"),
 }
 
 

@@ -1,0 +1,252 @@
+"""The pages of a table's files: choose a CSV file, see what it would change, import it; and the export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError, router
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ratelimits.admin.audited import REASON, AuditedAdmin, reason_field, recorded_user
+from ratelimits.admin.row_files.shown import Shown, page_of
+from ratelimits.models import Upload
+from ratelimits.reports.exports.chunks import encoded
+from ratelimits.reports.exports.csv import lines as without_formulae
+from ratelimits.reports.exports.download import FileDownload
+from ratelimits.row_files import tables
+from ratelimits.row_files.comparing import LineState
+from ratelimits.row_files.importing import (
+    ChangedSinceError,
+    FileDifference,
+    NotImportedError,
+    Seen,
+    differences,
+    import_rows,
+)
+from ratelimits.row_files.reading import MAX_BYTES, MAX_LINES, BadFileError, Source, read, too_large
+
+if TYPE_CHECKING:
+    _Base = AuditedAdmin
+else:
+    _Base = object
+
+#: Number of rows that an export reads at once.
+_READ_AT_ONCE = 2000
+
+
+class FileForm(forms.Form):
+    """Asks for the file."""
+
+    file = forms.FileField(label=gettext_lazy("CSV file"))
+
+    def clean_file(self) -> Any:
+        """Refuse a file that is too large before it is read."""
+        file = self.cleaned_data["file"]
+        if message := too_large(file.size):
+            raise forms.ValidationError(message)
+        return file
+
+
+class ConfirmForm(forms.Form):
+    """Asks whether the difference that was shown is meant, and why."""
+
+    digest = forms.CharField(widget=forms.HiddenInput)
+    version = forms.IntegerField(widget=forms.HiddenInput)
+    good_only = forms.BooleanField(required=False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields[REASON] = reason_field()
+
+    @property
+    def seen(self) -> Seen:
+        """Return what was shown, of a valid form."""
+        return Seen(self.cleaned_data["digest"], self.cleaned_data["version"])
+
+
+class RowFiles(_Base):
+    """Mixin for audited pages of tables that can be files: buttons above the list for import and export."""
+
+    change_list_template = "ratelimits/admin/rows_change_list.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        """Put the pages first, since the admin's last pattern takes any other path for a primary key."""
+        wrap, start = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
+        return [
+            path("import/", wrap(self.import_view), name=f"{start}_import"),
+            path("export/", wrap(self.export_view), name=f"{start}_export"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        start = f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}"
+        query = f"?{request.GET.urlencode()}" if request.GET else ""
+        context = {"export_url": reverse(f"{start}_export") + query}
+        if self._may_import(request):
+            context["import_url"] = reverse(f"{start}_import")
+        return super().changelist_view(request, context | (extra_context or {}))
+
+    def _may_import(self, request: HttpRequest) -> bool:
+        """Return whether the user may add and change rows: a file can do both."""
+        return self.has_add_permission(request) and self.has_change_permission(request)
+
+    @property
+    def _table(self) -> tables.FileTable:
+        return tables.TABLES[self.model]
+
+    @property
+    def _database(self) -> str:
+        # Not a replica, which may not have the newest rows yet.
+        return router.db_for_write(self.model)
+
+    def export_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Return the rows of the list, filtered as the list is, as a file that can be imported."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            rows = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters:
+            return HttpResponseRedirect(self._list_url())
+        if "plan" in self._table.columns:
+            rows = rows.select_related("plan")
+        lines = tables.lines(self._table, rows.iterator(chunk_size=_READ_AT_ONCE))
+        name = f"{self._table.name}-{timezone.localdate():%Y-%m-%d}.csv"
+        chunks = encoded(without_formulae(self._table.columns, self._table.numbers, lines))
+        return FileDownload(chunks, "text/csv; charset=utf-8", name)
+
+    def import_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for a file; with `?file=`, show what that file would change, and import it once that is confirmed."""
+        if not self._may_import(request):
+            raise PermissionDenied
+        if "file" in request.GET:
+            return self._file_view(request)
+        form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
+        if request.method == "POST" and form.is_valid():
+            raw = form.cleaned_data["file"].read()
+            try:
+                read(raw, self._table)
+            except BadFileError as error:
+                form.add_error("file", str(error))
+            else:
+                upload = Upload.keep(self._table.name, request.user.pk, raw, self._database)
+                return HttpResponseRedirect(f"{request.path}?file={upload.pk}")
+        return self._page(
+            request,
+            "ratelimits/admin/import_file.html",
+            form=form,
+            columns=[self._described(name) for name in self._table.columns],
+            limits={"size": MAX_BYTES // 2**20, "lines": f"{MAX_LINES:,}"},
+        )
+
+    def _described(self, name: str) -> tuple[str, bool, Any]:
+        column: Any = self.model._meta.get_field(name)
+        return name, name in self._table.needed, column.help_text
+
+    def _file_view(self, request: HttpRequest) -> HttpResponse:
+        pk = request.GET["file"]
+        own = pk.isdecimal() and len(pk) < 19
+        upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if own else None
+        if upload is None:
+            self.message_user(request, _("This file is no longer here: choose it again."), messages.WARNING)
+            return HttpResponseRedirect(request.path)
+        source, form = read(upload.raw(), self._table), None
+        if request.method == "POST":
+            form = ConfirmForm(request.POST)
+            done = self._import(request, source, form) if form.is_valid() else None
+            if done is not None:
+                upload.delete()
+                return self._told(request, done)
+        return self._difference_page(request, source, form)
+
+    def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
+        difference, lines = differences(self._table, source, self._database)
+        shown = Shown(request.GET.get("show", ""), page_of(request.GET.get("page", "")))
+        for line in lines:
+            shown.add(line)
+        typed = {} if form is None else {REASON: request.POST.get(REASON), "good_only": request.POST.get("good_only")}
+        initial = {"digest": difference.digest, "version": difference.version, **typed}
+        return self._page(
+            request,
+            "ratelimits/admin/import_difference.html",
+            form=ConfirmForm(initial=initial),
+            difference=difference,
+            errors=difference.counts[LineState.ERROR],
+            good=difference.good,
+            sections=shown.sections(request.GET["file"], difference.counts),
+            again=request.path,
+        )
+
+    def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileDifference | None:
+        """Import a file; return None, after a message that says why, if nothing was imported."""
+        try:
+            with recorded_user(request):
+                return import_rows(
+                    self._table,
+                    source,
+                    self._database,
+                    form.seen,
+                    good_only=form.cleaned_data["good_only"],
+                    written=lambda new, changed: self._log(request, new, changed),
+                )
+        except ChangedSinceError as error:
+            text = _("Nothing was imported: what the file would change is not what was shown, so look at it again.")
+            if error.lines:
+                shown = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])
+                text += " " + _("Somebody has changed the rows of these lines since: %(lines)s.") % {"lines": shown}
+            self.message_user(request, text, messages.ERROR)
+        except NotImportedError:
+            text = _("Nothing was imported: correct the wrong lines, or tick that they are to be left out.")
+            self.message_user(request, text, messages.ERROR)
+        except IntegrityError as error:
+            text = _("Nothing was imported: the database refused a row (%(error)s).") % {"error": error}
+            self.message_user(request, text, messages.ERROR)
+        return None
+
+    def _log(self, request: HttpRequest, new: Sequence[Any], changed: Sequence[Any]) -> None:
+        """Name the rows in the admin's own log."""
+        assert request.user.pk is not None
+        for rows, flag, verb in ((new, ADDITION, "added"), (changed, CHANGE, "changed")):
+            if rows:
+                LogEntry.objects.log_actions(request.user.pk, rows, flag, [{verb: {}}], single_object=False)
+
+    def _told(self, request: HttpRequest, done: FileDifference) -> HttpResponse:
+        """Say what was imported, and go to the list."""
+        if not done.good:
+            self.message_user(request, _("Nothing was to be changed."), messages.INFO)
+            return HttpResponseRedirect(self._list_url())
+        text = ngettext(
+            "%(n)s row was imported: %(new)s new, %(changed)s changed.",
+            "%(n)s rows were imported: %(new)s new, %(changed)s changed.",
+            done.good,
+        )
+        counts = {"n": done.good, "new": done.counts[LineState.NEW], "changed": done.counts[LineState.CHANGED]}
+        said = text % {name: f"{n:,}" for name, n in counts.items()}
+        if wrong := done.counts[LineState.ERROR]:
+            left_out = ngettext("%(n)s wrong line was left out.", "%(n)s wrong lines were left out.", wrong)
+            said += " " + left_out % {"n": f"{wrong:,}"}
+        self.message_user(request, said, messages.SUCCESS)
+        return HttpResponseRedirect(self._list_url())
+
+    def _list_url(self) -> str:
+        return reverse(f"{self.admin_site.name}:ratelimits_{self.model._meta.model_name}_changelist")
+
+    def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        opts = self.model._meta
+        context |= {
+            **self.admin_site.each_context(request),
+            "opts": opts,
+            "title": _("Import %(rows)s") % {"rows": opts.verbose_name_plural},
+            "back": self._list_url(),
+        }
+        return TemplateResponse(request, template, context)

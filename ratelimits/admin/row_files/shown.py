@@ -1,0 +1,78 @@
+"""What the page of a file's differences shows: a section for each state, of which only a page of lines is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.utils.translation import gettext as _
+
+from ratelimits.row_files.comparing import ComparedLine, LineState
+
+#: Maximum number of lines of a section.
+PER_PAGE = 200
+
+
+class Section(NamedTuple):
+    """The lines of one state. `others` are links to its other pages."""
+
+    title: str
+    state: str
+    lines: list[ComparedLine]
+    others: list[tuple[str, str]]
+
+
+def page_of(text: str) -> int:
+    """Return the number of a page in an address, from 1 on."""
+    return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
+
+
+class Shown:
+    """Keeps the lines that are shown: those of one state if `chosen` names one, else the first of each that differs."""
+
+    def __init__(self, chosen: str, page: int) -> None:
+        self._chosen = chosen if chosen in {*LineState} else ""
+        self._page = page if self._chosen else 1
+        states = [LineState(chosen)] if self._chosen else [LineState.ERROR, LineState.CHANGED, LineState.NEW]
+        self._lines: dict[LineState, list[ComparedLine]] = {state: [] for state in states}
+        self._passed = dict.fromkeys(states, 0)
+
+    def add(self, line: ComparedLine) -> None:
+        """Keep a line if it is on the page."""
+        if line.state not in self._lines:
+            return
+        self._passed[line.state] += 1
+        if (self._page - 1) * PER_PAGE < self._passed[line.state] <= self._page * PER_PAGE:
+            self._lines[line.state].append(line)
+
+    def sections(self, file: str, counts: Mapping[LineState, int]) -> list[Section]:
+        """Return the sections, each with links to the rest of its lines; `file` is the file's number in addresses."""
+        titles = {
+            LineState.ERROR: _("Wrong lines: %(n)s"),
+            LineState.CHANGED: _("Rows that change: %(n)s"),
+            LineState.NEW: _("New rows: %(n)s"),
+            LineState.UNCHANGED: _("Unchanged rows: %(n)s"),
+        }
+
+        def link(**query: Any) -> str:
+            return "?" + urlencode({"file": file, **query})
+
+        sections = []
+        for state, title in titles.items():
+            if not counts[state]:
+                continue
+            others = []
+            if state not in self._lines:
+                others.append((_("Show them"), link(show=state.value)))
+            elif self._chosen:
+                others.append((_("All differences"), link()))
+                if self._page > 1:
+                    others.append((_("Previous lines"), link(show=state.value, page=self._page - 1)))
+                if self._page * PER_PAGE < counts[state]:
+                    others.append((_("Next lines"), link(show=state.value, page=self._page + 1)))
+            elif counts[state] > PER_PAGE:
+                others.append((_("Show all of them"), link(show=state.value)))
+            lines = self._lines.get(state, [])
+            sections.append(Section(title % {"n": f"{counts[state]:,}"}, state.value, lines, others))
+        return sections

@@ -1,0 +1,3 @@
+"""What the import of files needs to keep."""
+
+from __future__ import annotations

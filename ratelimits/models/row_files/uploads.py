@@ -1,0 +1,50 @@
+"""Files of rows that were uploaded in the admin, and wait there until somebody confirms what they would change."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+#: How long a file waits to be confirmed.
+KEPT = timedelta(days=1)
+
+
+class Upload(models.Model):
+    """A CSV file of one table, compressed; any host may show it and import it."""
+
+    table = models.CharField(_("table"), max_length=40)
+    #: The primary key of the user, as a text: the user may be in another database.
+    by = models.CharField(_("by"), max_length=255)
+    content = models.BinaryField(_("content"))
+    at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True)
+
+    class Meta:
+        verbose_name = _("uploaded file")
+        verbose_name_plural = _("uploaded files")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.pk}"
+
+    @classmethod
+    def keep(cls, table: str, by: Any, raw: bytes, using: str) -> Upload:
+        """Keep a file in place of the user's earlier one of this table; delete everybody's files that are too old."""
+        rows = cls.objects.using(using)
+        rows.filter(at__lt=timezone.now() - KEPT).delete()
+        rows.filter(table=table, by=str(by)).delete()
+        return rows.create(table=table, by=str(by), content=zlib.compress(raw, 1))
+
+    @classmethod
+    def find(cls, pk: int, table: str, by: Any, using: str) -> Upload | None:
+        """Return a user's own file; None if it was imported, replaced, or is too old."""
+        own = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
+        return own.filter(at__gte=timezone.now() - KEPT).first()
+
+    def raw(self) -> bytes:
+        """Return the bytes of the file."""
+        return zlib.decompress(self.content)

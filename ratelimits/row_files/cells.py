@@ -1,0 +1,58 @@
+"""Read the cells of a line as a form reads its inputs: the same texts are accepted, with the same messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.db.models import ForeignKey
+from django.utils.translation import gettext as _
+
+from ratelimits.row_files.tables import FileTable, Known
+
+
+class Cells:
+    """Reads the cells of one table."""
+
+    def __init__(self, table: FileTable, known: Known) -> None:
+        self._known = known
+        self._fields = {name: _form_field(table, name) for name in table.columns}
+
+    def values(self, cells: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the values of cells by column, and a sentence for each cell that cannot be read."""
+        values, errors = {}, []
+        for name, text in cells.items():
+            try:
+                values[name] = self._value(name, text)
+            except ValidationError as error:
+                errors += [f"{name}: {message}" for message in error.messages]
+        return values, errors
+
+    def _value(self, name: str, text: str) -> Any:
+        value = self._fields[name].clean(text)
+        if name != "plan":
+            return value
+        if not value:
+            return None
+        plan = self._known.plans.get(value)
+        if plan is None:
+            shown = ", ".join(sorted(self._known.plans)[:20]) or "–"
+            message = _("There is no plan with the slug “%(slug)s”. These exist: %(known)s.")
+            raise ValidationError(message % {"slug": value, "known": shown})
+        return plan
+
+
+def _form_field(table: FileTable, name: str) -> forms.Field:
+    column: Any = table.model._meta.get_field(name)
+    if isinstance(column, ForeignKey):
+        return forms.CharField(required=not column.null)
+    field: forms.Field = column.formfield()
+    if name in ("valid_from", "valid_until"):
+        field.error_messages["invalid"] = _("Write a moment such as 2026-12-01T00:00:00+00:00, or leave it empty.")
+    elif column.choices:
+        shown = ", ".join(str(value) for value, _label in column.flatchoices if value)
+        field.error_messages["invalid_choice"] = _("Write one of these, or leave it empty: %(known)s.") % {
+            "known": shown
+        }
+    return field

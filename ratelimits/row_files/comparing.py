@@ -1,0 +1,240 @@
+"""Compare the lines of a file with the rows of its table: what is new, what changes, what is wrong.
+
+Lines about one key are judged together, in any order, since they may be valid one after another. If one of them is
+wrong, none of them is imported. Each portion of lines takes one query, however many it has.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ratelimits.models.fields.validity import overlaps
+from ratelimits.row_files.cells import Cells
+from ratelimits.row_files.reading import Source, SourceLine
+from ratelimits.row_files.tables import FileTable, Known, written
+
+#: Number of lines that are compared with one query; lines about one key stay together.
+PORTION = 500
+
+
+class LineState(StrEnum):
+    """What a line would do."""
+
+    ERROR = "error"
+    CHANGED = "changed"
+    NEW = "new"
+    UNCHANGED = "unchanged"
+
+
+class FieldChange(NamedTuple):
+    """A field that a line would change, with its values as texts."""
+
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(slots=True)
+class ComparedLine:
+    """A line and what it would do.
+
+    number    its number in the file
+    name      the key, and the rule if there is one
+    stored    the row that it is about, as the database has it; None if it is new
+    row       the row as it would be
+    """
+
+    number: int
+    name: str
+    state: LineState = LineState.ERROR
+    stored: Any = None
+    row: Any = None
+    changes: list[FieldChange] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def fail(self, *errors: str) -> None:
+        """Make the line one that is not imported."""
+        self.state = LineState.ERROR
+        self.errors.extend(error for error in errors if error not in self.errors)
+
+
+def compare(table: FileTable, source: Source, using: str) -> Iterator[list[ComparedLine]]:
+    """Yield the lines of a file in portions, each with what it would do. The rows are read from the database `using`.
+
+    A portion is read when it is asked for, and may be written before the next: no key is in two of them.
+    """
+    return _Comparison(table, source, using).portions()
+
+
+class _Comparison:
+    def __init__(self, table: FileTable, source: Source, using: str) -> None:
+        self.table, self.source, self.using = table, source, using
+        self.now = timezone.now()
+        self.known = Known.read(using)
+        self.cells = Cells(table, self.known)
+        self.identity = [source.columns.index(name) for name in table.identity]
+
+    def portions(self) -> Iterator[list[ComparedLine]]:
+        groups: dict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
+        for line in self.source.lines:
+            groups[self._identity(line)].append(line)
+        portion: dict[tuple[str, ...], list[SourceLine]] = {}
+        count = 0
+        for identity, lines in groups.items():
+            portion[identity] = lines
+            count += len(lines)
+            if count >= PORTION:
+                yield self._portion(portion)
+                portion, count = {}, 0
+        if portion:
+            yield self._portion(portion)
+
+    def _identity(self, line: SourceLine) -> tuple[str, ...]:
+        if line.problem:
+            return "", str(line.number)  # no other line is about the same
+        return tuple(line.cells[index].strip() for index in self.identity)
+
+    def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
+        stored = self._stored({identity[0] for identity in groups})
+        compared = []
+        for identity, lines in groups.items():
+            compared += self._group(identity, lines, stored.get(identity, []))
+        return compared
+
+    def _stored(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
+        """Return the rows of these keys, or identifiers, by their identity."""
+        # A NUL is in no database, and PostgreSQL refuses to look for it.
+        wanted = {name for name in names if name and "\0" not in name}
+        rows: Any = self.table.model._base_manager.using(self.using).filter(**{f"{self.table.identity[0]}__in": wanted})
+        if "plan" in self.table.columns:
+            rows = rows.select_related("plan")
+        found: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+        for row in rows.order_by("pk"):
+            found[tuple(getattr(row, name) for name in self.table.identity)].append(row)
+        return found
+
+    def _group(self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]) -> list[ComparedLine]:
+        """Return the lines about one key, judged together."""
+        compared = [self._line(" · ".join(identity), line, stored) for line in lines]
+        if len(compared) > 1:
+            self._fail_twins(compared)
+        if self.table.dated:
+            self._fail_overlaps(compared, stored)
+        wrong = next((line.number for line in compared if line.state is LineState.ERROR), None)
+        for line in compared:
+            if wrong is not None and line.state in (LineState.NEW, LineState.CHANGED):
+                line.fail(_("Line %(line)s has the same key and is wrong: correct that line first.") % {"line": wrong})
+        return compared
+
+    def _line(self, name: str, line: SourceLine, stored: list[Any]) -> ComparedLine:
+        if line.problem:
+            return ComparedLine(line.number, " ".join(line.cells)[:60], errors=[line.problem])
+        compared = ComparedLine(line.number, name)
+        cells = dict(zip(self.source.columns, line.cells, strict=True))
+        values, errors = self.cells.values(cells)
+        if not errors:
+            matching = self._matching(values, stored)
+            if len(matching) > 1:
+                text = _("%(count)s rows with this key are valid now or later: write “valid_from” of the one you mean.")
+                errors.append(text % {"count": len(matching)})
+            compared.stored = matching[0] if len(matching) == 1 else None
+        if errors:
+            compared.fail(*errors)
+            return compared
+        self._fill(compared, cells, values)
+        return compared
+
+    def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
+        """Return the rows that a line may be about: more than one only if it does not say which.
+
+        A row with the line's start and end is meant before others, even if it has ended.
+        """
+        if not self.table.dated:
+            return stored
+        rows = [row for row in stored if "valid_from" not in values or row.valid_from == values["valid_from"]]
+        if "valid_until" in values:
+            same = [row for row in rows if row.valid_until == values["valid_until"]]
+            if same:
+                return same[-1:]
+        return [row for row in rows if row.valid_until is None or row.valid_until > self.now]
+
+    def _fill(self, compared: ComparedLine, cells: dict[str, str], values: dict[str, Any]) -> None:
+        """Make the row that a line asks for, and say how it differs from the stored one."""
+        stored = compared.stored
+        row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
+        for name, value in values.items():
+            before = getattr(stored, name) if stored is not None else None
+            # A text as the export wrote it stands for the stored value, whatever a form would make of it.
+            if stored is not None and (value == before or cells[name] == written(before)):
+                continue
+            setattr(row, name, value)
+            if stored is not None or written(value):
+                compared.changes.append(FieldChange(name, written(before), written(value)))
+        if stored is not None and not compared.changes:
+            compared.state = LineState.UNCHANGED
+            return
+        compared.state = LineState.NEW if stored is None else LineState.CHANGED
+        try:
+            row.clean_fields(exclude={"plan"})
+            self.table.check(row, self.known)
+        except ValidationError as error:
+            compared.fail(*_sentences(error))
+
+    def _fail_twins(self, compared: Sequence[ComparedLine]) -> None:
+        """Refuse lines that are about the same row as a line before them."""
+        first: dict[Any, ComparedLine] = {}
+        for line in compared:
+            if line.row is None:
+                continue
+            about = (line.stored and line.stored.pk) or tuple(
+                getattr(line.row, name, None) for name in ("valid_from", "valid_until")
+            )
+            if other := first.get(about):
+                line.fail(
+                    _("Line %(line)s is about the same row: leave one of the two lines out.") % {"line": other.number}
+                )
+            else:
+                first[about] = line
+
+    def _fail_overlaps(self, compared: Sequence[ComparedLine], stored: Sequence[Any]) -> None:
+        """Refuse lines whose row would be in force at the same time as another, once all of them are imported."""
+        lines = {id(line.row): line for line in compared if line.row is not None and line.state is not LineState.ERROR}
+        replaced = {line.stored.pk for line in lines.values() if line.stored is not None}
+        rows = [line.row for line in lines.values()] + [row for row in stored if row.pk not in replaced]
+        for pair in overlaps(rows, self.now):
+            for row, other in (pair, pair[::-1]):
+                line = lines.get(id(row))
+                if line is not None and line.state in (LineState.NEW, LineState.CHANGED):
+                    line.fail(_overlap(other, lines.get(id(other))))
+
+
+def _overlap(other: Any, line: ComparedLine | None) -> str:
+    if line is not None and line.state is not LineState.UNCHANGED:
+        text = _("It is valid at the same time as line %(line)s: give one of the two another start or end.")
+        return text % {"line": line.number}
+    text = _("It is valid at the same time as a row that is there (%(span)s): end that row, or write its “valid_from”.")
+    return text % {"span": _span(other.valid_from, other.valid_until)}
+
+
+def _span(start: datetime | None, end: datetime | None) -> str:
+    return f"{written(start) or '…'} – {written(end) or '…'}"
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    if not hasattr(error, "error_dict"):
+        return list(error.messages)
+    return [
+        message if name == "__all__" else f"{name}: {message}"
+        for name, messages in error.message_dict.items()
+        for message in messages
+    ]

@@ -1,0 +1,120 @@
+"""Read a file: bytes to lines of cells. Whatever is wrong with the file as a whole is said in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django.utils.translation import gettext as _
+
+from ratelimits.formulas import restored
+from ratelimits.row_files.tables import FileTable
+
+#: Maximum size of a file in bytes, and maximum number of its lines below the header.
+MAX_BYTES, MAX_LINES = 10 * 1024 * 1024, 100_000
+#: Separators that spreadsheets write.
+_SEPARATORS = ",;\t"
+
+
+class BadFileError(ValueError):
+    """Raised for a file of which no line can be read; the message says what to do."""
+
+
+class SourceLine(NamedTuple):
+    """A line of a file: its number in a text editor, and its cells. A line with too many or too few has a problem."""
+
+    number: int
+    cells: tuple[str, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that was read: its columns in their order, and its lines."""
+
+    columns: tuple[str, ...]
+    lines: list[SourceLine]
+
+
+def too_large(size: int) -> str:
+    """Return the sentence about a file of too many bytes; "" if it is small enough."""
+    if size <= MAX_BYTES:
+        return ""
+    text = _("This file has %(size)s MB, and at most %(most)s MB are read at once: split it into several files.")
+    return text % {"size": f"{size / 2**20:.1f}", "most": MAX_BYTES // 2**20}
+
+
+def read(raw: bytes, table: FileTable) -> Source:
+    """Return the lines of a CSV file. Raises BadFileError.
+
+    A byte order mark is skipped. Commas, semicolons or tabs separate the cells, whichever the header has. Empty lines
+    are left out.
+    """
+    if message := too_large(len(raw)):
+        raise BadFileError(message)
+    text = _decoded(raw)
+    header, _newline, _rest = text.partition("\n")
+    separator = max(_SEPARATORS, key=header.count)
+    records = _records(text, separator)
+    _number, names = next(records, (1, []))
+    columns = _columns(names, table)
+    lines: list[SourceLine] = []
+    for number, cells in records:
+        if not any(map(str.strip, cells)):
+            continue
+        if len(lines) == MAX_LINES:
+            message = _("This file has more than %(most)s lines: split it into several files.")
+            raise BadFileError(message % {"most": f"{MAX_LINES:,}"})
+        lines.append(_line(number, cells, columns))
+    if not lines:
+        raise BadFileError(_("This file has no line below its header: nothing to import."))
+    return Source(columns, lines)
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        message = _("Line %(line)s is not written in UTF-8: save the file as “CSV UTF-8”, then choose it again.")
+        raise BadFileError(message % {"line": number}) from error
+
+
+def _records(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each record with the number of its first line."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    number = 1
+    try:
+        for cells in reader:
+            yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        message = _("Line %(line)s cannot be read (%(error)s): look for a quotation mark that has no partner.")
+        raise BadFileError(message % {"line": number, "error": error}) from error
+
+
+def _columns(names: list[str], table: FileTable) -> tuple[str, ...]:
+    columns = tuple(name.strip().casefold() for name in names)
+    known = ", ".join(table.columns)
+    if not set(columns) & set(table.columns):
+        raise BadFileError(_("The first line must name the columns. They can be: %(known)s.") % {"known": known})
+    for name in columns:
+        if name not in table.columns:
+            message = _("There is no column “%(name)s”: take it out of the file. Columns can be: %(known)s.")
+            raise BadFileError(message % {"name": name, "known": known})
+        if columns.count(name) > 1:
+            raise BadFileError(_("The column “%(name)s” is there twice: take one of the two out.") % {"name": name})
+    for name in table.needed:
+        if name not in columns:
+            raise BadFileError(_("The column “%(name)s” is missing: add it to the file.") % {"name": name})
+    return columns
+
+
+def _line(number: int, cells: list[str], columns: tuple[str, ...]) -> SourceLine:
+    if len(cells) == len(columns):
+        return SourceLine(number, tuple(map(restored, cells)))
+    message = _("This line has %(found)s cells, and the header has %(wanted)s: add or remove separators.")
+    return SourceLine(number, tuple(cells), message % {"found": len(cells), "wanted": len(columns)})

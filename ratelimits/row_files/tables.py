@@ -1,0 +1,108 @@
+"""The tables that can be files: their columns, how a row is a line of cells, and what a line's row must fulfil."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from ratelimits.formulas import restorable
+from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
+from ratelimits.models.versions import Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The plans, by slug, and the rules, by name, that lines can refer to."""
+
+    plans: dict[str, Plan]
+    rules: dict[str, list[Rule]]
+
+    @classmethod
+    def read(cls, using: str) -> Known:
+        """Read all plans and rules, by one query each."""
+        rules: dict[str, list[Rule]] = {}
+        for rule in Rule.objects.using(using).select_related("plan"):
+            rules.setdefault(rule.name, []).append(rule)
+        return cls({plan.slug: plan for plan in Plan.objects.using(using)}, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTable:
+    """A table whose rows can be a file.
+
+    columns   its columns, in the order of the file
+    identity  those that say which row a line is about; without them a file is refused
+    needed    the columns that a file must have
+    check     raises ValidationError if a row makes no sense, without a query
+    """
+
+    model: type[Versioned]
+    columns: tuple[str, ...]
+    identity: tuple[str, ...]
+    needed: tuple[str, ...]
+    check: Callable[[Any, Known], None]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model."""
+        return str(self.model._meta.model_name)
+
+    @property
+    def dated(self) -> bool:
+        """Return whether several rows can have one identity, each for a time of its own."""
+        return "valid_from" in self.columns
+
+    @property
+    def numbers(self) -> set[str]:
+        """Return the columns whose texts are never formulae."""
+        return {"valid_from", "valid_until", "capacity", "rate", "period"} & {*self.columns}
+
+
+TABLES = {
+    table.model: table
+    for table in (
+        FileTable(
+            PlanMembership,
+            ("key", "plan", "valid_from", "valid_until"),
+            identity=("key",),
+            needed=("key", "plan"),
+            check=lambda row, known: row.clean_values(),
+        ),
+        FileTable(
+            KeyOverride,
+            ("key", "rule", "capacity", "rate", "period", "mode", "valid_from", "valid_until", "reason"),
+            identity=("key", "rule"),
+            needed=("key", "rule"),
+            check=lambda row, known: row.clean_values(known.rules),
+        ),
+        FileTable(
+            Account,
+            ("identifier", "name", "plan", "timezone", "billing_anchor"),
+            identity=("identifier",),
+            needed=("identifier",),
+            check=lambda row, known: row.clean(),
+        ),
+    )
+}
+
+
+def written(value: Any) -> str:
+    """Return a value as the text of a cell: moments in UTC, a plan by its slug, nothing as ""."""
+    if value is None:
+        return ""
+    if isinstance(value, Plan):
+        return value.slug
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, Decimal):
+        return f"{value:f}".rstrip("0").rstrip(".") if "." in f"{value:f}" else f"{value:f}"
+    return str(value)
+
+
+def lines(table: FileTable, rows: Iterable[Any]) -> Iterator[list[str]]:
+    """Yield rows as lines of cells, without formulae; a file of them is read as the same rows."""
+    for row in rows:
+        yield [restorable(written(getattr(row, name))) for name in table.columns]
