@@ -164,6 +164,14 @@ def _steward(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(autouse=True)
+def _restored_settings() -> Iterator[None]:
+    """Fail a test that leaves settings to later tests: the last change of settings must be the first to end."""
+    before = settings._wrapped
+    yield
+    assert settings._wrapped is before
+
+
+@pytest.fixture(autouse=True)
 def _empty_server(_steward: redis.Redis) -> None:
     """Give every test an empty server, and a process that has nothing left to send."""
     from ratelimits.engine.server import isolate

@@ -150,7 +150,7 @@ def test_a_hanging_redis_adds_at_most_its_timeout(
             times.append(time.perf_counter() - start)
         return min(times), text(html)
 
-    with short_timeout(), Proxy(servers.redis.port) as proxy:
+    with short_timeout(settings), Proxy(servers.redis.port) as proxy:
         before, _html = shortest()
         proxy.hold()
         away(settings, proxy.port)

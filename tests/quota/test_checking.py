@@ -345,11 +345,11 @@ class TestFailures:
         assert "CORRUPT the state at" in caplog.text
 
     def test_after_some_failures_the_server_is_left_alone_and_then_tried_again(
-        self, check: Check, clock: Clock, proxy: Proxy
+        self, check: Check, clock: Clock, proxy: Proxy, settings: Any
     ) -> None:
         slow(capacity=100)
         assert check(WHO).decision is not None
-        with short_timeout():
+        with short_timeout(settings):
             proxy.lose.set()
             for _ in range(FAILURES):
                 assert check(WHO).decision is None
@@ -376,12 +376,12 @@ class TestFailures:
         assert answer.decision.limit == 50
 
     def test_a_lost_reply_is_declared_and_the_request_sent_once(
-        self, check: Check, proxy: Proxy, redis_client: RawRedis
+        self, check: Check, proxy: Proxy, redis_client: RawRedis, settings: Any
     ) -> None:
         slow(capacity=100)
         check(WHO)
         before = counted(redis_client)
-        with short_timeout():
+        with short_timeout(settings):
             assert (_lost if check is checking.check else _lost_to_a_task)(proxy) == 1
         proxy.lose.clear()
         assert counted(redis_client) != before

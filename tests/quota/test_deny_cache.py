@@ -6,8 +6,6 @@ import threading
 import time
 from typing import Any
 
-from django.test import override_settings
-
 from ratelimits.algorithms.calendar import boundaries
 from ratelimits.embedded import free_port
 from ratelimits.engine import Decision, Limit, Meter, Usage, algorithm_from_json, decide
@@ -163,10 +161,11 @@ def test_counts_that_could_not_be_sent_are_sent_later(redis_client: RawRedis, se
     cache.keep("place", refusal(Limit("api_key:1", BUCKET), "requests"), 60.0)
     for _ in range(5):
         cache.look("place")
-    with override_settings(CACHES=settings.CACHES):
-        away(settings, free_port())
-        sender.flush()
-        cache.look("place")
+    usual = settings.CACHES
+    away(settings, free_port())
+    sender.flush()
+    cache.look("place")
+    settings.CACHES = usual
     sender.flush()
     (open_batch,) = redis_client.keys("*:open")
     counts = [int(value) for name, value in redis_client.hgetall(open_batch).items() if name[:2] == b"d|"]

@@ -201,7 +201,7 @@ def test_nothing_more_is_tried_once_the_server_does_not_answer(servers: TestServ
     processes = [Process(call(key=f"user:{number}")) for number in range(10)]
     assert all(process.request() for process in processes for _ in range(2))
     with Proxy(servers.redis.port) as proxy:
-        with short_timeout():
+        with short_timeout(settings):
             hanging = _server_at(settings, proxy.port)
         for process in processes:
             process.permits._server = hanging

@@ -75,7 +75,7 @@ def test_a_server_that_answers_is_described(redis_client: RawRedis) -> None:
 
 
 def test_a_server_that_hangs_takes_no_longer_than_timeout(settings: Any, servers: TestServers) -> None:
-    with short_timeout(), Proxy(servers.redis.port) as proxy:
+    with short_timeout(settings), Proxy(servers.redis.port) as proxy:
         proxy.hold()
         away(settings, proxy.port)
         states = [read_redis() for _ in range(3)]
@@ -85,7 +85,7 @@ def test_a_server_that_hangs_takes_no_longer_than_timeout(settings: Any, servers
 
 
 def test_a_server_that_hangs_after_connecting_takes_no_longer_either(settings: Any, servers: TestServers) -> None:
-    with short_timeout(), Proxy(servers.redis.port) as proxy:
+    with short_timeout(settings), Proxy(servers.redis.port) as proxy:
         away(settings, proxy.port)
         assert read_redis().answers
         proxy.hold()
@@ -95,7 +95,7 @@ def test_a_server_that_hangs_after_connecting_takes_no_longer_either(settings: A
 
 
 def test_a_server_that_answers_byte_by_byte_takes_no_longer_either(settings: Any) -> None:
-    with short_timeout(), dripping() as port:
+    with short_timeout(settings), dripping() as port:
         away(settings, port)
         state = min((read_redis() for _ in range(3)), key=lambda each: each.seconds)
     assert (state.answers, state.error) == (False, "no answer within 0.25 s")

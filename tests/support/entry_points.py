@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.db.backends.utils import CursorWrapper
-from django.test import override_settings
 
 from ratelimits import rules
 from ratelimits.conf import DEFAULTS
@@ -76,7 +74,12 @@ def away(settings: Any, port: int) -> None:
 
 
 @contextmanager
-def short_timeout() -> Iterator[None]:
-    """Use the default TIMEOUT in the block: for a test in which a call waits in vain."""
-    with override_settings(RATELIMITS={**django_settings.RATELIMITS, "TIMEOUT": DEFAULTS["TIMEOUT"]}):
-        yield
+def short_timeout(settings: Any) -> Iterator[None]:
+    """Use the default TIMEOUT in the block: for a test in which a call waits in vain.
+
+    pytest's `settings` takes its changes back at the end of the test; a block of Django's own would end before them.
+    """
+    usual = settings.RATELIMITS["TIMEOUT"]
+    settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": DEFAULTS["TIMEOUT"]}
+    yield
+    settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": usual}
