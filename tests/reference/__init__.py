@@ -1,20 +1,20 @@
-"""Work out what every algorithm must answer, from its definition, with exact rational numbers.
+"""A model of every algorithm, in exact rational numbers: tests compare the answers of the engine with its answers.
 
-The model was written only from the definitions of the algorithms (docs/algorithms.md), so that it can judge the
-scripts. It rounds only what the definitions round: `wait`, `retry_after` and `reset_after` are rounded up to a
-microsecond in an answer, and Guava's own formulas truncate. States are immutable values, and every limit is a set
-of functions of a state and a moment. So a peek is the same computation as a request whose outcome is thrown away.
+The model was written only from the definitions of the algorithms (docs/algorithms.md), not from the engine's scripts.
+It rounds only where the definitions round: `wait`, `retry_after` and `reset_after` are rounded up to a microsecond, and
+Guava's formulas truncate. States are immutable values, and a limit is a set of functions of a state and a moment. So a
+peek is the same computation as a request, but its new state is not stored.
 
-Where the definitions leave a choice open, the model decides, and the engine must decide the same:
+Where the definitions leave a choice open, the model makes one, and the engine must make the same:
 
 Time
-- Each limit of a key stores its newest moment: when it was created, charged, or had its rule changed last. A
-  decision is made at the latest of the clock and those newest moments that are at most 60 s ahead of it. A limit
-  that is further ahead jumps back to the moment of the decision. A key of a single rule has one newest moment. In a
-  list of rules they differ only after some of the limits were created later than others.
-- A refund or a release takes effect at its own (clamped) moment and does not change the newest moment. So what has
-  ended, expired or drained in between exists again for a clock that steps back. The exception: a level or a queue
-  that was given back everything it owed owes nothing any more, whatever the clock does.
+- Each limit of a key stores its newest moment: when it was last created, charged, or given another rule. A decision is
+  made at the latest of these moments: the clock, and the newest moments that are at most 60 s ahead of the clock. A
+  limit that is further ahead jumps back to the moment of the decision. A key of a single rule has one newest moment. In
+  a list of rules, the newest moments differ only if some limits were created later than others.
+- A refund or a release takes effect at its own (clamped) moment and does not change the newest moment. So if the clock
+  steps back, permits that ended, expired or drained meanwhile count again. There is one exception: a level or a queue
+  that was refunded completely owes nothing, whatever the clock does.
 - A request exactly 60 s before the newest moment is still clamped to it; one microsecond more is a jump.
 - A jump moves the newest moment back to the moment of the decision, and every stored time back by the same
   difference. Times that are aligned to a clock (epoch and calendar windows, buckets of a sliding window) keep their
@@ -23,24 +23,24 @@ Time
 - `retry_after`, `reset_after` and `wait` count from the moment at which the decision is made.
 - `at` and `timeout` are read to the nearest microsecond, halves up.
 
-Creation of a limit's state ("birth")
+Creation of a limit's state (called "birth" in the model)
 - A request that can never pass under one of its limits creates no state. Neither do cost 0, `peek`, `refund`,
   `release` and `set_rule`. `create` changes nothing if the state exists already.
-- A limit whose algorithm changed starts afresh: it is created, like that of a new key, at the key's next request.
+- A limit whose algorithm changed gets a new state at the key's next request, as for a new key.
 
 Answers
-- `limit` of a refusal is that of the refusing limit with the greatest `retry_after`. "Never" counts as the
-  greatest; among equals the first limit counts. `limit` of an admission is that of the limit with the least
-  `remaining`; among equals the first.
+- `limit` of a refusal is the number of the refusing limit with the greatest `retry_after`. "Never" counts as the
+  greatest. `limit` of an admission is the number of the limit with the least `remaining`. Of equal limits, the first
+  counts.
 - `wait` is 0 in a refusal. A key that was never seen answers a peek as if it were created now.
 
 Refunds
 - Windows give back only from the current window. `sliding_window` gives back from its newest live bucket first (the
   partly expired bucket of a weighted window is the last), `sliding_log` from its newest live entries first.
-- Levels and the queue give back at most what is spent, or ahead, now. For `smooth_*`, `next` moves back by
-  trunc(cost * stable), but never before now; stored permits do not change.
+- Levels give back at most the permits that are spent now, the queue at most those that are ahead now. For `smooth_*`,
+  `next` moves back by trunc(cost * stable), but never before now; stored permits do not change.
 - `concurrency` gives back from the live records of the named lease (default ""), the newest first.
-- A `first_hit` window that was refunded to nothing stays open until it ends.
+- A `first_hit` window whose count was refunded to 0 stays open until it ends.
 
 Leases
 - Each acquire makes its own record; `release` ends all live records of that name.
@@ -48,8 +48,8 @@ Leases
 Changed rule
 - It takes effect for every key at the line's `at`, clamped (or jumped) per key; the newest moment of the state
   becomes that moment. A list replaces a list of the same length, position by position.
-- With another algorithm the limit starts afresh. A level keeps what is spent; the queue keeps what is ahead, in
-  permits.
+- With another algorithm the limit gets a new state. A level keeps the permits that are spent; the queue keeps the
+  permits that are ahead.
 - `fixed_window`: a count whose window is still open moves into the current window under the new rule. `first_hit`
   keeps the old window's start if it is still open under the new period; otherwise the window opens at the change. A
   window without a count does not continue under another period or start. If the clock jumps in the same line, an
@@ -63,10 +63,10 @@ Changed rule
 - `concurrency`: a new `lease_ttl` applies to new leases.
 
 Calendars
-- A local time that a change of offset skips is read with the offset before it (02:30 becomes 03:30). Of a local
-  time that comes twice, the first one counts.
-- An hour without an anchor starts at the full hours of local time; where an offset changes by a part of an hour,
-  the change ends the hour. With an anchor, hours are counted from the anchor's moment.
+- A local time that a change of offset skips is read with the offset before the change (02:30 becomes 03:30). Of a
+  local time that comes twice, the first one counts.
+- Hours without an anchor start at the full hours of local time. If an offset changes by a part of an hour, the change
+  ends the hour. With an anchor, hours are counted from the anchor's moment.
 """
 
 from __future__ import annotations

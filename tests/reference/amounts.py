@@ -1,4 +1,4 @@
-"""Read the numbers of rules and lines exactly, and write durations."""
+"""Read the numbers of rules and lines exactly, and write durations in seconds."""
 
 from __future__ import annotations
 

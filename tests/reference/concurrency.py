@@ -1,4 +1,4 @@
-"""concurrency: at most `capacity` permits in flight; a permit is taken until its lease is released or ends."""
+"""concurrency: at most `capacity` permits are taken at once; a permit is taken until its lease is released or ends."""
 
 from __future__ import annotations
 

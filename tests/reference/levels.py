@@ -1,4 +1,4 @@
-"""token_bucket, gcra, leaky_bucket: what is spent drains at rate/period; a cost passes if it still fits."""
+"""token_bucket, gcra, leaky_bucket: spent permits drain at rate/period; a cost passes if it fits below the capacity."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ NEVER = None
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`retry_after` is 0 when the request passes after `wait`, NEVER when it never can; both in µs."""
+    """A limit's answer to a request. `wait` and `retry_after` are µs.
+
+    `retry_after` is 0 if the request passes (after `wait`), and NEVER if it can never pass.
+    """
 
     retry_after: int | None
     wait: int = 0
@@ -27,7 +30,7 @@ NO_HOPE = Verdict(NEVER)
 
 
 class Limit:
-    """One rule's definition. `State` is any immutable value; `now` never lies before the state's own moments."""
+    """One rule's definition. A state is any immutable value; `now` is never before the state's own moments."""
 
     algorithm: ClassVar[str]
     shown: float
@@ -61,15 +64,15 @@ class Limit:
         raise NotImplementedError
 
     def jumped_over(self, state: Any, newest: int, to: int, new: Any) -> Any:
-        """Return the state after both at once: a corrected clock and another rule."""
+        """Return the state after the clock was corrected and the rule was changed, both at once."""
         return self.handed_over(self.jumped(state, newest, to), to, new)
 
     def remaining(self, state: Any, now: int) -> int:
-        """Return the whole permits that could be taken at once, never below 0."""
+        """Return the number of whole permits that could be taken now, at least 0."""
         raise NotImplementedError
 
     def reset_after(self, state: Any, now: int) -> int:
-        """Return the µs until the state is as if never used."""
+        """Return the µs until the state is the same as if the key was never used."""
         raise NotImplementedError
 
 

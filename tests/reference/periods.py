@@ -1,4 +1,4 @@
-"""Calendar periods by day numbers of the proleptic Gregorian calendar. Only the offsets come from zoneinfo."""
+"""Calendar periods, computed from day numbers of the Gregorian calendar. Only the UTC offsets come from zoneinfo."""
 
 from __future__ import annotations
 

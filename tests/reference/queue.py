@@ -1,4 +1,4 @@
-"""leaky_bucket_queue: requests proceed at even spacing, and at most `capacity` wait."""
+"""leaky_bucket_queue: requests proceed at equal distances in time, and at most `capacity` wait."""
 
 from __future__ import annotations
 

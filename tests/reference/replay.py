@@ -1,4 +1,4 @@
-"""Replay a trace, line by line, by the exact definitions."""
+"""Replay a trace, line by line, with the model of the algorithms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIELDS = {"at", "op", "key", "cost", "timeout", "lease", "rule"}
 
 
 def limit_from(data: Any) -> Limit:
-    """Return one rule's definition; raise ValueError if the rule makes no sense."""
+    """Return one rule's definition; raise ValueError if the rule is not valid."""
     if not isinstance(data, dict):
         raise ValueError(f"a rule must be an object, not {data!r}")
     definition = ALGORITHMS.get(str(data.get("algorithm")))
@@ -55,26 +55,26 @@ def limits_from(rule: Any) -> list[Limit]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A limit's state for a key, and the newest moment at which it was born, charged or had its rule changed."""
+class Stored:
+    """A limit's state for a key, and the newest moment: when it was last created, charged or given another rule."""
 
     newest: int
     state: Any
 
 
-Key = tuple[Held | None, ...]
-"""One for each limit, None where none has come into being."""
+Key = tuple[Stored | None, ...]
+"""The states of a key: one for each limit, None if it is not created yet."""
 
 
 class Replay:
-    """Replay the lines of one trace under one rule, or several that are decided together, on fresh state."""
+    """Replay the lines of one trace under one rule, or under several that are decided together, with empty states."""
 
     def __init__(self, rule: Any) -> None:
         self.limits: list[Limit] = limits_from(rule)
         self.keys: dict[str, Key] = {}
 
     def step(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one line. Raise ValueError if the line makes no sense; then nothing is changed."""
+        """Return the answer to one line. Raise ValueError if the line is not valid; then nothing is changed."""
         if not isinstance(line, dict):
             raise ValueError(f"a line must be an object, not {line!r}")
         for field in line:
@@ -99,65 +99,67 @@ class Replay:
             self.change(limits, moment)
         elif op == "reset":
             self.keys.pop(key, None)
-        now, held = self.as_at(self.keys.get(key) or (None,) * len(self.limits), moment)
+        now, stored = self.at_decision(self.keys.get(key) or (None,) * len(self.limits), moment)
         if op in ("try_acquire", "acquire", "peek") and cost:
-            answer = self.decided(key, held, now, op, cost, None if op == "acquire" else patience, lease)
+            answer = self.decided(key, stored, now, op, cost, None if op == "acquire" else patience, lease)
             return {"at": line["at"], **answer}
         if op == "create":
-            held = self.keys[key] = self.born(held, now)
+            stored = self.keys[key] = self.born(stored, now)
         elif op in ("release", "refund"):
-            held = self.keys[key] = self.given_back(held, now, op, cost, lease)
-        return {"at": line["at"], **self.told(self.born(held, now), now)}
+            stored = self.keys[key] = self.given_back(stored, now, op, cost, lease)
+        return {"at": line["at"], **self.answer(self.born(stored, now), now)}
 
-    def as_at(self, key: Key, moment: int) -> tuple[int, Key]:
+    def at_decision(self, key: Key, moment: int) -> tuple[int, Key]:
         """Return the moment at which the decision is made, and the key's states at that moment."""
         now = clamped(key, moment)
         return now, tuple(
-            Held(now, limit.jumped(held.state, held.newest, now)) if held is not None and held.newest > now else held
-            for limit, held in zip(self.limits, key, strict=True)
+            Stored(now, limit.jumped(stored.state, stored.newest, now))
+            if stored is not None and stored.newest > now
+            else stored
+            for limit, stored in zip(self.limits, key, strict=True)
         )
 
     def born(self, key: Key, now: int) -> Key:
         """Return the key after every limit has a state."""
         pairs = zip(self.limits, key, strict=True)
-        return tuple(Held(now, limit.born(now)) if held is None else held for limit, held in pairs)
+        return tuple(Stored(now, limit.born(now)) if stored is None else stored for limit, stored in pairs)
 
     def given_back(self, key: Key, now: int, op: str, cost: int, lease: str) -> Key:
-        def less(limit: Limit, held: Held | None) -> Held | None:
-            if held is None:
+        def less(limit: Limit, stored: Stored | None) -> Stored | None:
+            if stored is None:
                 return None
             if op == "release":
-                return Held(held.newest, limit.released(held.state, now, lease))
-            return Held(held.newest, limit.refunded(held.state, now, cost, lease))
+                return Stored(stored.newest, limit.released(stored.state, now, lease))
+            return Stored(stored.newest, limit.refunded(stored.state, now, cost, lease))
 
         return tuple(map(less, self.limits, key))
 
     def decided(
-        self, name: str, held: Key, now: int, op: str, cost: int, patience: int | None, lease: str
+        self, name: str, stored: Key, now: int, op: str, cost: int, patience: int | None, lease: str
     ) -> dict[str, Any]:
-        before = [one for one in self.born(held, now) if one is not None]
+        before = [one for one in self.born(stored, now) if one is not None]
         pairs = list(zip(self.limits, before, strict=True))
         verdicts = [limit.judge(one.state, now, cost, patience) for limit, one in pairs]
         if all(verdict.passes for verdict in verdicts):
             after: Key = tuple(before)
             if op != "peek":
-                after = tuple(Held(now, limit.charged(one.state, now, cost, lease)) for limit, one in pairs)
+                after = tuple(Stored(now, limit.charged(one.state, now, cost, lease)) for limit, one in pairs)
                 self.keys[name] = after
-            return self.told(after, now, wait=max(verdict.wait for verdict in verdicts))
+            return self.answer(after, now, wait=max(verdict.wait for verdict in verdicts))
         if op != "peek":
-            self.keys[name] = held if any(verdict.retry_after is NEVER for verdict in verdicts) else tuple(before)
+            self.keys[name] = stored if any(verdict.retry_after is NEVER for verdict in verdicts) else tuple(before)
         longest = [float("inf") if verdict.retry_after is NEVER else verdict.retry_after for verdict in verdicts]
         binding = longest.index(max(longest))
         retry_after = verdicts[binding].retry_after
-        return self.told(tuple(before), now) | {
+        return self.answer(tuple(before), now) | {
             "allowed": False,
             "limit": self.limits[binding].shown,
             "retry_after": None if retry_after is NEVER else seconds(retry_after),
         }
 
-    def told(self, key: Key, now: int, wait: int = 0) -> dict[str, Any]:
+    def answer(self, key: Key, now: int, wait: int = 0) -> dict[str, Any]:
         """Return the answer of a key to a request that passes."""
-        pairs = [(limit, held.state) for limit, held in zip(self.limits, key, strict=True) if held is not None]
+        pairs = [(limit, stored.state) for limit, stored in zip(self.limits, key, strict=True) if stored is not None]
         remaining = [limit.remaining(state, now) for limit, state in pairs]
         return {
             "allowed": True,
@@ -173,25 +175,25 @@ class Replay:
         triples = list(zip(self.limits, limits, range(len(limits)), strict=True))
         for name, key in self.keys.items():
             kept = [
-                held if old.algorithm == new.algorithm else None
-                for (old, new, _), held in zip(triples, key, strict=True)
+                stored if old.algorithm == new.algorithm else None
+                for (old, new, _), stored in zip(triples, key, strict=True)
             ]
             now = clamped(kept, moment)
 
-            def changed(old: Limit, new: Limit, held: Held | None, now: int = now) -> Held | None:
-                if held is None:
+            def changed(old: Limit, new: Limit, stored: Stored | None, now: int = now) -> Stored | None:
+                if stored is None:
                     return None
-                if held.newest > now:
-                    return Held(now, old.jumped_over(held.state, held.newest, now, new))
-                return Held(now, old.handed_over(held.state, now, new))
+                if stored.newest > now:
+                    return Stored(now, old.jumped_over(stored.state, stored.newest, now, new))
+                return Stored(now, old.handed_over(stored.state, now, new))
 
             self.keys[name] = tuple(changed(old, new, kept[place]) for old, new, place in triples)
         self.limits = limits
 
 
-def clamped(key: Sequence[Held | None], moment: int) -> int:
-    """Return the newest moment of the limits that are at most one minute ahead, if it is later."""
-    newest = [held.newest for held in key if held is not None]
+def clamped(key: Sequence[Stored | None], moment: int) -> int:
+    """Return the moment, or the newest moment of the limits that are at most one minute ahead of it."""
+    newest = [stored.newest for stored in key if stored is not None]
     return max([moment, *(one for one in newest if one <= moment + JUMP)])
 
 

@@ -16,7 +16,7 @@ Entries = tuple[tuple[int, int], ...]
 
 
 def taken_from_newest(parts: tuple[tuple[int, int], ...], cost: int, oldest: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts with `cost` permits less: from the newest parts first, and from none before `oldest`."""
+    """Return the parts without `cost` permits: taken from the newest parts first, and from none before `oldest`."""
     left = []
     for moment, count in reversed(parts):
         back = min(cost, count) if moment >= oldest else 0
@@ -44,7 +44,7 @@ class SlidingWindow(Limit):
     def live(self, state: Buckets, now: int) -> Buckets:
         """Return the buckets that count in full or in part.
 
-        A plain window also keeps the expired one, without counting it.
+        A plain window also keeps the expired bucket, without counting it.
         """
         return tuple((bucket, count) for bucket, count in state if bucket >= now // self.width - self.buckets)
 

@@ -28,7 +28,7 @@ CASES: list[tuple[str, str, str | None, str, str, str]] = [
     ("hour", "UTC", None, "2026-05-05T10:59:59", "26-05-05 10:00+0000", "26-05-05 11:00+0000"),
     # Kathmandu is 5:45 ahead: its full hours are at a quarter past the hour of UTC.
     ("hour", "Asia/Kathmandu", None, "2026-05-05T10:10:00", "26-05-05 15:00+0545", "26-05-05 16:00+0545"),
-    # The hour from two to three comes twice, and lasts two hours.
+    # The local hour from 2:00 to 3:00 comes twice, so this period lasts two hours.
     ("hour", "Europe/Berlin", None, "2026-10-25T00:30:00", "26-10-25 02:00+0200", "26-10-25 02:00+0100"),
     ("hour", "Europe/Berlin", None, "2026-10-25T01:30:00", "26-10-25 02:00+0100", "26-10-25 03:00+0100"),
     # Lord Howe's clocks change by half an hour.
@@ -37,7 +37,7 @@ CASES: list[tuple[str, str, str | None, str, str, str]] = [
     # Days of 23 and of 25 hours.
     ("day", "Europe/Berlin", None, "2026-03-29T12:00:00", "26-03-29 00:00+0100", "26-03-30 00:00+0200"),
     ("day", "Europe/Berlin", None, "2026-10-25T12:00:00", "26-10-25 00:00+0200", "26-10-26 00:00+0100"),
-    # There is no half past two on the day on which summer time begins.
+    # There is no 2:30 on the day on which summer time begins.
     ("day", "Europe/Berlin", "2026-01-01T02:30", "2026-03-29T12:00:00", "26-03-29 03:30+0200", "26-03-30 02:30+0200"),
     # Cairo skips midnight.
     ("day", "Africa/Cairo", None, "2026-04-24T12:00:00", "26-04-24 01:00+0300", "26-04-25 00:00+0300"),

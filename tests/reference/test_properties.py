@@ -24,7 +24,7 @@ SLIDING_FREELY = ("concurrency", "gcra", "leaky_bucket", "leaky_bucket_queue", "
 def test_retry_after_is_exact(algorithm: str, data: st.DataObject) -> None:
     rule = data.draw(rules(algorithm))
     lines = data.draw(steady_lines(rule, ("try_acquire", "acquire"), timeouts=True))
-    # An acquire waits for ever, so its retry differs from that of a try.
+    # An acquire has no longest wait, so its retry differs from that of a try.
     lines = [line for line in lines if "timeout" not in line or line["op"] == "try_acquire"]
     tries = [line if line["op"] == "try_acquire" else line | {"op": "acquire", "timeout": 10**8} for line in lines]
     properties.check_retry_after_is_exact(Replay, rule, tries)

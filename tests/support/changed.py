@@ -1,4 +1,4 @@
-"""A copy of the app with a change in it, and a process that uses the copy: what a change costs is counted there."""
+"""A copy of the app in which a test makes a change, to count the files that the change needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(copy: Path, program: str, *arguments: str, **environment: str) -> str:
 
 
 def listed(section: str) -> list[str]:
-    """Return the places that docs/changing.md lists for a change, without what each is for."""
+    """Return the files that docs/changing.md lists for a change."""
     page = (ROOT / "docs" / "changing.md").read_text()
     text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Run a cluster of three nodes: real servers of one test session."""
+"""Run a cluster of three real nodes for a test session."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NODES, SLOTS = 3, 16384
 
 
 def _port() -> int:
-    """Return a port whose cluster bus port, 10,000 higher, is valid too."""
+    """Return a port for a node. The cluster's bus needs the port that is 10,000 higher, so it must be valid too."""
     while (port := free_port()) > 55_000:
         pass
     return port
 
 
 def _follows(client: redis.Redis, node: str) -> bool:
-    """Return whether a node knows another one as a replica."""
+    """Return whether the client's node knows `node` as a replica."""
     known = client.execute_command("CLUSTER NODES").values()
     return any(one["node_id"] == node and "slave" in one["flags"] for one in known)
 
 
 def _migrate(source: redis.Redis, port: int, *keys: bytes) -> None:
-    """Move keys to the node at a port, as soon as this node knows who has its slots."""
+    """Move keys to the node at a port, as soon as that node accepts them."""
 
     def moved() -> bool:
         try:
@@ -117,11 +117,11 @@ class Cluster:
 
     @contextmanager
     def guest(self, shard: int, directory: Path, binary: Path) -> Iterator[redis.Redis]:
-        """Add a node that has a shard's slot during the block; it leaves the cluster in the end, but still answers."""
+        """Add a node that has a shard's slot during the block. Afterwards it leaves the cluster, but still answers."""
         slot, source = slot_of(KEYS, shard), self.client_of(shard)
         options = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
         server = EmbeddedServer(directory / "guest", port=_port(), binary=binary, options=options)
-        self.servers.append(server)  # it is stopped with the others
+        self.servers.append(server)  # so that it is stopped with the others
         client = redis.Redis(port=server.port)
         mine, its = (one.execute_command("CLUSTER MYID").decode() for one in (client, source))
         client.cluster("MEET", "127.0.0.1", self.servers[0].port)
@@ -140,7 +140,7 @@ class Cluster:
 
     @contextmanager
     def on_the_move(self, shard: int) -> Iterator[Callable[..., None]]:
-        """Begin to move a shard's slot; yield a function that moves its keys. In the end all is as before."""
+        """Begin to move a shard's slot, and yield a function that moves its keys. Afterwards, undo everything."""
         slot, source = slot_of(KEYS, shard), self.client_of(shard)
         number = (self.node_of(shard) + 1) % NODES
         target = self.clients[number]
@@ -180,20 +180,20 @@ class Cluster:
         """Give an empty slot to another node, and tell all nodes."""
         target.cluster("SETSLOT", slot, "IMPORTING", giver)
         source.cluster("SETSLOT", slot, "MIGRATING", taker)
-        # Not a guest that gives its only slot back: by then it may be a replica of the node that takes it.
+        # Do not tell a guest that gives its only slot back: it may already be a replica of the node that takes it.
         for one in (target, *self.clients):
             one.cluster("SETSLOT", slot, "NODE", taker)
 
     def fail_over(self, replica: redis.Redis) -> None:
         """Let a replica take over in agreement with its primary."""
         asked, port = 0.0, replica.info("replication")["master_port"]
-        # Redis 6.2 thinks that a primary that has replicated nothing has not answered; so replicate this.
+        # Write something to replicate: Redis 6.2 assumes that a primary which has replicated nothing did not answer.
         with redis.Redis(port=port) as primary:
             primary.script_load("")
 
         def took_over() -> bool:
             nonlocal asked
-            # A primary that does not know it as its replica yet ignores it.
+            # Ask again: a primary that does not know the replica yet ignores it.
             if time.monotonic() - asked > 1:
                 replica.cluster("FAILOVER")
                 asked = time.monotonic()

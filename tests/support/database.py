@@ -1,8 +1,8 @@
 """Empty the database after a test.
 
-A test with `transaction=True` has every table emptied after it. Django then makes the content types and permissions of
-every app again, at ten times the cost of emptying. They are the same for every test, so they stay. Sequences go on.
-Tables that are empty already are left alone. A connection to PostgreSQL is kept, because a new one starts a process.
+After a test with `transaction=True`, all tables are emptied. Django would then make the content types and permissions
+of every app again, which takes ten times as long. They are the same for every test, so they are kept here. Sequences
+are not reset. Empty tables are skipped. A connection to PostgreSQL is kept, because a new one starts a process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PERMISSIONS = "django.contrib.auth.management.create_permissions"
 
 
 class Flush(flush.Command):
-    """Empty all tables but those of content types and permissions, and tell the app of it as Django does."""
+    """Empty all tables except those of content types and permissions, and send the same signal as Django."""
 
     def handle(self, **options: Any) -> None:
         using: str = options["database"]
@@ -39,7 +39,7 @@ class Flush(flush.Command):
             filled = [table for table, is_filled in zip(tables, cursor.fetchone(), strict=True) if is_filled]
         if filled:
             statements = [f"DELETE FROM {quoted(table)}" for table in filled]
-            # PostgreSQL's TRUNCATE, which Django sends, makes the files of each table anew: a hundred times the cost.
+            # Django would send TRUNCATE to PostgreSQL: this makes new files and takes a hundred times as long.
             one = connection.vendor == "postgresql"
             connection.ops.execute_sql_flush(["; ".join(statements)] if one else statements)
         app = apps.get_app_config("ratelimits")
@@ -50,7 +50,7 @@ class Flush(flush.Command):
 
 @contextmanager
 def _nothing_made_again() -> Iterator[None]:
-    """Let Django not look for content types and permissions to make: they were kept."""
+    """Keep Django from making content types and permissions: they still exist."""
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid=_PERMISSIONS)
     try:
@@ -61,7 +61,7 @@ def _nothing_made_again() -> Iterator[None]:
 
 
 def keep_connections() -> None:
-    """Let Django keep its connections to PostgreSQL after a test, each as it was when it was new."""
+    """Let Django keep its connections to PostgreSQL after a test, with their sessions reset."""
     TransactionTestCase._should_reload_connections = _made_new  # type: ignore[attr-defined]
 
 
@@ -71,7 +71,7 @@ def _made_new(case: TransactionTestCase) -> bool:
             connection.close()
             continue
         try:
-            # What a session has changed for itself: settings, role, locks, temporary tables, prepared statements.
+            # Reset what the session has changed: settings, role, locks, temporary tables, prepared statements.
             with connection.cursor() as cursor:
                 cursor.execute("DISCARD ALL")
             connection.init_connection_state()

@@ -1,4 +1,4 @@
-"""Helpers for tests of the entry points: start like a new process, and read what was counted."""
+"""For tests of the entry points: forget what this process remembers, and read the usage that was counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Start afresh, like a new process; this clock serves everything that the process remembers."""
+    """Forget everything that this process remembers, and return the clock that it uses from now on."""
     clock = Clock()
     monkeypatch.setattr(checking, "breaker", Breaker(clock))
     monkeypatch.setattr(checking, "local", LocalLimiter(clock))
@@ -41,7 +41,7 @@ def begin_afresh(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def counted(client: RawRedis) -> dict[str, int]:
-    """Return all counters of all open batches by kind, meter, rule, account, key and what is counted, without times."""
+    """Return all counters of all open batches, by their field names without times and versions."""
     out: dict[str, int] = {}
     for key in client.keys("*}:open"):
         for name, value in client.hgetall(key).items():
@@ -68,16 +68,17 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def away(settings: Any, port: int) -> None:
-    """Use another port for the server of the limits, or stop using it."""
+    """Let the app look for the server of the limits at another port, where no server answers."""
     place = {**settings.CACHES["ratelimits"], "LOCATION": f"redis://127.0.0.1:{port}/0"}
     settings.CACHES = {**settings.CACHES, "ratelimits": place}
 
 
 @contextmanager
 def short_timeout(settings: Any) -> Iterator[None]:
-    """Use the default TIMEOUT in the block: for a test in which a call waits in vain.
+    """Use the short default TIMEOUT in the block, for a test in which a call gets no answer.
 
-    pytest's `settings` takes its changes back at the end of the test; a block of Django's own would end before them.
+    pytest's `settings` undoes its changes at the end of the test. `override_settings` in the block would undo them in
+    the wrong order.
     """
     usual = settings.RATELIMITS["TIMEOUT"]
     settings.RATELIMITS = {**settings.RATELIMITS, "TIMEOUT": DEFAULTS["TIMEOUT"]}

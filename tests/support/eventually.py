@@ -1,4 +1,4 @@
-"""Wait for what another process does."""
+"""Wait until another process has done something."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 60.0
 
 
 def until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Wait for a condition and return its value; ignore errors of servers that fail over."""
+    """Wait until a condition is true and return its value. Errors of servers that fail over are ignored."""
     deadline = time.monotonic() + patience
     while True:
         try:

@@ -22,7 +22,7 @@ class Wsgi:
         self.status = int(status[:3])
 
     def close(self) -> None:
-        """Close the response, as every server must in the end (PEP 3333)."""
+        """Close the response, as every WSGI server must (PEP 3333)."""
         self.body.close()  # type: ignore[attr-defined]
 
 
@@ -31,7 +31,7 @@ FILES = {"wsgi.file_wrapper": FileWrapper}
 
 
 class Asgi:
-    """A request to an ASGI application, whose client hangs up on request."""
+    """A request to an ASGI application. Its client can hang up."""
 
     def __init__(self, application: Any, path: str, method: str = "GET") -> None:
         self.status = 0
@@ -83,7 +83,7 @@ class Asgi:
 async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     """Let the event loop run until the condition holds."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (what tells of it may be another thread)
+        while not condition():  # noqa: ASYNC110  (another thread may make the condition true)
             await asyncio.sleep(0.001)
 
 

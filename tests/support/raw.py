@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-#: redis-py's types do not say whether a client answers in text or in bytes; those of the tests answer in bytes.
+#: redis-py's types do not say whether a client answers in text or in bytes. The clients of the tests answer in bytes.
 RawRedis: TypeAlias = Any

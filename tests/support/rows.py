@@ -1,4 +1,4 @@
-"""Make rows for tests: a rule in one line."""
+"""Make a rule for a test in one line."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def unsaved(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
-    """Return a valid rule that is not saved, as one would type it."""
+    """Return a valid unsaved rule."""
     return Rule(name=name, algorithm=algorithm, **{**NEEDED[algorithm], **fields})
 
 
 def rule(name: str = "burst", algorithm: str = "token_bucket", **fields: Any) -> Rule:
     """Validate and save a rule, and return it."""
     row = unsaved(name, algorithm, **fields)
-    row.full_clean(validate_constraints=False)  # saving checks them, without a query for each
+    row.full_clean(validate_constraints=False)  # Saving checks the constraints, without a query for each.
     row.save()
     return row

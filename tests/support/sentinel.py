@@ -1,4 +1,4 @@
-"""Run a primary, its replica and a sentinel that watches them: real servers of one test."""
+"""Run a primary, its replica and a sentinel that watches them, as real servers, for one test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Watched:
             raise
         self.sentinel = redis.Redis(port=self.port, decode_responses=True)
         until(self.sentinel.ping, "the sentinel answers")
-        # If this version has the setting: how often it asks the servers for their role, by default every ten seconds.
+        # Ask the servers for their role more often than every ten seconds. Old versions do not have this setting.
         with suppress(ResponseError):
             self.sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100")
         until(self._knows_the_replica, "the sentinel knows the replica")
@@ -58,14 +58,14 @@ class Watched:
         return any(one["flags"] == "slave" and one["master-link-status"] == "ok" for one in replicas)
 
     def primary(self) -> EmbeddedServer:
-        """Return the primary as redis-py gets it from the sentinel: a little later than GET-MASTER-ADDR-BY-NAME."""
+        """Return the primary that redis-py learns from the sentinel, a little later than GET-MASTER-ADDR-BY-NAME."""
         masters: Any = self.sentinel.sentinel_masters()
         port = int(masters[NAME]["port"])
         (found,) = [server for server in self.servers if server.port == port]
         return found
 
     def replicated(self) -> None:
-        """Wait until the replica has all that the primary has."""
+        """Wait until the replica has all data of the primary."""
 
         def same() -> bool:
             infos = []
@@ -79,12 +79,12 @@ class Watched:
         until(same, "the replica has caught up")
 
     def failover(self, *, follows: bool = True) -> None:
-        """Let the two servers swap roles. Without `follows`, the old primary does not know it for eight seconds."""
+        """Let the two servers swap roles. Without `follows`, the old primary learns this eight seconds later."""
         before = self.primary()
         until(lambda: self.sentinel.sentinel_failover(NAME), "the sentinel begins a failover")
         until(lambda: self.primary() is not before, "the sentinel names the new primary")
         if follows:
-            # Do what the sentinel then does by itself.
+            # Tell the old primary now; the sentinel would tell it later.
             with redis.Redis(port=before.port) as client:
                 client.replicaof("127.0.0.1", self.primary().port)
                 client.client_kill_filter(_type="normal", skipme=True)

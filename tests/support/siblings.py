@@ -1,7 +1,7 @@
-"""Processes that work in parallel on command: one sets Django up, and the others are forked from it.
+"""Siblings: processes that work in parallel on orders from a test. One process sets Django up and forks the others.
 
-A server with `--preload` makes its workers in the same way, at the cost of one start. A module for siblings ends with
-`django.setup(); obey(work)`. A test enters `siblings(module, count)`, and exchanges lines of JSON with each.
+A server with `--preload` starts its workers in the same way. A module for siblings ends with `django.setup();
+obey(work)`. A test enters `siblings(module, count)`, and exchanges lines of JSON with each process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sibling:
 def siblings(
     module: str, count: int, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[Sibling]]:
-    """Start this number of processes and wait until all are ready; they end with the block."""
+    """Start this number of processes and wait until all are ready. They end at the end of the block."""
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _own, their in pairs]
@@ -60,12 +60,12 @@ def siblings(
 
 
 def obey(work: Callable[[int, Any], Any]) -> None:
-    """Fork a process for each descriptor that is named; each does `work(number, order)` for every line, until the end.
+    """Fork a process for each file descriptor in the arguments. Each calls `work(number, order)` for every line.
 
-    The process that forks them ends as soon as all have.
+    The process that forks them ends when all have ended.
     """
     descriptors = [int(each) for each in sys.argv[1].split(",")]
-    gc.freeze()  # what they share is not written to by their garbage collectors
+    gc.freeze()  # so that their garbage collectors do not write to the shared memory
     for number, descriptor in enumerate(descriptors):
         if os.fork():
             continue
@@ -76,7 +76,7 @@ def obey(work: Callable[[int, Any], Any]) -> None:
             print(json.dumps("ready"), file=lines, flush=True)
             for line in lines:
                 print(json.dumps(work(number, json.loads(line))), file=lines, flush=True)
-        os._exit(0)  # at once: to end in order it would copy, page by page, what it shares with the others
+        os._exit(0)  # A normal exit would copy the shared memory, page by page.
     for descriptor in descriptors:
         os.close(descriptor)
     statuses = [os.wait()[1] for _ in descriptors]

@@ -1,5 +1,5 @@
-"""Traces: published cases, named traps, seeded random traffic and hypothesis strategies.
+"""Traces, which are lists of requests with their times: published cases, traps, and random traffic.
 
-Everything here works with any Replay interface: `open_replay(rule)` returns an object whose
-`step(line)` answers one line of a trace.
+A test replays a trace with the model or with the real scripts: `open_replay(rule)` returns an object whose `step(line)`
+answers one line of the trace.
 """

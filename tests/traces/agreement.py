@@ -1,4 +1,4 @@
-"""Find traces on which a replay and the model disagree, and make them as short as possible."""
+"""Find traces to which a replay and the model give different answers, and make these traces as short as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Open = Callable[[Any], Running]
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The first line of a trace to which the two give different answers."""
+    """The first line of a trace to which the replay and the model give different answers."""
 
     rule: Any
     lines: list[Line]
@@ -44,14 +44,14 @@ def first_difference(open_replay: Open, rule: Any, lines: list[Line], expected: 
         for number, replied in enumerate(replay.run(lines)):
             if replied != expected[number]:
                 return Disagreement(rule, lines[: number + 1], expected[number], replied)
-    except Exception as error:  # noqa: BLE001  whatever the engine throws is its answer
+    except Exception as error:  # noqa: BLE001  (any error is the replay's answer)
         number += 1
         return Disagreement(rule, lines, expected[-1], f"{type(error).__name__}: {error}")
     return None
 
 
 def disagreement(open_replay: Open, rule: Any, lines: list[Line]) -> Disagreement | None:
-    """Return the first difference on these lines, if the model can answer them."""
+    """Return the first difference on these lines; None if there is none, or if the model refuses a line."""
     model = Model(rule)
     try:
         expected = [model.step(line) for line in lines]
@@ -61,7 +61,7 @@ def disagreement(open_replay: Open, rule: Any, lines: list[Line]) -> Disagreemen
 
 
 def shortest(open_replay: Open, found: Disagreement) -> Disagreement:
-    """Return the same disagreement without the lines, rules and fields that it does not need."""
+    """Return a disagreement with as few lines, rules and fields as possible."""
     shrunk = True
     while shrunk:
         shrunk = False
@@ -96,7 +96,7 @@ def _simpler(line: Line) -> Iterator[Line]:
 
 
 def trace(algorithm: str, seed: object, length: int) -> tuple[Any, list[Line], list[Answer]]:
-    """Return one seeded trace whose first rule has this algorithm, with the model's answers."""
+    """Return one random trace whose first rule has this algorithm, with the model's answers. `seed` determines it."""
     draw = Random(f"{algorithm} {seed}")
     rule = random_rules(draw, algorithm)
     pairs = list(traffic(draw, rule, length))

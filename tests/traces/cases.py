@@ -1,4 +1,4 @@
-"""A published case: lines, and what its source says about the answers."""
+"""Published test cases of other projects: lines of a trace, and the answers that the source expects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OpenReplay = Callable[[Any], Replays]
 
 @dataclass(frozen=True)
 class Table:
-    """Lines, with the parts of the answers that the source states."""
+    """Lines of a trace, each with the parts of the answer that the source states."""
 
     name: str
     source: str
@@ -37,9 +37,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Events:
-    """Guava's notation: R0.20 is an acquire that had to wait 0.20 s (and did), U0.50 an idle half second.
+    """A case in the notation of Guava's tests.
 
-    `acquire(3) R0.00` takes three permits, `rate 4` changes the rate.
+    R0.20 is an acquire that waits 0.20 s. U0.50 is half a second without requests. `acquire(3) R0.00` takes three
+    permits. `rate 4` changes the rate.
     """
 
     name: str

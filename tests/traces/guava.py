@@ -118,7 +118,7 @@ TABLES = [
 
 
 def total_time(replay: Replays, at: Decimal, permits: int, draw: random.Random) -> Decimal:
-    """Return the time when all permits, drawn in random portions, and the debt of the last one are paid."""
+    """Acquire the permits in random portions; return the time after the last portion's wait is over."""
     while permits > 0:
         portion = max(1, draw.randrange(permits))
         permits -= portion
@@ -149,5 +149,5 @@ def play_warm_up_in_any_portions(open_replay: OpenReplay, seed: int) -> None:
             warm_up = (1 + factor) * 10 / (2 * Decimal(rate))
             replay = open_replay(warming(rate, str(warm_up), factor))
             replay.step({"at": Decimal(0), "op": "create"})
-            # Each of the at most 11 acquires truncates less than two microseconds.
+            # There are at most 11 acquires, and each truncates less than two microseconds.
             assert 0 <= warm_up - total_time(replay, Decimal(0), 10, draw) <= Decimal("0.000022")

@@ -15,7 +15,10 @@ Admitted = list[tuple[Fraction, int]]
 
 
 def check_retry_after_is_exact(open_replay: OpenReplay, rule: Any, lines: Iterable[Line]) -> int:
-    """Check that a refused request passes at the named moment and not 2 µs before, or never; return how many."""
+    """Check that each refused request passes after its `retry_after`, but not 2 µs before.
+
+    A request without `retry_after` must never pass. Return the number of refused requests.
+    """
     replay = open_replay(rule)
     refusals = 0
     for line in lines:
@@ -48,7 +51,7 @@ def check_peek_tells_what_a_try_would(open_replay: OpenReplay, rule: Any, lines:
 
 
 def check_refusals_and_peeks_change_nothing(open_replay: OpenReplay, rule: Any, lines: list[Line]) -> None:
-    """Check that the lines that passed get the same answers without refused lines, peeks and lines of cost 0."""
+    """Check that admitted lines get the same answers if refused lines, peeks and lines of cost 0 are left out."""
     everything, passed_only = open_replay(rule), open_replay(rule)
     for replay in (everything, passed_only):
         replay.step({"at": lines[0]["at"], "op": "create"})
@@ -59,12 +62,12 @@ def check_refusals_and_peeks_change_nothing(open_replay: OpenReplay, rule: Any, 
 
 
 def check_a_jump_keeps_what_is_spent(open_replay: OpenReplay, rule: Any, lines: list[Line], back: int) -> None:
-    """Check that all goes on as before after the clock was `back` seconds ahead and was corrected."""
+    """Check that a clock that was `back` seconds ahead and was corrected changes no later answer."""
     jumped, steady = open_replay(rule), open_replay(rule)
     newest: Line = {}
     for number, line in enumerate(lines):
         if newest and number >= len(lines) // 2:
-            # The first request after that is exactly at the newest moment, so that no time is lost.
+            # The first request after the correction is at the newest moment, so that no time is lost.
             for later in (newest, *lines[number:]):
                 assert jumped.step(later) == steady.step(later), later
             return
@@ -74,7 +77,7 @@ def check_a_jump_keeps_what_is_spent(open_replay: OpenReplay, rule: Any, lines: 
 
 
 def check_all_or_nothing(open_replay: OpenReplay, rules: list[Any], lines: list[Line]) -> None:
-    """Check that a list is decided like its rules one by one, and none is charged unless all admit."""
+    """Check that a list of rules admits if each of its rules admits, and that a refusal charges none of them."""
     together, apart = open_replay(rules), [open_replay(rule) for rule in rules]
     for replay in (together, *apart):
         replay.step({"at": lines[0]["at"], "op": "create"})
@@ -116,12 +119,12 @@ def admitted(open_replay: OpenReplay, rule: Any, lines: Iterable[Line]) -> tuple
 
 
 def most_in(taken: Admitted, length: Fraction) -> int:
-    """Return the most permits in any half-open interval of a length."""
+    """Return the largest number of permits in an interval of this length (without its end)."""
     return max((sum(cost for at, cost in taken if start <= at < start + length) for start, _ in taken), default=0)
 
 
 def check_level_promise(taken: Admitted, rule: Any) -> None:
-    """Check that any interval has at most capacity + rate/period times its length, to the microsecond of waits."""
+    """Check that any interval has at most capacity + length * rate/period permits. Waits may be 1 µs too short."""
     pace = Fraction(rule["rate"]) / Fraction(rule["period"])
     for first, (start, _) in enumerate(taken):
         total = 0
@@ -131,7 +134,10 @@ def check_level_promise(taken: Admitted, rule: Any) -> None:
 
 
 def check_window_promise(taken: Admitted, rule: Any) -> None:
-    """Check that the current bucket and the N - 1 before it have at most capacity; a plain window is one bucket."""
+    """Check that the current bucket and the N - 1 buckets before it have at most `capacity` permits together.
+
+    A plain window is one bucket.
+    """
     count = rule.get("sub_windows") or 1
     width = Fraction(rule["period"]) / count
     buckets: dict[int, int] = {}
@@ -142,7 +148,7 @@ def check_window_promise(taken: Admitted, rule: Any) -> None:
 
 
 def check_spacing_promise(proceeding: Admitted, rule: Any) -> None:
-    """Check that waiting permits proceed period/rate apart: k permits take k·period/rate, to the microsecond."""
+    """Check that waiting permits proceed at distances of period/rate: k permits take k * period/rate (±1 µs)."""
     interval = Fraction(rule["period"]) / Fraction(rule["rate"])
     for first, (start, _) in enumerate(proceeding):
         total = -proceeding[first][1]
@@ -154,9 +160,9 @@ def check_spacing_promise(proceeding: Admitted, rule: Any) -> None:
 
 
 def check_borrowing_promise(proceeding: Admitted, rule: Any) -> None:
-    """Check that a grant is at most the stored permits plus those of the time since the last; the last is on credit.
+    """Check that grants are at most the stored permits plus the permits that the elapsed time gives.
 
-    Each grant truncates less than a microsecond.
+    The last grant is left out, because it may be on credit. Each grant truncates less than a microsecond.
     """
     interval = Fraction(rule["period"]) / Fraction(rule["rate"])
     stored = Fraction(rule["max_burst_seconds"]) / interval

@@ -3,10 +3,10 @@
 These cases are left out, because the definitions here differ:
 - golang.org/x/time/rate, a clock that steps back: Go counts time again from the earlier moment
   (TestLimiterJumpBackwards, TestReserveJumpBack, TestReserveJumpBackCancel); here the decision is clamped.
-- golang.org/x/time/rate, cancelling: Go gives back less when others reserved meanwhile, and nothing once the
-  reserved moment has passed (TestCancel0Tokens, TestCancel1Token, TestCancelMulti, TestCancelTooLate,
-  TestReserveSetLimitCancel); a refund here gives back what it says, up to what is spent.
-- golang.org/x/time/rate, SetBurst keeps the tokens (TestReserveSetBurst); here what is spent is kept.
+- golang.org/x/time/rate, cancelling: Go gives back less if others reserved meanwhile, and nothing after the
+  reserved moment (TestCancel0Tokens, TestCancel1Token, TestCancelMulti, TestCancelTooLate,
+  TestReserveSetLimitCancel). A refund here gives back its cost, but at most the spent permits.
+- golang.org/x/time/rate, SetBurst keeps the remaining tokens (TestReserveSetBurst); here the spent permits are kept.
 - golang.org/x/time/rate, limits of 0 and infinity; Guava, an infinite rate and a warm-up of 0: refused here.
 - nginx counts in thousandths of a request and whole milliseconds; cases here are exact in both.
 - Sentinel's LeapArray only holds counters: its cases are checked by `remaining`, which shows their sum.
@@ -169,7 +169,7 @@ NGINX = "nginx/nginx-tests limit_req.t"
 
 def limit_req(per_minute: int, burst: int, delay: int = 0) -> Rule:
     if burst == 0:
-        # One proceeds and none waits: a queue of capacity 0 would let nothing pass.
+        # One request proceeds and none waits. A queue of capacity 0 would let nothing pass, so use a bucket of 1.
         return {"algorithm": "leaky_bucket", "capacity": 1, "rate": per_minute, "period": 60}
     return {
         "algorithm": "leaky_bucket_queue",
@@ -246,8 +246,8 @@ TABLES += [
         leap_array(1, 10),
         passes(
             *((Decimal(n) / 10, n + 1, (n + 1) * (n + 2) // 2) for n in range(10)),
-            (Decimal("0.999999"), 0, 55),  # the first bucket is the head while the tenth is current
-            (1, 0, 54),  # the second bucket is, one bucket later
+            (Decimal("0.999999"), 0, 55),  # the tenth bucket is current, and the first bucket still counts
+            (1, 0, 54),  # one bucket later, the second bucket is the first that counts
         ),
     ),
     Table(

@@ -146,7 +146,7 @@ def slowness(rule: Rule) -> Decimal:
 
 
 def edited(draw: Random, rule: Rule, large: bool) -> Rule:
-    """Return a rule to replace this one: mostly the same algorithm with one or all numbers changed."""
+    """Return a rule that replaces this one: mostly the same algorithm, with one or all numbers changed."""
     while True:
         other = random_rule(draw, draw.choice(list(RULES)) if draw.random() < 0.1 else rule["algorithm"])
         if other["algorithm"] == rule["algorithm"] and draw.random() < 0.5:
@@ -157,12 +157,12 @@ def edited(draw: Random, rule: Rule, large: bool) -> Rule:
 
 
 def is_large(rule: Rule) -> bool:
-    """Return whether so many permits fit that slow ones would take longer than 142 years."""
+    """Return whether the capacity is so large that slow permits would take longer than 142 years."""
     return bool(rule.get("capacity", 0) > 1000)
 
 
 def coherent(rule: Rule) -> bool:
-    """Return whether fields that depend on each other fit: a capacity that takes more than 142 years is refused."""
+    """Return whether the rule is valid: the app refuses a capacity that takes more than 142 years to refill."""
     if slowness(rule) * max(rule.get("capacity", 0) + 1, 1000) > LONGEST or (is_large(rule) and slowness(rule) > SLOW):
         return False
     initial, delay_after = rule.get("initial"), rule.get("delay_after")

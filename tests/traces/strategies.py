@@ -1,4 +1,4 @@
-"""Hypothesis strategies over the same rules and lines as the seeded traffic."""
+"""Hypothesis strategies for the same rules and lines as the random traffic in traffic.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.traces.rules import RULES, random_rule
 from tests.traces.traffic import Answer, Line, random_line, random_rules, scale, traffic, us
 
 ALGORITHMS = sorted(RULES)
-#: A time (µs) in the year 2096: a line may be as late as 2112, and some waits continue from there.
+#: A trace has no line after this time (µs, in the year 2096): the app accepts times until 2112, and waits may be long.
 LATEST = 4_000_000_000_000_000
 
 

@@ -1,7 +1,7 @@
-"""Draw seeded random traces: bursts, gaps, boundaries to the microsecond, clocks that jump, edits in between.
+"""Draw random traces from a seed: bursts, pauses, times at exact boundaries, clocks that jump, and edits of the rule.
 
-A trace is drawn while the model answers it. So many of its lines are at moments at which answers change: exactly
-at, and just before, the moment that a refusal named.
+A trace is drawn while the model answers it. So many of its lines are at moments at which answers change: exactly at the
+moment that a refusal named, and just before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Clock:
         self.origin = start
 
     def advance(self, unit: int, answer: Answer | None) -> None:
-        """Return the time of the next line; `unit` is the rule's own scale of time."""
+        """Move the clock to the time of the next line; `unit` is a length of time that fits the rule."""
         draw = self.draw
         kind = draw.random()
         told = [answer[field] for field in ("retry_after", "reset_after", "wait")] if answer else []
@@ -86,7 +86,7 @@ def random_cost(draw: Random, rule: Any) -> int:
         cost = 0
     else:
         cost = draw.choice((1, 1, 1, 1, 2, 3, max(1, capacity), max(1, capacity // 2), draw.randint(1, capacity + 1)))
-    # A line whose cost takes longer than 142 years is a bad line.
+    # A line whose cost takes longer than 142 years is not valid.
     slowest = max(slowness(one) for one in rules)
     return cost if cost * slowest < LONGEST / 2 else 1
 

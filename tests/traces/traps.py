@@ -1,4 +1,4 @@
-"""Faults of other limiters that a trace can show, each with the promise that it breaks."""
+"""Traps: faults of other rate limiters that a trace can show, each with the promise that the fault breaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Steps = tuple[tuple[Line, dict[str, Any]], ...]
 
 @dataclass(frozen=True)
 class Trap(Table):
-    """A trace that fails on a limiter with the fault; `source` is the promise that is then broken."""
+    """A trace whose expected answers a limiter with the fault does not give; `source` is the broken promise."""
 
 
 def bucket(capacity: int, rate: str, period: str = "1", **more: Any) -> dict[str, Any]:
@@ -251,7 +251,7 @@ for _name, _fields in every_algorithm(3, "1000").items():
             f"{_name}: a clock that steps back mints nothing",
             BACK,
             _rule,
-            # If the 50 seconds of the step back counted twice, one more request would pass at 990.
+            # If the 50 seconds after the clock's step back counted twice, one more request would pass at 990.
             tries(
                 *((_late + at, 1, True) for at in (30, -20, 30)),
                 *((_late + at, 1, False) for at in (30, -20, 30, 990)),

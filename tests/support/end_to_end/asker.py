@@ -1,7 +1,7 @@
-"""Siblings that make requests: the answer to an order says what happened to them.
+"""Siblings (see tests.support.siblings) that make requests to the time API.
 
-`{"secret": "…", "times": 400}` asks for 400 requests to the time API with one API key. The answer counts the
-statuses, and says for each request when it began (by the system's monotonic clock) and under which policy.
+The order `{"secret": "…", "times": 400}` asks for 400 requests with one API key. The answer has the number of each
+status, and for each request when it began (by the system's monotonic clock) and under which policy.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def request(_number: int, order: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     django.setup()
-    assert get_resolver().url_patterns  # imported once for all of them
+    assert get_resolver().url_patterns  # Import the views once for all requests.
     obey(request)

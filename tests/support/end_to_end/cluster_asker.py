@@ -1,4 +1,4 @@
-"""Siblings that make decisions on the cluster at a URL: `{"times": 100, "keys": […]}` is an order.
+"""Siblings (see tests.support.siblings) that make decisions on a cluster. An order is `{"times": 100, "keys": […]}`.
 
 Each request costs 1 to 3 under one limit of CAPACITY per key. The answer is the sum of the admitted costs.
 """

@@ -1,6 +1,7 @@
-"""Siblings that spend permits: an order is a number of trials, each for another user.
+"""Siblings (see tests.support.siblings) that spend permits. An order is a number of trials, each for another user.
 
-In each trial a sibling makes requests until one is refused. It answers with the number admitted in each trial.
+In each trial a sibling makes requests until one is refused. It answers with the number of admitted requests of each
+trial.
 """
 
 from __future__ import annotations

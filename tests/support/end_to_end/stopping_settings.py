@@ -1,4 +1,4 @@
-"""The demo project's settings for processes that are stopped: nothing is written at intervals.
+"""The demo project's settings for processes that a test stops: no task writes at intervals.
 
 LIMITS_URL names the server of the limits, if it is not the server of everything else.
 """

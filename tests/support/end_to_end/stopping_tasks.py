@@ -1,4 +1,7 @@
-"""A Celery app whose task makes requests of one user: `celery -A tests.support.end_to_end.stopping_tasks worker`."""
+"""A Celery app with a task that makes requests of one user.
+
+Start it with `celery -A tests.support.end_to_end.stopping_tasks worker`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from project.celery import app
 
 @app.task(name="tests.ask", ignore_result=True)
 def ask(user: str, times: int) -> None:
-    """Make this number of requests, then say so in the broker's list "asked"."""
+    """Make this number of requests, then add an entry to the broker's list "asked"."""
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
 

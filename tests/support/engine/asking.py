@@ -1,4 +1,4 @@
-"""Ask the engine in one line, and read what it stored on the server."""
+"""Short functions to make decisions, and to read the keys that the engine stored on the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(*limits: Limit, now: int | None = NOW, **more: Any) -> Decision:
 
 
 def usage(*meters: str | Meter, account: str = "acme", key: str = "user:1") -> Usage:
-    """Return how a request is counted."""
+    """Return a Usage: how a request is counted and billed."""
     named = tuple(Meter(meter) if isinstance(meter, str) else meter for meter in meters or ("requests",))
     return Usage(account, key, named, MONTHS)
 

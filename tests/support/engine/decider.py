@@ -1,7 +1,7 @@
-"""Siblings that make decisions: `{"times": 100, "factor": 6}` is an order.
+"""Siblings (see tests.support.siblings) that make decisions. An order is `{"times": 100, "factor": 6}`.
 
-Each request costs 1 to 3 under five limits of five algorithms at once, each with `factor` times its
-capacity. The answer is the sum of the admitted costs.
+Each request costs 1 to 3, under five limits of five algorithms at once. Each limit has `factor` times its capacity. The
+answer is the sum of the admitted costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import django
 
 from tests.support.siblings import obey
 
-#: The capacities of the limits; together they admit the least of them.
+#: The capacities of the limits. Together the limits admit the smallest capacity.
 CAPACITIES = {"token_bucket": 700, "fixed_window": 800, "sliding_window": 600, "sliding_log": 900, "concurrency": 500}
 
 

@@ -1,4 +1,4 @@
-"""Replay traces on the real scripts, with the server's own clock for expiry: only `now` is virtual."""
+"""Replay traces on the real scripts with a virtual `now`, while keys expire by the server's real clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLD = ("allowed", "wait", "remaining", "retry_after", "reset_after")
 
 
 class ExpiringReplay:
-    """Answer tries and acquires under one rule, starting at the begin of a second; a state may expire."""
+    """Answer tries and acquires under one rule. The replay starts at the beginning of a second; states may expire."""
 
     def __init__(self, rule: Any) -> None:
         self.algorithm = algorithm_from_json(rule)

@@ -1,4 +1,7 @@
-"""For each trap, the line of the scripts that avoids it, and the text that replaces this line in a test."""
+"""For each trap: the line of the scripts that avoids it, and the text with which a test replaces this line.
+
+A trap is a fault of other rate limiters (see tests/traces/traps.py). With the replaced line, the trap must show.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ ADMITS = "if allowed and l.ok and l.cost > 0 then"
 NEWEST = "if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end"
 IMPOSSIBLE = "if l.cost > capacity then l.retry = NEVER return end"
 
-#: Write fourteen digits instead of all.
+#: Write only fourteen digits of a number.
 _level_digits = ("level", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
 _window_digits = ("window", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
 _log_digits = ("sliding_log", "last, l.p[1], l.base,", "last, l.p[1], tonumber(tostring(l.base)),")
 #: A time to live that rounds to 0, and one that ignores the debt.
 _no_life = ("decide", LIVES, "entry[3] = math.floor((at + life) / 1e6)")
 _short_life = ("decide", LIVES, "entry[3] = math.ceil((at + CLOCK_BACK) / 1e6) + 1")
-#: Refill by whole permits, by whole seconds, or truncated.
+#: Refill only whole permits, only at whole seconds, or truncated.
 _floored = ("level", DRAIN, DRAIN.replace("l.now - from", "math.floor((l.now - from) / p[1]) * p[1]"))
 _seconds = (
     "level",
@@ -72,5 +75,5 @@ _NEVER = {
 
 
 def guarded_by(trap: Trap, script: str) -> Edit:
-    """Return the edit of the scripts that makes a trap fail; `script` is the file of the rule's algorithm."""
+    """Return the edit of the scripts with which a trap shows; `script` is the file of the rule's algorithm."""
     return _BY_NAME.get(trap.name) or {BACK: _clamp, AHEAD: _jump, NEVER: _NEVER.get(script, _clamp)}[trap.source]

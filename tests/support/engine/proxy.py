@@ -1,4 +1,4 @@
-"""A TCP proxy in front of the server. It counts commands, and loses replies on request."""
+"""A TCP proxy in front of the server. It counts commands, and can lose or delay replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.eventually import PATIENCE
 
 
 class Proxy:
-    """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost; `hold` keeps them until `let_go`."""
+    """Forward to 127.0.0.1:`port`. While `lose` is set, replies are lost. `hold` keeps replies until `let_go`."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -48,7 +48,7 @@ class Proxy:
             return self.sent.upper().count(b"\r\n" + command.upper() + b"\r\n")
 
     def wait_for(self, command: bytes, times: int = 1) -> None:
-        """Wait until clients have sent it this often."""
+        """Wait until clients have sent a command this often."""
         deadline = time.monotonic() + PATIENCE
         while self.count(command) < times:
             assert time.monotonic() < deadline

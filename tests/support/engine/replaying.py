@@ -1,4 +1,4 @@
-"""Provide the real scripts with the interface of the model."""
+"""A replay by the real scripts, with the same methods as the model's replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineReplay:
 
 @contextmanager
 def opening(wire: Wire) -> Iterator[Callable[[Any], EngineReplay]]:
-    """Yield a function that opens replays; close all of them in the end."""
+    """Yield a function that opens replays. Close all replays at the end of the block."""
     opened: list[EngineReplay] = []
 
     def open_replay(rule: Any) -> EngineReplay:

@@ -1,4 +1,4 @@
-"""Edit terms at chosen moments, and make requests under the terms of that moment."""
+"""Edit accounts' terms as if at chosen moments, and make requests under the terms of that moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.usage.traffic import at, use
 
 @contextmanager
 def edit_at(moment: str | int) -> Iterator[None]:
-    """Make edits in the block as if at this moment (µs since 1970 UTC, or a text)."""
+    """Let the block's edits have this moment as their time (µs since 1970 UTC, or a text)."""
     with versions.editing("default") as edit:
         token = versions._current_edit.set(replace(edit, since=at(moment) if isinstance(moment, str) else moment))
         try:
@@ -39,7 +39,7 @@ def plan(slug: str, requests: int) -> Plan:
 
 
 def spend(name: str, moment: str, cost: int = 1, key: str = "api_key:1") -> engine.Decision:
-    """Make one request, counted in the billing period that the present rules give."""
+    """Make one request, counted in the billing period that follows from the account's current terms."""
     terms = Loader(lambda: at(moment)).current().billing(f"account:{name}")
     return use(
         name,

@@ -1,8 +1,7 @@
 """Bill, correct and export two months of a project's usage.
 
-Run it with `python -m tests.support.reports.exporter DIRECTORY`.
-
-The files depend only on the usage, not on the database, its collation, the run or the clock.
+Run it with `python -m tests.support.reports.exporter DIRECTORY`. The files must depend only on the usage: every
+database, collation and clock must give the same files.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MONTHS = ("2026-09", "2026-10")
 
 
 def use() -> None:
-    """Make usage of ten accounts in three time zones, with an edited rule, a refund and lost replies."""
+    """Make usage for ten accounts in three time zones, with an edited rule, a refund and lost replies."""
     from django.contrib.auth import get_user_model
 
     from ratelimits import engine

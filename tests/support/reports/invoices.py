@@ -35,7 +35,7 @@ def spend(payer: Account | str, moment: str, cost: int = 1, **about: Any) -> eng
 
 
 def close(watermark: str | None = None) -> list[Report]:
-    """Drain, set the watermark to a moment, and finalise as if it were that moment."""
+    """Drain, set the watermark to a moment, and finalise as if it was that moment now."""
     opened_late()
     flow()
     if watermark is not None:

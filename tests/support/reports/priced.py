@@ -29,7 +29,7 @@ def priced(identifier: str = "acme", *, included: int = 5, currency: str = "EUR"
 
 
 def charge(payer: Account, **fields: Any) -> PlanPrice:
-    """Add a price, in the past, to an account's plan, validated and saved."""
+    """Validate and save a price for an account's plan, in force since the past."""
     assert payer.plan is not None
     row = PlanPrice(plan=Plan.objects.get(slug=payer.plan.slug), **fields)
     row.full_clean()
@@ -41,7 +41,7 @@ def charge(payer: Account, **fields: Any) -> PlanPrice:
 
 
 def written(report: Report, name: str = "csv-amounts") -> bytes:
-    """Return a report's file in a format."""
+    """Return the file of a report in a format."""
     form = FORMATS[name]
     return b"".join(form.stream(lines_for(form, [statement(report)])))
 

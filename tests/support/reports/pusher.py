@@ -1,4 +1,4 @@
-"""Run children that close and push without end and are killed between any two steps.
+"""Run child processes that close and push without end, and die between any two steps.
 
 `python -m tests.support.reports.pusher SEED CHILDREN START` writes a line for each crash, "kill <point>" or "cut
 <point>": a child kills itself with SIGKILL, or loses its database connection in the middle of a transaction. START is
@@ -19,19 +19,19 @@ from django.db import connection
 
 from tests.support.usage.dying import die_at, keep_children
 
-#: A child that does not crash within these seconds is replaced by one with another point.
+#: After these seconds a child that did not reach its point is replaced by a child with another point.
 LONGEST = 20.0
 
 
 def clock(start: float) -> datetime:
-    """Return the time for pushers and receivers: it was NOW at `start`."""
+    """Return the time for pushers and receivers. At the real time `start` it was NOW."""
     from tests.push.conftest import NOW
 
     return NOW + timedelta(seconds=time.time() - start)
 
 
 def impatient() -> None:
-    """Make claims and pauses very short, so that the test sees them run out."""
+    """Make claims and pauses very short, so that they end during the test."""
     from ratelimits.push import send
 
     send.CLAIM = timedelta(seconds=1)
@@ -58,7 +58,7 @@ def _child(number: int, rng: random.Random) -> None:
     points = (*crash.CLOSE_POINTS, *crash.PUSH_POINTS)
     die_at(points[number % len(points)], rng.randrange(2), rng)
     impatient()
-    logging.disable()  # accounts and reports that failed because the database connection was cut
+    logging.disable()  # Do not log accounts and reports that fail because the database connection is cut.
     end, start = time.monotonic() + LONGEST, float(sys.argv[3])
     while time.monotonic() < end:
         try:

@@ -1,6 +1,6 @@
 """Upgrade the database of DATABASE_URL, export its months, and verify it.
 
-It is run by `python -m tests.support.reports.upgraded DIRECTORY SIGNING_KEY MONTH.FORMAT…`.
+Run it with `python -m tests.support.reports.upgraded DIRECTORY SIGNING_KEY MONTH.FORMAT…`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import django
 
 
 def main(directory: Path, signing_key: str, names: list[str]) -> None:
-    """Write the files of these names. Raises CommandError where a report does not hold."""
+    """Write the files with these names. Raises CommandError if a report does not verify."""
     django.setup()
     from django.conf import settings
     from django.core.management import call_command

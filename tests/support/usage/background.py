@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Background:
-    """Threads that run while a block is entered; each ends soon after `_end` is set."""
+    """Threads that run during a block. Each ends soon after `_end` is set."""
 
     def __init__(self, *work: Callable[[], None]) -> None:
         self._end = threading.Event()
@@ -31,7 +31,7 @@ class Background:
 
 
 def forked(child: Callable[[int, random.Random], None], number: int, seed: str) -> int:
-    """Fork a child that does its work and never returns; return its process id."""
+    """Fork a child process that calls `child`, which never returns; return its process id."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,8 +1,9 @@
-"""The demo project's Celery app with a plan of crashes: `celery -A tests.support.usage.celery_app worker --beat`.
+"""The demo project's Celery app, with processes that crash by a plan.
 
-The file named by CRASH_PLAN has a line for each crash, "child <point>" or "worker <point>". Whichever process reaches
-the point of the first line removes the line and kills itself, or the whole worker, with SIGKILL. The file ".again"
-gets a line with the name of each task that was delivered again.
+Start it with `celery -A tests.support.usage.celery_app worker --beat`. The file in CRASH_PLAN has a line for each
+crash, "child <point>" or "worker <point>". The first process that reaches the point of the first line removes this line
+and kills itself, or the whole worker, with SIGKILL. For each task that is delivered again, the file ".again" gets a
+line with the task's name.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from django.conf import settings
 from project.celery import app
 from ratelimits.usage import crash
 
-# Drains are due only as often as two children can do them; others would wait in the queue and expire.
+# Two children can do this number of drains. More drains would wait in the queue and expire.
 settings.RATELIMITS.update(SEAL_INTERVAL=0.3, DRAIN_INTERVAL=0.5, COMPACT_INTERVAL=0.5)
-# The task of a killed child is delivered again.
+# Let the task of a killed child be delivered again.
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 1
-# After this many seconds the tasks of a killed worker are delivered again; a task that takes longer is done twice.
+# Deliver the tasks of a killed worker again after this many seconds. A task that takes longer is done twice.
 app.conf.broker_transport_options = {"visibility_timeout": 2}
 
 
@@ -38,7 +39,7 @@ def _compact_at_once(sender: object, **kwargs: object) -> None:
 
 @app.on_after_finalize.connect
 def _keep_tasks(sender: Celery, **kwargs: object) -> None:
-    # Celery looks for tasks of killed workers every ten seconds; an expired task would not be delivered again.
+    # Celery looks for tasks of killed workers only every ten seconds. They must not expire before that.
     for name in ("ratelimits.drain", "ratelimits.compact"):
         sender.conf.beat_schedule[name]["options"]["expires"] = 60
 

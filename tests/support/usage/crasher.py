@@ -1,4 +1,4 @@
-"""Run children that seal and drain without end and are killed between any two steps.
+"""Run child processes that seal and drain without end, and die between any two steps.
 
 `python -m tests.support.usage.crasher SEED CHILDREN` writes a line for each crash, "kill <point>" or "cut <point>": a
 child kills itself with SIGKILL, or loses its database connection in the middle of a transaction. It writes "met" for
@@ -18,7 +18,7 @@ from django.db import connection
 
 from tests.support.usage.dying import die_at, keep_children
 
-#: Compaction joins usage of this many µs: so few that it happens while the test runs.
+#: Compaction joins the batches of a span of this many µs. It is short, so that batches are joined during the test.
 SPAN = 300_000
 
 

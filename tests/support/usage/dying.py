@@ -1,4 +1,4 @@
-"""Run children that work without end and are killed, or lose the database, at one point between two steps."""
+"""Run child processes that work without end, and are killed or lose the database at a point between two steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.usage.background import forked
 
 
 def die_at(target: str, passes: int, rng: random.Random) -> None:
-    """Kill this process when it has passed a point this often; in a transaction it may lose the database instead.
+    """Kill this process when it reaches a point for the `passes`-th time. In a transaction, cut the database instead.
 
-    Write a line for it, "kill <point>" or "cut <point>", to the standard output.
+    Write the line "kill <point>" or "cut <point>" to the standard output.
     """
 
     def reached(point: str) -> None:
@@ -37,7 +37,7 @@ def die_at(target: str, passes: int, rng: random.Random) -> None:
 
 
 def _lose_the_database() -> None:
-    """Close the connection in the middle of the work, without a message."""
+    """Close the database connection in the middle of the work."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
@@ -46,7 +46,10 @@ def _lose_the_database() -> None:
 
 
 def keep_children(child: Callable[[int, random.Random], None], seed: str, children: int) -> None:
-    """Fork children with a number and a random generator each, and a new one for each that ends; never return."""
+    """Fork child processes, and a new one for each that ends; never return.
+
+    Each gets a number and a random generator.
+    """
     running: set[int] = set()
     for number in range(10**9):
         while len(running) >= children:

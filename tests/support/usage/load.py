@@ -1,4 +1,4 @@
-"""Make requests from several threads, counted as their callers see them: acknowledged, refused, or unanswered."""
+"""Make requests from several threads, and count their answers: acknowledged, refused, or unanswered."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Load(Background):
             time.sleep(_PAUSE)
 
     def missing(self, *, at_most: bool = False) -> int:
-        """Return the acknowledged units that the ledger lacks; with `at_most` also check that it has no more than
-        possible.
+        """Return the number of acknowledged units that the ledger does not have.
+
+        With `at_most`, also check that the ledger has at most the acknowledged and the unanswered units.
         """
         sums = Line.objects.values("key").annotate(admitted=Sum("admitted_units"))
         ledger = {row["key"]: row["admitted"] for row in sums.order_by()}

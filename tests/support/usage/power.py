@@ -1,12 +1,12 @@
-"""Cut the power: kill a server, and cut its append-only file to the bytes that were fsynced.
+"""Simulate a power cut: kill a server, and cut its append-only file to the bytes that were fsynced.
 
 A kill alone is not a power cut: bytes that a process wrote but did not fsync survive in the kernel. So one thread keeps
-the server writing, and another watches the server's fsync thread: when that has run, all bytes of the file may be on
-disk. At the cut the server is stopped, so that all of its answers arrive, then killed. The file is cut to that length:
-never shorter than what was fsynced, and hardly longer.
+the server writing, and another watches the server's fsync thread. When that thread has run, all bytes of the file may
+be on disk, and the length of the file is noted. At the cut, the server is paused, so that all its answers arrive, and
+then killed. The file is cut to the noted length. This is never less than the fsynced bytes, and hardly more.
 
-An acknowledged write may not be in the file: under `everysec` the server answers, but keeps a write in its memory
-while an fsync runs, up to two seconds. So the test looks at the file, not at the answers.
+An acknowledged write may not be in the file: under `everysec` the server answers, but keeps a write in memory while an
+fsync runs, for up to two seconds. So the test looks at the file, not at the answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WALL = 0x40000000
 
 
 class Cut(NamedTuple):
-    """When the power was cut (µs), and how many bytes were lost."""
+    """The time of a power cut (µs), and the number of bytes that were lost."""
 
     at: int
     lost: int
@@ -94,7 +94,7 @@ class Fsyncs(Background):
             os.kill(self.server.process.pid, signal.SIGSTOP)
             at = time.time_ns() // 1000
             self._end.set()
-        # Answers given before this are still under way.
+        # Wait for answers that the server has sent but that have not arrived yet.
         time.sleep(0.1)
         self.server.kill()
         for thread in self._threads:
@@ -105,7 +105,7 @@ class Fsyncs(Background):
 
 
 def _fsync_thread(pid: int) -> Path:
-    """Return the kernel's file about the server's fsync thread, which may not have its name at once."""
+    """Return the kernel's file about the server's fsync thread. Wait until the thread has its name."""
     tasks = Path(f"/proc/{pid}/task")
 
     def named() -> Path | None:
@@ -124,7 +124,7 @@ def _name(task: Path) -> str:
 
 @contextmanager
 def stalled_disk(server: EmbeddedServer) -> Iterator[None]:
-    """Stop the background fsync until the block is left, like a disk that takes this long."""
+    """Stop the background fsync during the block, like a very slow disk."""
     thread = int(_fsync_thread(server.process.pid).name)
     _ptrace(_PTRACE_SEIZE, thread)
     _ptrace(_PTRACE_INTERRUPT, thread)
@@ -136,7 +136,7 @@ def stalled_disk(server: EmbeddedServer) -> Iterator[None]:
 
 
 def unwritten(server: EmbeddedServer, client: redis.Redis) -> bytes:
-    """Write until the server acknowledges a write that it keeps only in memory; return that key.
+    """Write until the server acknowledges a write that it keeps only in memory; return the key of that write.
 
     The server does this while the disk is stalled, for up to two seconds.
     """
@@ -163,7 +163,7 @@ def _ptrace(request: int, thread: int) -> None:
 
 
 def wait_for_fsync(server: EmbeddedServer, client: redis.Redis) -> None:
-    """Wait until the fsync thread has just run: the next fsync is one second away."""
+    """Wait until the fsync thread has just run, so that the next fsync is one second away."""
     thread = _fsync_thread(server.process.pid)
     before, deadline = _switches(thread), time.monotonic() + PATIENCE
     while _switches(thread) == before:

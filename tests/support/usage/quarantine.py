@@ -20,8 +20,9 @@ Fork = Callable[[int], QuarantinedBatch]
 
 @pytest.fixture
 def fork(redis_client: redis.Redis) -> Fork:
-    """Put three requests into the ledger; let their batch come again with another number, which puts it into
-    quarantine.
+    """Put three requests into the ledger. Return a function that lets their batch come again with another number.
+
+    The batch that comes again is put into quarantine.
     """
     for _ in range(3):
         use(configuration=ConfigVersion.read("default")[0])

@@ -1,4 +1,4 @@
-"""Compare the totals of short spans with the lines of the ledger, added up here one by one."""
+"""Compare the totals of short spans with the sums of the ledger's lines, which are added up here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RULE, _KEY = ("rule", "meter"), ("account", "key", "rule", "meter")
 
 
 def check_span_totals() -> None:
-    """Check that each total is the sum of its lines, and that no line of a span that is kept is left out."""
+    """Check that each total is the sum of its lines, and that no line of a kept span is missing."""
     now, expected = int(time.time()), Counter[tuple[object, ...]]()
     for line in Line.objects.all():
         for names, span in ((_RULE, QUARTER), (_RULE, DAY), (_KEY, HOUR), (_KEY, DAY)):

@@ -56,7 +56,7 @@ def use(
 
 
 def opened_late() -> None:
-    """Let no open batch be older than its shard's watermark, as on a server: what has an earlier moment came late."""
+    """Let no open batch begin before its shard's watermark, as on a real server. Earlier usage then counts as late."""
     server = current_server()
     for state in ShardState.objects.filter(watermark__gt=0):
         client, open_batch = server.wire.client_of(server.keyspace, state.shard), server.keyspace.open(state.shard)
@@ -66,7 +66,7 @@ def opened_late() -> None:
 
 
 def flow() -> Drained:
-    """Bring usage from Redis into the ledger and its totals, with a clock that is later than the times of any test."""
+    """Bring usage from Redis to the ledger and its totals, with a clock that is later than all times in tests."""
     seal()
     drained = drain(at("2100-01-01"))
     tally()

@@ -1,8 +1,8 @@
-"""Run children that make requests without end, like web workers, and are killed at any moment.
+"""Run child processes that make requests without end, like web workers, and are killed at any moment.
 
-`python -m tests.support.usage.worker SEED CHILDREN` writes a line before each request, "? CHILD KEY COST", one after it
-was answered, "+ CHILD" or "- CHILD", and "killed CHILD" when a child is gone: its last request was then never
-answered.
+`python -m tests.support.usage.worker SEED CHILDREN` writes a line "? CHILD KEY COST" before each request, a line
+"+ CHILD" (admitted) or "- CHILD" (refused) after its answer, and a line "killed CHILD" when a child is killed. The last
+request of a killed child may have no answer.
 """
 
 from __future__ import annotations
