@@ -1,5 +1,5 @@
-"""Benchmarks: each module is a command, `python -m benchmarks.decide` and so on; docs/performance.md says which.
+"""Benchmarks. Each module is a command, such as `python -m benchmarks.decide`. docs/performance.md lists them.
 
-Every command starts servers of its own, pins itself and them to cores, and prints a table; `--out DIR` also writes the
-run as JSON, from which `python -m benchmarks.document DIR` fills the tables of docs/performance.md.
+Each command starts its own servers, pins all processes to cores, and prints a table. With `--out DIR` it also writes
+the results as JSON. `python -m benchmarks.document DIR` copies them into the tables of docs/performance.md.
 """

@@ -1,13 +1,14 @@
-"""The longest that one call holds the server: logs and leases of a million entries, in every state that they come in.
+"""Measure the longest call of the script on sliding logs and leases with a million entries.
 
     python -m benchmarks.bounded [--entries 1000000] [--rounds 2] [--binary redis-server] [--out DIR]
 
-Times are the lesser of two that hold all of a script's work: what the server says that it lasted, others that had the
-processor meanwhile included, and what its main thread had of a processor, its housekeeping included. Every round
-makes the same calls on a state like the others', and of each call the least of its times counts: what the machine
-took from one of them is not the script's. Of each operation the longest call, and the median. What lies in a state is
-put there by the scripts, an entry at a time. While the server's own thread frees what a call dropped no call is
-timed: all commands are slower then.
+A call is measured in two ways: the duration that the server reports, and the processor time of its main thread. Both
+contain all work of the script, and may contain other work, so the smaller one is used. Every round makes the same calls
+on equal states. For each call the smallest time of all rounds is used, because other processes can only make it longer.
+The table shows the longest call and the median of each operation.
+
+The states are filled by the scripts, entry by entry. While the server frees memory in the background, no call is
+measured, because all calls are slower then.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SECOND = 1_000_000
 LIFE = 86_400
 #: Longest time in ms that one call may take.
 BOUND = 2.0
-#: Charges of each kind, of no more than there are entries: enough to fill a block and to move it.
+#: Number of charges of each kind, but never more than the entries. They fill a block and move it.
 CHARGES = 300
 KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "sliding_log": ({"algorithm": "sliding_log", "period": LIFE}, lambda number: 1),
@@ -46,7 +47,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """So many entries of one key, each a millisecond after the one before, from `start` (µs) on."""
+    """A state with `entries` entries of one key, one each millisecond from `start` (µs) on."""
 
     server: Server
     program: Program
@@ -56,16 +57,16 @@ class State:
 
     @property
     def capacity(self) -> int:
-        """The permits that are taken when nothing has ended."""
+        """Return the number of permits that are taken while no entry has ended."""
         return sum(map(self.costs, range(self.entries)))
 
     def at(self, number: int) -> int:
-        """The moment of an entry, in µs."""
+        """Return the moment of an entry, in µs."""
         return self.start + number * 1000
 
 
 def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[int], int], start: int) -> State:
-    """A state with so many entries, charged one by one; its limit admits half as much again."""
+    """Return a state with this number of entries, charged one by one. Its limit admits half as many again."""
     from ratelimits.engine import algorithm_from_json
     from ratelimits.engine.call import Op
     from ratelimits.engine.program import Term, program
@@ -85,7 +86,7 @@ def fill(server: Server, rule: dict[str, Any], entries: int, costs: Callable[[in
 
 
 def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Calls by name, in an order in which each finds the state that it is about."""
+    """Return the calls by name. Their order is important: each finds the state that the call before has left."""
     from ratelimits.engine.call import Call, Op, Receipt
     from ratelimits.engine.decide import decide_call, receipt_call, release_call
 
@@ -136,13 +137,13 @@ def operations(state: State) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 class Processor:
-    """The time that a server's main thread, which runs scripts, has had of a processor, in ms."""
+    """Reads the processor time of a server's main thread, which runs the scripts, in ms."""
 
     def __init__(self, process: int) -> None:
         self._file = Path(f"/proc/{process}/task/{process}/schedstat")
 
     def now(self) -> float:
-        """Read it when the thread has come to rest."""
+        """Return the time, after the thread has become idle."""
         before = -1
         while (time_ns := int(self._file.read_text().split()[0])) != before:
             before = time_ns
@@ -151,7 +152,7 @@ class Processor:
 
 
 def measured(client: redis.Redis, processor: Processor, state: State) -> list[tuple[str, float]]:
-    """Each call's operation, and what it takes of a processor in the server, in ms."""
+    """Return the operation of each call, and the time that the call takes on the server, in ms."""
     out = []
     client.config_set("slowlog-log-slower-than", 0)
     for name, call in operations(state):
@@ -167,7 +168,7 @@ def measured(client: redis.Redis, processor: Processor, state: State) -> list[tu
 
 
 def least(rounds: Sequence[list[tuple[str, float]]]) -> dict[str, list[float]]:
-    """By operation, the least that each of its calls took in these rounds, which made the same calls."""
+    """Return, for each operation, the smallest time of each call in these rounds."""
     out: dict[str, list[float]] = {}
     for alike in zip(*rounds, strict=True):
         assert len({name for name, _took in alike}) == 1

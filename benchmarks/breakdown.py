@@ -1,10 +1,10 @@
-"""Where the time of one request goes: layer by layer from the wire to the throttle, and the steps between them.
+"""Measure where the time of one request goes: layer by layer, from a round trip to the throttle, and in single steps.
 
     python -m benchmarks.breakdown
 
-A layer is timed whole, with all that lies below it, interleaved with the others on one core; what it adds is its own.
-Steps are timed by themselves, in a loop, which flatters them: nothing has pushed them out of the processor's caches.
-The last table has functions as they run in place, each without the others that it calls.
+The time of a layer includes the layers below it. All layers are timed in turns on one core, and the table shows what
+each adds. A step is timed alone in a loop, so it is faster than in a request, where other code has used the processor's
+caches. The last table shows functions within a request, without the time of other listed functions that they call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
-    """Each layer, and what it adds to the one before it: the median of the rounds' differences."""
+    """Return each layer and the time that it adds to the layer before: the median of the differences in the rounds."""
     out, before = {}, None
     for one in timed:
         adds = one.medians if before is None else [a - b for a, b in zip(one.medians, before.medians, strict=True)]
@@ -65,7 +65,7 @@ def _added(timed: list[Timed]) -> dict[str, dict[str, Any]]:
 
 
 def layers(url: str) -> list[Case]:
-    """From a round trip up to the throttle, each upon the one before it: three rules on one key, metered."""
+    """Return the layers from a round trip to the throttle, for three rules on one key, metered."""
     from benchmarks.measured import floors, in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits.engine.call import Command, nonce
@@ -80,7 +80,7 @@ def layers(url: str) -> list[Case]:
         run_id = run_of(client)
     floors.load(url)
     bare = floors.bare(*floors.SHAPES[1][2])
-    # A write as small as can be: what the append-only file adds to a round trip.
+    # The smallest write. It shows the time that the append-only file adds to a round trip.
     small = resp(b"SET", b"breakdown", b"1")
 
     someone = ours.someone("42")
@@ -110,7 +110,7 @@ def layers(url: str) -> list[Case]:
 
 
 def steps() -> list[Case]:
-    """Single steps of this app's Python code."""
+    """Return single steps of this app's Python code."""
     from benchmarks.measured import in_place, ours
     from benchmarks.support.pipelines import run_of
     from ratelimits import rules
@@ -160,12 +160,12 @@ def steps() -> list[Case]:
 
 
 def _true(call: Callable[[], object]) -> Callable[[], object]:
-    # What a step answers need not be true; the wrapper's own time is that of a call.
+    # The result of a step need not be true. The wrapper takes the time of one call.
     return lambda: (call(),)
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [(one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in run["layers"].values()]
     ordered = sorted(run["steps"].values(), key=lambda one: -one["median_us"])
     inside = run["inside"]

@@ -1,9 +1,9 @@
-"""How long closing a month takes, with many accounts and many gaps, on PostgreSQL and on SQLite.
+"""Measure how long it takes to close a month with many accounts and many gaps, on PostgreSQL and on SQLite.
 
     python -m benchmarks.closing [--accounts 20000] [--keys 5] [--gaps 20000] [--out DIR]
 
-Each account has a row, a plan that includes something, and one ledger line for each of its keys. The closing runs in a
-process of its own, as the Celery task does.
+Each account is on a plan with an included quantity, and has one ledger line for each of its keys. The closing runs in
+its own process, as the Celery task does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
-#: Seconds in which a month is promised to be closed.
+#: Maximum number of seconds to close a month.
 BOUNDS = {"postgres": 180, "sqlite": 300}
 
 
@@ -32,7 +32,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gaps", type=int, default=20_000, help="durability gaps declared in the month")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # what this command starts
+    parser.add_argument("--process", choices=("fill", "close"), help=argparse.SUPPRESS)  # for this command itself
     return parser.parse_args(argv)
 
 
@@ -70,7 +70,7 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
-    """Bring last month's usage into the ledger, and declare the gaps."""
+    """Write last month's usage to the ledger, and declare the gaps."""
     from benchmarks.measured.usage import declare_gaps, make_accounts, month
     from benchmarks.measured.usage import fill as fill_redis
     from ratelimits.reports.periods import month_in
@@ -88,7 +88,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def close(options: argparse.Namespace) -> dict[str, Any]:
-    """Close the month: seconds, reports, and the memory that the process grew by."""
+    """Close the month. Return the seconds, the number of reports, and the memory that the process has grown by."""
     from benchmarks.measured.usage import month
     from ratelimits.models import Report, ShardState
     from ratelimits.reports.closing.close import finalise_each
@@ -103,12 +103,12 @@ def close(options: argparse.Namespace) -> dict[str, Any]:
     assert reports == options.accounts, reports
     return {
         "seconds": round(seconds, 1),
-        # Of this process alone: what is left of the time on a machine that does something else beside it.
+        # The processor time of this process. Other work on the machine makes the seconds longer, but not this time.
         "processor_seconds": round(processor, 1),
         "reports": reports,
         "ms_per_report": round(seconds / reports * 1000, 2),
         "resident_mb": round(max(resident), 1),
-        # From the first tenth of the accounts on: what grows with their number.
+        # Memory is compared with that after the first tenth of the accounts, to see what grows with their number.
         "grows_mb": round(max(resident) - resident[len(resident) // 10], 1),
     }
 
@@ -119,7 +119,7 @@ def _resident_mb() -> float:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [
         (kind, *(one[name] for name in ("reports", "seconds", "processor_seconds", "resident_mb", "grows_mb")))
         for kind, one in run["results"].items()

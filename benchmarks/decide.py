@@ -1,9 +1,9 @@
-"""What a decision takes: this app, the floors and the peers, interleaved in one run, on one core.
+"""Measure how long a decision takes: in this app, in other packages, and at least (a round trip, a bare script).
 
     pip install -r benchmarks/requirements.txt
     python -m benchmarks.decide [--out DIR]
 
-Client and server share one core, so a time is all the work that a decision is for both, and nothing waits in parallel.
+Everything is timed in turns on one core, which client and server share. So a time includes all work of both.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def commands_sent(client: redis.Redis) -> int:
-    """Scripts that clients have called so far."""
+    """Return the number of scripts that clients have called so far."""
     stats: Any = client.info("commandstats")
     return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 
 def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any]) -> list[report.Claim]:
-    """What is promised of single decisions; `ratios`: name -> other's name -> how many times the other's."""
+    """Return the promises about single decisions.
+
+    `ratios` has, by two names, how many times the other's time one takes.
+    """
     claims = [
         report.Claim(f"{text}, × raw PING", bound, ratios[name]["ping"])
         for name, text, bound in (
@@ -83,7 +86,7 @@ def latency_claims(ratios: dict[str, dict[str, float]], results: dict[str, Any])
 
 
 def in_place_claims(places: dict[str, dict[str, Any]]) -> list[report.Claim]:
-    """What is promised of the throttle in place."""
+    """Return the promises about the throttle in a request."""
     adds = {name: one["adds_us"] for name, one in places.items() if "adds_us" in one}
     if not {"ours", "ping", "drf_one", "drf_three"} <= adds.keys():
         return []
@@ -115,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, url: str, core: int, available: list[int]) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     from benchmarks.measured import floors, in_place, ours, peers, threads
 
     plain_url, now = url.rpartition("/")[0], time.time_ns() // 1000
@@ -149,7 +152,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
     )
     claims.append(report.Claim(f"commands sent for {options.refusals:,} refusals in a row", 200, sent))
 
-    # Throughput: the server has a core of its own where there are two.
+    # For throughput, the server has its own core if the machine has two.
     apart = next((one for one in available if one != core), core)
     servers.pin(apart)
     throughput = threads.compare(url, now, options.threads, options.seconds, max(options.rounds // 12, 1))
@@ -180,7 +183,7 @@ def measure(options: argparse.Namespace, url: str, core: int, available: list[in
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     ratios = run["ratios"]
     against = {"engine_one": "× our 1 rule", "engine_three": "× our 3", "check_three": "× our check"}
     columns = [name for name in against if name in ratios]
@@ -227,7 +230,7 @@ def text_of(run: dict[str, Any]) -> str:
 
 
 def chart(run: dict[str, Any]) -> str:
-    """All decisions, as multiples of a raw PING."""
+    """Return all decisions for the chart, as multiples of a raw PING."""
     ordered = sorted(run["results"].values(), key=lambda one: one["times_ping"])
     bars = [(one["title"], one["times_ping"], one["kind"]) for one in ordered]
     return report.bar_chart(

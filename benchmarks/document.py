@@ -1,8 +1,9 @@
-"""Fill the tables of docs/performance.md from the JSON of runs: no number in them is written by hand.
+"""Fill the tables of docs/performance.md from the JSON files of runs.
 
     python -m benchmarks.document docs/performance [--page docs/performance.md]
 
-A table stands between `<!-- name -->` and `<!-- /name -->`; one whose benchmark has no JSON there stays as it is.
+A table is between `<!-- name -->` and `<!-- /name -->`. If the JSON file of its benchmark is missing, it is not
+changed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Run = dict[str, Any]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *([shown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine(runs: dict[str, Run]) -> str:
-    """What each run ran on."""
+    """Return the machine and the packages of each run."""
     rows = []
     for name, run in sorted(runs.items()):
         about = run["machine"]
@@ -41,7 +42,7 @@ def machine(runs: dict[str, Run]) -> str:
 
 
 def promises(runs: dict[str, Run]) -> str:
-    """Every promise, its bound, and what was measured."""
+    """Return every promise, its bound and its measured value."""
     rows = [
         (one["claim"], one["bound"], float(one["measured"]), "yes" if one["holds"] else "**no**")
         for _name, run in sorted(runs.items())
@@ -51,7 +52,7 @@ def promises(runs: dict[str, Run]) -> str:
 
 
 def decide(runs: dict[str, Run]) -> str:
-    """All decisions beside the floors and the peers."""
+    """Return the table of all decisions."""
     run = runs["decide"]
     rows = [
         (one["title"], one["median_us"], one["p99_us"], one["times_ping"], *_against(run, name))
@@ -67,7 +68,7 @@ def _against(run: Run, name: str) -> list[float | None]:
 
 
 def in_place(runs: dict[str, Run]) -> str:
-    """What each way to limit adds to a request."""
+    """Return the table of the time that each kind of limit adds to a request."""
     rows = [
         (one["title"], one["median_us"], one["p99_us"], one.get("adds_us"), one.get("times_ping"))
         for one in runs["decide"]["in_place"].values()
@@ -76,7 +77,7 @@ def in_place(runs: dict[str, Run]) -> str:
 
 
 def threads(runs: dict[str, Run]) -> str:
-    """One process with several threads."""
+    """Return the table of one process with several threads."""
     both = runs["decide"]["throughput"]
     rows = [
         (title, both[f"{name}_per_second"], f"{both[f'{name}_process_busy']:.0%}", f"{both[f'{name}_server_busy']:.0%}")
@@ -87,7 +88,7 @@ def threads(runs: dict[str, Run]) -> str:
 
 
 def tasks(runs: dict[str, Run]) -> str:
-    """One event loop with several tasks."""
+    """Return the table of one event loop with several tasks."""
     rows = [
         (f"{int(count):,}", title, ways[name]["per_second"], ways[name]["p99_us"], ways[name]["times_ours"])
         for count, ways in runs["tasks"]["results"].items()
@@ -97,7 +98,7 @@ def tasks(runs: dict[str, Run]) -> str:
 
 
 def identities(runs: dict[str, Run]) -> str:
-    """What a process keeps of invented identities."""
+    """Return the table of a process's memory and connections with invented identities."""
     run = runs["identities"]
     rows = [
         (
@@ -116,14 +117,14 @@ def identities(runs: dict[str, Run]) -> str:
 
 
 def end_to_end(runs: dict[str, Run]) -> str:
-    """Requests per second behind gunicorn."""
+    """Return the table of requests per second behind gunicorn."""
     run = runs["end_to_end"]
     rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
     return markdown((f"view (load by {run['options']['generator']})", "requests/s", "× unlimited"), rows)
 
 
 def server(runs: dict[str, Run]) -> str:
-    """What the server does for a decision."""
+    """Return the table of the server's work for a decision."""
     rows = [
         (one["title"], one["usec_per_call"], one["core_us"], one["per_second"])
         for one in runs["server"]["results"].values()
@@ -132,7 +133,7 @@ def server(runs: dict[str, Run]) -> str:
 
 
 def memory(runs: dict[str, Run]) -> str:
-    """Bytes per key."""
+    """Return the table of bytes per key."""
     rows = [
         (one["title"], one["memory_usage"], float(one["growth_per_key"]), f"{one['growth_per_key']:,.0f} MB")
         for one in runs["server"]["memory"].values()
@@ -142,7 +143,7 @@ def memory(runs: dict[str, Run]) -> str:
 
 
 def layers(runs: dict[str, Run]) -> str:
-    """What each layer of a request adds to the one below it."""
+    """Return the table of the time that each layer of a request adds."""
     rows = [
         (one["title"], one["median_us"], one["adds_us"], one["min_us"]) for one in runs["breakdown"]["layers"].values()
     ]
@@ -150,7 +151,7 @@ def layers(runs: dict[str, Run]) -> str:
 
 
 def growth(runs: dict[str, Run]) -> str:
-    """Whether a decision stays as fast."""
+    """Return the table of decisions with many rules, overrides and keys."""
     rows = [
         (one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in runs["growth"]["results"].values()
     ]
@@ -158,13 +159,13 @@ def growth(runs: dict[str, Run]) -> str:
 
 
 def loads(runs: dict[str, Run]) -> str:
-    """What overrides take to be read."""
+    """Return the table of the time to read overrides."""
     rows = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in runs["growth"]["loads"]]
     return markdown(("overrides", "seconds", "the process grows by, MB", "of which in use, MB"), rows)
 
 
 def ledger(runs: dict[str, Run]) -> str:
-    """The drain and the report."""
+    """Return the table of the drain and the report."""
     run = runs["ledger"]
     rows = [
         (
@@ -185,7 +186,7 @@ def ledger(runs: dict[str, Run]) -> str:
 
 
 def pages(runs: dict[str, Run]) -> str:
-    """The status page and the admin's index."""
+    """Return the table of the status page and the admin's index."""
     names = {"postgres": "PostgreSQL", "sqlite": "SQLite"}
     rows = [
         (
@@ -202,7 +203,7 @@ def pages(runs: dict[str, Run]) -> str:
 
 
 def closing(runs: dict[str, Run]) -> str:
-    """A month's closing."""
+    """Return the table of closing a month."""
     run = runs["closing"]
     rows = [
         (
@@ -227,7 +228,7 @@ def closing(runs: dict[str, Run]) -> str:
 
 
 def verifying(runs: dict[str, Run]) -> str:
-    """A month's manifest and verification."""
+    """Return the table of a month's manifest and verification."""
     rows = [
         (
             {"postgres": "PostgreSQL", "sqlite": "SQLite"}[one["database"]],
@@ -243,7 +244,7 @@ def verifying(runs: dict[str, Run]) -> str:
 
 
 def exports(runs: dict[str, Run]) -> str:
-    """Finalised reports to files."""
+    """Return the table of reports written to files."""
     run = runs["exports"]
     rows = int(run["options"]["rows"])
     table = [
@@ -254,7 +255,7 @@ def exports(runs: dict[str, Run]) -> str:
 
 
 def capacity(runs: dict[str, Run]) -> str:
-    """How much of everything so many requests per second need."""
+    """Return the table of the resources for a number of requests per second."""
     needed = [plan.needs(rate, runs) for rate in plan.RATES]
     rows = [
         (
@@ -290,14 +291,14 @@ def _chart(name: str, alternative: str) -> Callable[[dict[str, Run]], str]:
 
 
 def twice(runs: dict[str, Run]) -> str:
-    """Ways of the app's own beside the plain ones."""
+    """Return the table of the app's own implementations beside plain ones."""
     rows = [
         (*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in runs["twice"]["results"].items()
     ]
     return markdown(("own way", "plain way", "own, µs", "plain, µs", "plain ÷ own"), rows)
 
 
-#: Table -> the runs that it is made of, and how.
+#: By name of the table: the runs that it needs, and the function that makes it.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "machine": ((), machine),
     "promises": ((), promises),
@@ -325,7 +326,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
 
 
 def filled(page: str, runs: dict[str, Run]) -> str:
-    """The page with every table made anew whose runs are there; ValueError for a table that nobody knows."""
+    """Return the page with the tables of these runs filled in. Raise ValueError for an unknown table."""
 
     def fill(found: re.Match[str]) -> str:
         name = found[1]

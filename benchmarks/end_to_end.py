@@ -1,8 +1,8 @@
-"""What limiting leaves of the requests per second of a web server: gunicorn and the server of the limits on one core.
+"""Measure the requests per second of a web server with and without limits. gunicorn and Redis share one core.
 
     python -m benchmarks.end_to_end [--out DIR]
 
-The load comes from another core: from wrk where it is installed (`apt install wrk`), else from clients in Python.
+The load comes from another core: from wrk if it is installed (`apt install wrk`), otherwise from clients in Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def gunicorn(core: int, worker_class: str, environment: dict[str, str]) -> Iterator[int]:
-    """The port of gunicorn with one worker on one core."""
+    """Run gunicorn with one worker on one core, and yield its port."""
     port = free_port()
     command = [
         sys.executable,
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     from benchmarks.support.views import VIEWS
 
     about = report.machine(url, ("gunicorn",))
@@ -131,14 +131,14 @@ def measure(options: argparse.Namespace, url: str, port: int, apart: int) -> dic
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [(one["title"], one["requests_per_second"], one["share"]) for one in run["results"].values()]
     heads = (f"gunicorn, one worker; load by {run['options']['generator']}", "requests/s", "× unlimited")
     return "\n\n".join([report.table(heads, rows), report.claims_table(run["claims"])])
 
 
 def chart(run: dict[str, Any]) -> str:
-    """Requests per second of each view."""
+    """Return the requests per second of each view for the chart."""
     kinds = {"unlimited": "floor", "ping": "floor", "drf_one": "peer", "drf_three": "peer"}
     bars = [(one["title"], one["requests_per_second"], kinds.get(name, "ours")) for name, one in run["results"].items()]
     return report.bar_chart("A trivial view behind gunicorn", "requests per second; one worker, one core", bars)

@@ -1,9 +1,9 @@
-"""How fast finalised reports become files, and in how much memory, in every format.
+"""Measure how fast finalised reports are written to files, and in how much memory, in every format.
 
     python -m benchmarks.exports [--rows 1000000] [--format csv] [--database postgres] [--out DIR]
 
-The rows are finalised reports of one month, a thousand lines each. Each export is the command that people run, in a
-process of its own.
+The rows are finalised reports of one month, each with a thousand lines. Each export runs the command that people use,
+in its own process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("csv", "json", "cloudevents", "cloudevents-ndjson", "xlsx")
 MONTH = "2026-11"
-#: The month's first moment and the one behind it, in µs since 1970.
+#: Start and end of the month, in µs since 1970 UTC.
 _START, _END = 1_793_491_200_000_000, 1_796_083_200_000_000
 _BIN = 900_000_000
 _LINES_PER_REPORT = 1000
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def finalised(count: int) -> None:
-    """Reports of one month with so many lines in all, as finalising them would have left them."""
+    """Write finalised reports of one month with this number of lines in total."""
     from ratelimits.models import Report, ReportLine
 
     numbers = range(-(-count // _LINES_PER_REPORT))
@@ -107,7 +107,7 @@ def _lines(row: Any) -> Iterator[ReportLine]:
 
 
 def export(month: str, form: str) -> dict[str, Any]:
-    """The report of a month: seconds, lines, bytes, and the most memory that its process took."""
+    """Export the reports of a month. Return the seconds, lines and bytes, and the peak memory of the process."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "report"
         command = ["ratelimits_report", "--period", month, "--format", form, "--output", str(output)]
@@ -131,7 +131,10 @@ def export(month: str, form: str) -> dict[str, Any]:
 
 
 def _peak_mb(pid: int) -> float:
-    """The most memory that a process took so far. Not from getrusage: what its parent took before exec counts there."""
+    """Return the peak memory of a process so far.
+
+    getrusage is not used, since it would also count memory of the parent.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -140,7 +143,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [
         (name, run["options"]["rows"] / one["seconds"], one["seconds"], one["peak_mb"], one["bytes"] / 1e6)
         for name, one in run["results"].items()

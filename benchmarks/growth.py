@@ -1,9 +1,9 @@
-"""Whether a decision stays as fast when everything grows: rules, overrides, live keys, limits per request.
+"""Measure whether decisions become slower with many rules, overrides, live keys or limits per request.
 
     python -m benchmarks.growth [--out DIR]
 
-Each size is a process of its own with a database of its own; they take turns, block by block, and each is compared with
-the smallest, three rules and one key, within a round. All servers and processes share one core.
+Each size runs in its own process with its own database. The processes take turns, block by block. In each round, every
+size is compared with the smallest one (three rules and one key). All servers and processes share one core.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--core", type=int, help="the core of clients and servers (default: the last)")
     parser.add_argument("--only", help="sizes whose name has this text in it; the smallest is always there")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", help=argparse.SUPPRESS)  # one size, as JSON: what this command starts
+    parser.add_argument("--process", help=argparse.SUPPRESS)  # one size as JSON, for this command itself
     parser.add_argument("--load", choices=("time", "memory"), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def _steps(most: int, start: int) -> list[int]:
-    """1,000, 10,000, … and the most itself."""
+    """Return 1,000, 10,000, … and the maximum itself."""
     out = []
     while start < most:
         out.append(start)
@@ -53,7 +53,7 @@ def _steps(most: int, start: int) -> list[int]:
 
 
 def sizes(options: argparse.Namespace) -> list[Size]:
-    """All that are measured, the smallest first."""
+    """Return all sizes that are measured, the smallest first."""
     rules, overrides, keys = options.rules, options.overrides, options.keys
     out = [Size(BASE, "3 rules, 1 key")]
     out += [Size(f"rules_{n}", f"{n:,} rules", rules=n) for n in _steps(rules, 10)]
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Process:
-    """A process that times blocks of one size when it is told to."""
+    """A process that times blocks of calls of one size when it is asked to."""
 
     def __init__(self, size: Size, environment: dict[str, str], load: str = "") -> None:
         command = [sys.executable, "-m", "benchmarks.growth", "--process", json.dumps(asdict(size))]
@@ -104,7 +104,7 @@ class Process:
         self.answer = self._read()
 
     def ask(self, calls: int) -> list[float]:
-        """The times of a block of calls, in ns."""
+        """Return the times of a block of calls, in ns."""
         assert self._process.stdin is not None
         print(calls, file=self._process.stdin, flush=True)
         times: list[float] = self._read()
@@ -118,16 +118,16 @@ class Process:
         return json.loads(line)
 
     def end(self) -> None:
-        """Let it end, and wait for that."""
+        """Tell the process to end, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 def measure(options: argparse.Namespace, stack: ExitStack, core: int) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     wanted = sizes(options)
-    # Servers by how many live keys they have, databases by what is in them: the rest is shared.
+    # Sizes with the same number of live keys share a server, and sizes with the same rows share a database.
     redis_servers = {keys: stack.enter_context(servers.redis_server(core)) for keys in sorted({s.keys for s in wanted})}
     about = report.machine(redis_servers[1].url)
     databases: dict[tuple[int, int, int], str] = {}
@@ -174,13 +174,13 @@ def _result(size: Size, times: list[list[float]], base: list[list[float]]) -> di
 
 
 def _loads(wanted: list[Size], environments: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """How long a fresh process takes to read all overrides, and how much memory they take in it."""
+    """Return how long a new process takes to read all overrides, and how much memory they take."""
     out = []
     for size in wanted:
         if not size.name.startswith("overrides_"):
             continue
         print(f"loading {size.title}", file=sys.stderr, flush=True)
-        # The first makes the rows; another one measures, since making them leaves memory behind.
+        # One process makes the rows. Another one measures, because making the rows also takes memory.
         Process(size, environments[size.name], "time").end()
         found = [Process(size, environments[size.name], load) for load in ("time", "memory")]
         for process in found:
@@ -205,7 +205,7 @@ def _claims(results: dict[str, dict[str, Any]], loads: list[dict[str, Any]]) -> 
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [(one["title"], one["median_us"], one["p99_us"], one["times_base"]) for one in run["results"].values()]
     loads = [(one["overrides"], one["seconds"], one["resident_mb"], one["held_mb"]) for one in run["loads"]]
     return "\n\n".join(

@@ -1,9 +1,9 @@
-"""What a process keeps of invented identities: its memory and its connections, with a million of each kind.
+"""Measure the memory and the connections of a process while clients invent a million users, accounts and addresses.
 
     python -m benchmarks.identities [--identities N] [--out DIR]
 
-Each request is by a user, an account and an address that nobody has seen before. They are admitted, then refused (each
-refusal could be repeated from memory), then answered by the local limiter while the server is away.
+Each request is by a new user, account and address. In the first phase all requests are admitted. In the second all are
+refused. In the third Redis does not answer, and the local limiter decides.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import redis
 
 from benchmarks.support import report, servers
 
-#: Looks at the memory in each phase.
+#: Number of times that the memory is measured in each phase.
 LOOKS = 10
-#: What the process may have grown by at the end of a phase, MB; and from the middle of a phase to its end.
+#: Maximum growth of the process in MB: until the end of a phase, and from the middle of a phase to its end.
 MOST_MB, MOST_LATER_MB = 350, 40
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     with servers.redis_server(None) as redis_server, servers.database("sqlite") as database:
         servers.start_django(servers.environment(redis_server, database))
-        # The ledger wing writes what a process says it admitted, as in production.
+        # Process totals are written to the database, as in production.
         run = measure(options, redis_server)
     print(text_of(run))
     report.write(run, options.out)
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def resident_mb() -> float:
-    """The memory of this process that is in use now, MB."""
+    """Return the resident memory of this process now, in MB."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 1e6
 
 
 def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     from benchmarks.measured import ours
     from ratelimits.engine.server import current_server
     from ratelimits.models import Rule
@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
         Rule.objects.bulk_create(rows)
     checking.check(invented("warm", 0), "admitted", "GET")
     about = report.machine(redis_server.url)
-    gc.freeze()  # what is here now is not looked at again each time that memory is measured
+    gc.freeze()  # the garbage collector need not look at the present objects each time that the memory is measured
     before = resident_mb()
     phases: dict[str, dict[str, Any]] = {}
 
@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace, redis_server: Any) -> dict[str, Any]:
 
 
 def invented(phase: str, number: int) -> Any:
-    """A user, an account and an address that nobody has."""
+    """Return a user, an account and an address that were not used before."""
     from ratelimits.identity import Identity
 
     name = f"{phase}-{number}"
@@ -124,7 +124,7 @@ def invented(phase: str, number: int) -> Any:
 
 @contextmanager
 def away(redis_server: Any) -> Iterator[None]:
-    """The server is stopped: the failure policy answers."""
+    """Stop the server, so that the failure policy answers."""
     logging.getLogger("ratelimits").setLevel(logging.CRITICAL)
     redis_server.stop()
     try:
@@ -134,7 +134,7 @@ def away(redis_server: Any) -> Iterator[None]:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     identities = int(run["options"]["identities"])
     rows = [
         (name, one["grown_mb"][0], one["grown_mb"][(len(one["grown_mb"]) - 1) // 2], one["grown_mb"][-1])

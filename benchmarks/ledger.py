@@ -1,9 +1,9 @@
-"""How fast sealed usage reaches the ledger, and how long a report over it takes, on PostgreSQL and on SQLite.
+"""Measure how fast usage is written to the ledger, and how long a report takes, on PostgreSQL and on SQLite.
 
     python -m benchmarks.ledger [--lines 5000000] [--out DIR]
 
-Usage is put into Redis as the deciding script would leave it, in portions, each of which is sealed and drained by one
-drainer, under AOF everysec and its fence. The report is the command that people run, in a process of its own.
+Usage is written into Redis as the deciding script does, in portions. Each portion is sealed and drained by one process,
+with `appendfsync everysec`. The report is made by the command that people use, in its own process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # what this command starts
+    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # for this command itself
     return parser.parse_args(argv)
 
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(options: argparse.Namespace) -> dict[str, Any]:
-    """One database's run."""
+    """Measure one database."""
     servers.start_django({})
     from django.db import connection
 
@@ -115,7 +115,7 @@ def _database_bytes(connection: Any) -> int:
 
 
 def _report(month: str) -> dict[str, Any]:
-    """The report of a month as CSV: how long it took, how many rows it has, and the most memory that it took."""
+    """Make the report of a month as CSV. Return the seconds, the number of rows, and the peak memory."""
     done = export(month, "csv")
     return {"rows": done.pop("lines") - 1, **done}
 
@@ -133,7 +133,7 @@ def _claims(results: dict[str, Any]) -> list[report.Claim]:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [
         (
             kind,

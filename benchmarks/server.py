@@ -1,8 +1,9 @@
-"""What decisions take on the server's side: µs per call, decisions per second of one core, bytes per key.
+"""Measure decisions on the server: µs per call, decisions per second of one core, and bytes per key.
 
     python -m benchmarks.server [--out DIR]
 
-The server has one core, the client the other; batches are sent ahead, so that the server never waits for the next.
+Server and client have one core each. The client sends batches without waiting for replies, so the server is always
+busy.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list[bytes]]]:
-    """Name -> title and the commands of all users, in batches."""
+    """Return, by name, the title and the commands of all users, in batches."""
     from benchmarks.measured import floors, ours
     from benchmarks.support.pipelines import FIRST_ID, batched, for_users, run_of
     from ratelimits.engine.resp import resp
@@ -58,7 +59,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
         return ours.calls(now, user)[name][1]
 
     def ids(number: int) -> range:
-        # Users of each case's own: what a key's state holds is part of its time.
+        # Each case has its own users, because the size of a key's state affects the time.
         return range(FIRST_ID + number * options.users, FIRST_ID + (number + 1) * options.users)
 
     out = {}
@@ -80,7 +81,7 @@ def _batches(options: argparse.Namespace, url: str) -> dict[str, tuple[str, list
 
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     from benchmarks.support.pipelines import BATCH, Pipeline, per_second, wait_for_bin
 
     about = report.machine(url)
@@ -108,7 +109,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
             "usec_per_call": round(median(micros[name]), 3),
             "per_second": round(median(rate for rate, _share in rates[name])),
             "core_used": round(median(share for _rate, share in rates[name]), 3),
-            # All of the server's work for it, reading and writing included, whoever else uses the core.
+            # All of the server's work for a decision, also reading and writing.
             "core_us": round(median(share / rate for rate, share in rates[name]) * 1e6, 3),
         }
         for name, (title, _made) in batches.items()
@@ -120,7 +121,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def _memory(client: redis.Redis, url: str, name: str, keys: int) -> dict[str, Any]:
-    """Bytes of a user's state: the key by itself, and the server's growth over many of them."""
+    """Return the bytes of a user's state: of the key itself, and the growth of the server for each of many keys."""
     from benchmarks.measured import ours
     from benchmarks.support.pipelines import BATCH, FIRST_ID, Pipeline, batched, for_users, run_of
     from ratelimits.engine.call import shard, state_keys
@@ -156,7 +157,7 @@ def _claims(results: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [
         (one["title"], one["usec_per_call"], one["core_us"], one["per_second"], f"{one['core_used']:.0%}")
         for one in run["results"].values()

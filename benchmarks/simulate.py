@@ -1,8 +1,8 @@
-"""What a simulation takes: `manage.py ratelimits_simulate` on 100,000 lines, with all that it starts.
+"""Measure how long `manage.py ratelimits_simulate` takes for 100,000 lines, with the start of the command.
 
     python -m benchmarks.simulate [--lines 100000] [--out DIR]
 
-The trace is one day of a thousand keys; a fixed seed makes it. Client and embedded server use whatever cores there are.
+The trace is one day of a thousand keys, made from a fixed seed. Client and embedded server use all cores.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ RULES: dict[str, Any] = {
 
 
 def chosen(only: str | None) -> list[str]:
-    """Return the names of the rules to measure: all, or those that contain this text and the token bucket."""
+    """Return the names of the rules to measure: all rules, or those whose name contains this text."""
     return [name for name in RULES if only is None or only in name or name == "token_bucket"]
 
 
 def trace(lines: int) -> str:
-    """JSON lines, a moment and a key each."""
+    """Return the lines of the trace as JSON, each with a moment and a key."""
     chosen = random.Random(1)
     moments = sorted(chosen.uniform(1_431_857_100, 1_431_943_500) for _ in range(lines))
     return "".join(f'{{"at": {at:.6f}, "key": "user:{int(chosen.paretovariate(0.5)) % 1000}"}}\n' for at in moments)
 
 
 def seconds(rule: Any, file: Path) -> tuple[float, float]:
-    """From start to end of the command, and the processor time of its client and its server."""
+    """Return the duration of the command, and the processor time of its client and its server, in seconds."""
     written = file.with_name("rule.json")
     written.write_text(json.dumps(rule))
     command = [sys.executable, "manage.py", "ratelimits_simulate", "--rule", str(written), "--trace", str(file)]

@@ -1,9 +1,9 @@
-"""One event loop with many tasks: this app's shared connection, redis.asyncio's pool, and as many threads.
+"""Compare three ways to decide in one process: tasks on this app's connection, tasks on redis.asyncio's pool, threads.
 
     python -m benchmarks.tasks [--out DIR]
 
-Each task decides again and again. All three send the same EVALSHA (3 rules on one key, with metering), taking turns in
-each round; client and server have a core each.
+Each task or thread decides again and again. All three send the same EVALSHA (3 rules on one key, with metering), in
+turns in each round. Client and server have one core each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from django.conf import settings
 
 from benchmarks.support import report, servers
 
-#: Connections of redis.asyncio's pool: as many as its users give it.
+#: Number of connections of redis.asyncio's pool, a usual number.
 POOL = 50
-#: What is compared: name and title.
+#: The compared ways: name and title.
 WAYS = (
     ("ours", "ours, one connection"),
     ("pooled", f"redis.asyncio, a pool of {POOL}"),
@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
-    """The whole run, as JSON has it."""
+    """Run all measurements and return them for the JSON file."""
     from benchmarks.support.pipelines import wait_for_bin
 
     about = report.machine(url)
     results: dict[str, dict[str, Any]] = {}
     for tasks in options.tasks:
-        # What the pooled client sends was made once.
+        # The pooled client sends a command that was made only once.
         wait_for_bin(2 * len(WAYS) * options.rounds * (options.seconds + 1))
         found: dict[str, list[tuple[float, float]]] = {name: [] for name, _title in WAYS}
         for _round in range(options.rounds):
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """Decisions per second and the p99 in µs, of each way."""
+    """Return the decisions per second and the p99 in µs, of each way."""
     from benchmarks.measured import ours
     from ratelimits.engine.call import Command
     from ratelimits.engine.decide import adecide_call, decide_call
@@ -109,7 +109,7 @@ def one_round(tasks: int, seconds: float) -> dict[str, tuple[float, float]]:
 
 
 async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float]:
-    """The same EVALSHA of redis.asyncio's client, with a pool in which a task waits for a connection."""
+    """Return a function that sends the same EVALSHA by redis.asyncio's client. Its tasks wait for a free connection."""
     from benchmarks.measured.threads import parts_of
     from benchmarks.support.pipelines import check
     from ratelimits.engine.call import nonce
@@ -137,7 +137,7 @@ async def pooled(command: Any, tasks: int, seconds: float) -> tuple[float, float
 
 
 async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> tuple[float, float]:
-    """So many tasks that decide again and again; a refusal ends the run."""
+    """Run this number of tasks that decide again and again. A refusal ends the run."""
     times: list[int] = []
     await asyncio.gather(*(decide() for _ in range(tasks)))
     clock = time.perf_counter_ns
@@ -157,7 +157,7 @@ async def in_tasks(decide: Callable[[], Awaitable[object]], tasks: int, seconds:
 
 
 def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tuple[float, float]:
-    """So many threads that decide again and again; a refusal or an error ends the run."""
+    """Run this number of threads that decide again and again. A refusal or an error ends the run."""
     times: list[list[int]] = [[] for _ in range(threads)]
     errors: list[BaseException] = []
     ready, clock = threading.Barrier(threads + 1), time.perf_counter_ns
@@ -196,13 +196,13 @@ def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tu
 
 
 def rate_and_p99(times: list[int], elapsed: int) -> tuple[float, float]:
-    """Per second, and the time in µs that 99 of 100 did not exceed."""
+    """Return the number per second, and the time in µs that 99 of 100 did not exceed."""
     ordered = sorted(times)
     return len(ordered) / elapsed * 1e9, ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)] / 1000
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     rows = [
         (title, int(tasks), ways[name]["per_second"], ways[name]["p99_us"], ways[name]["times_ours"])
         for tasks, ways in run["results"].items()

@@ -1,9 +1,8 @@
-"""What the app does in a way of its own, beside the plain way that it could do without: whether that pays.
+"""Compare the app's own implementations with plain ones, to see whether the own ones are worth keeping.
 
     python -m benchmarks.twice [--out DIR]
 
-Both ways of each pair are timed in the same rounds, on one core. A pair whose ratio comes near 1
-is to lose its own way.
+Both are timed in the same rounds, on one core. An own implementation that is not clearly faster should be removed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import redis
 from benchmarks.support import report, servers
 from benchmarks.support.timing import Case, Timed, interleaved
 
-#: Name -> what the own way is, and the plain one.
+#: By name: descriptions of the own implementation and of the plain one.
 PAIRS = {
     "fast": ("3 rules, metered: the fast path's script, µs of the server", "the whole script"),
     "reader": ("one reply, read from the socket", "redis-py's connection and parser"),
@@ -58,7 +57,7 @@ def _pair(own: Timed, plain: Timed) -> dict[str, float]:
 
 
 def _of_the_server(client: redis.Redis, rounds: int, calls: int) -> dict[str, float]:
-    """Ask both scripts in turn, and let the server say how long each took it."""
+    """Call both scripts in turns. Return the durations that the server reports."""
     from benchmarks.measured import ours
     from ratelimits.engine.program import Program
 
@@ -101,7 +100,7 @@ def _cases(url: str) -> list[Case]:
 
 
 def _making() -> dict[str, Callable[[], object]]:
-    """Make the command of one simulated decision, in both ways."""
+    """Return two functions that make the command of one simulated decision: the own way and the plain way."""
     from benchmarks.measured import ours
     from ratelimits.engine.call import Call, Command, Op
     from ratelimits.engine.keys import Keyspace
@@ -120,7 +119,7 @@ def _making() -> dict[str, Callable[[], object]]:
     return {"batch own": lambda: maker.command(Op.TRY, "42", 1, next(moments)), "batch plain": whole}
 
 
-# A decision with rules that are known takes three steps that may wait: the rules, the server, and what follows.
+# A decision has three steps that may wait: reading the rules, the server's reply, and the work after it.
 
 
 def _step(number: int) -> int:
@@ -149,7 +148,7 @@ def _ended(number: int) -> bool:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as a table."""
+    """Return the run as a table."""
     rows = [(*PAIRS[name], one["own_us"], one["plain_us"], one["times"]) for name, one in run["results"].items()]
     return report.table(("own way", "plain way", "own, µs", "plain, µs", "plain / own"), rows)
 

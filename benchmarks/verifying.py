@@ -1,8 +1,8 @@
-"""How long a month's reports take to verify, and its manifest to write and to compare; and what memory that takes.
+"""Measure how long it takes to verify a month's reports, and to write and compare its manifest (a signed list).
 
     python -m benchmarks.verifying [--accounts 5000 20000] [--keys 2] [--out DIR]
 
-Each number of accounts has a database and processes of its own, so that the time of a report can be compared.
+Each number of accounts has its own database and processes, so that the time of a report can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import closing
 from benchmarks.support import report, servers
 
-#: How much longer one report may take where there are four times as many.
+#: How much longer one report may take if there are four times as many reports.
 SLOWER = 1.5
 
 
@@ -77,7 +77,7 @@ def _process(what: str, accounts: int, options: argparse.Namespace, environment:
 
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
-    """Bring last month's usage into the ledger, and close the month."""
+    """Write last month's usage to the ledger, and close the month."""
     options.accounts, options.gaps = options.accounts[0], 0
     closing.fill(options)
     return closing.close(options)
@@ -92,7 +92,7 @@ def manifest(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
-    """Verify everything, with the month's manifest at hand."""
+    """Verify everything with the month's manifest."""
     from benchmarks.measured.usage import month
     from ratelimits.reports.verify.manifest import build
     from ratelimits.verification import Verification
@@ -127,7 +127,7 @@ def _peak_mb() -> float:
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     heads = ("database", "what", "reports", "seconds", "ms per report", "grows by, MB")
     names = ("database", "what", "reports", "seconds", "ms_per_report", "grows_mb")
     rows = [tuple(one[name] for name in names) for one in run["results"]]

@@ -21,5 +21,5 @@ class ApiKeyAdmin(Base):
     readonly_fields = ("limit_key", "created_at")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Keys are issued by code, where their secret can be handed over once."""
+        """Return False: keys are made by code, which shows the secret once."""
         return False

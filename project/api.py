@@ -1,4 +1,4 @@
-"""A small real API: one endpoint that costs nearly nothing, one whose cost depends on what it is sent."""
+"""A small API for the demo: one endpoint with a fixed cost, and one whose cost depends on the text that it gets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TimeAnswer(serializers.Serializer[dict[str, str]]):
 
 
 class TimeView(APIView):
-    """The time in a time zone: one request, nothing else."""
+    """Returns the time in a time zone. It costs one request."""
 
     throttle_scope = "time"
 
@@ -55,7 +55,7 @@ class TextAnswer(serializers.Serializer[dict[str, object]]):
 
 
 class TextView(APIView):
-    """The words of a text, counted: one request, and as many tokens as the text has words."""
+    """Counts the words of a text. It costs one request, and one token for each word."""
 
     throttle_scope = "text"
 

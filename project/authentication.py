@@ -14,7 +14,7 @@ SCHEME = "Api-Key"
 
 
 class ApiKeyAuthentication(BaseAuthentication):
-    """`Authorization: Api-Key <secret>`: the key becomes `request.auth`, its owner `request.user`."""
+    """Reads the header `Authorization: Api-Key <secret>`. The key becomes `request.auth`, its owner `request.user`."""
 
     def authenticate(self, request: Request) -> tuple[Any, ApiKey] | None:
         scheme, _, secret = get_authorization_header(request).decode("latin-1").partition(" ")
@@ -33,7 +33,7 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 
 def account_of(request: HttpRequest | Request) -> str | None:
-    """Who pays for a request: the account of its API key; whoever is only logged in pays nothing."""
+    """Return the account that pays for a request: that of its API key. None for users without an API key."""
     auth = getattr(request, "auth", None)
     return auth.account_id if isinstance(auth, ApiKey) else None
 

@@ -12,25 +12,28 @@ if TYPE_CHECKING:
 
 
 def digest_of(secret: str) -> str:
-    """What is kept of a secret. It has 256 random bits, so a plain digest cannot be guessed back."""
+    """Return the digest that is stored of a secret.
+
+    The secret has 256 random bits, so a digest without salt is safe.
+    """
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class ApiKeyManager(models.Manager["ApiKey"]):
     def issue(self, *, name: str, user: User, account: str | None = None) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is shown this once and kept nowhere."""
+        """Make a key. Return it and its secret, which is not stored and cannot be shown again."""
         secret = secrets.token_urlsafe(32)
         key = self.create(name=name, user=user, account_id=account, digest=digest_of(secret))
         return key, secret
 
 
 class ApiKey(models.Model):
-    """A client's credential; its primary key, never its secret, is what limits and bills know it by."""
+    """A client's credential. Limits and bills use its primary key, never its secret."""
 
     name = models.CharField(max_length=64)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
-    # By its identifier, so that a request learns its account without another query.
+    # The account's identifier, so that a request needs no further query for its account.
     account = models.ForeignKey(
         "ratelimits.Account",
         to_field="identifier",
@@ -52,5 +55,5 @@ class ApiKey(models.Model):
 
     @property
     def limit_key(self) -> str:
-        """How limits and the ledger name it."""
+        """Return the key that limits and the ledger use."""
         return f"api_key:{self.pk}"

@@ -1,4 +1,7 @@
-"""The demo project. REDIS_URL and DATABASE_URL name the servers; without them, those of this machine."""
+"""The settings of the demo project.
+
+REDIS_URL and DATABASE_URL name the servers; by default they are on this machine.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ DATABASES: dict[str, Any] = {
     "default": dj_database_url.config(default=f"sqlite:///{DATA_DIR / 'db.sqlite3'}", conn_max_age=60)
 }
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # A web server and a worker write at the same time: they wait for each other instead of failing.
+    # A web server and a worker write at the same time. With this timeout they wait for each other.
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
@@ -81,13 +84,13 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 
 
 def redis_database(offset: int) -> str:
-    """REDIS_URL with its database number moved up by `offset`."""
+    """Return REDIS_URL with its database number increased by `offset`."""
     parts = urlsplit(REDIS_URL)
     number = int(parts.path.strip("/") or 0) + offset
     return urlunsplit(parts._replace(path=f"/{number}"))
 
 
-# django-redis's cache.clear() empties a whole database, so the limits have one of their own.
+# cache.clear() of django-redis empties a whole database, so the limits have their own.
 CACHES = {
     "ratelimits": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_database(0)},
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_database(1)},

@@ -20,16 +20,17 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def _is_async(view: Any) -> bool:
-    """Return whether a view is awaited: an async function, or `dispatch` of a view class with async handlers."""
-    # `dispatch` itself is no async function, but returns what the handler returns. method_decorator wraps the method.
+    """Return whether a view must be awaited: an async function, or `dispatch` of a view class with async handlers."""
+    # `dispatch` itself is not async, but returns the handler's coroutine. method_decorator wraps it in a partial.
     bound = getattr(view, "func", view)
     return iscoroutinefunction(view) or getattr(getattr(bound, "__self__", None), "view_is_async", False) is True
 
 
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
-    """Limit a view by the rules of `scope`. `cost` is like a `throttle_cost`; a callable takes the request.
+    """Limit a view by the rules of `scope`.
 
-    The answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund it.
+    `cost` is a number of requests, a mapping of meters to costs, or a callable that takes the request and returns one
+    of these. The answer is set as `request.quota`. Use ratelimits.quota.receipts to settle or refund the request.
     """
 
     def decorate(view: View) -> View:
@@ -48,7 +49,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             try:
                 response = view(request, *args, **kwargs)
             except Exception:
-                # Django makes a response of it. The middleware gives back the cost of a server error.
+                # Django turns the error into a response, and the middleware refunds a server error.
                 finishing.end(request)
                 raise
             except BaseException as error:

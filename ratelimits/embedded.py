@@ -20,11 +20,11 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerStartError(RuntimeError):
-    """Raised if the server ends or does not answer; the message contains the end of its log."""
+    """The server has ended or does not answer. The message contains the end of its log."""
 
 
 def free_port() -> int:
-    """Return a TCP port on the loopback address on which no process listens now."""
+    """Return a free TCP port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """Let the child get SIGTERM when the thread that started it ends, if the system can do that; for `preexec_fn`."""
+    """Let a child process get SIGTERM when its parent ends, if the system supports this. Use it as `preexec_fn`."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -52,7 +52,7 @@ def valkey_binary() -> Path:
 
 
 class EmbeddedServer:
-    """A running server. `directory` contains its data and log and, with `aof`, its append-only file.
+    """A running server. `directory` contains its data, its log and, with `aof`, its append-only file.
 
     `options` are lines of its configuration (`save=""`, `appendfsync="always"`). Raises ServerStartError.
     """

@@ -1,4 +1,4 @@
-"""Identify a request: its account, API key, user and address. Secrets appear as digests only."""
+"""Find out who makes a request: its account, API key, user and address. Secrets are only used as digests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _warned = False
 
 
 class Identity(NamedTuple):
-    """Who makes a request, as keys such as "user:42". None where it has no such key."""
+    """Who makes a request, as keys such as "user:42". A field is None if the request has no such key."""
 
     user: str | None = None
     api_key: str | None = None
@@ -52,10 +52,10 @@ def _digest(secret: str | bytes) -> str:
 
 
 def api_key_of(auth: Any) -> str | None:
-    """Return the API key of `request.auth`: the number or UUID of a row, or else a digest.
+    """Return the API key of `request.auth`: the id or UUID of a row, otherwise a digest.
 
-    The primary key of DRF's own Token is its secret, so a text never appears as it is. A mapping, such as the claims of
-    a JWT, is not an API key: return None.
+    A text is digested because it may be a secret: the primary key of DRF's own Token is its secret. A mapping, such as
+    the claims of a JWT, is not an API key: return None.
     """
     if auth is None:
         return None
@@ -70,9 +70,11 @@ def api_key_of(auth: Any) -> str | None:
 
 
 def proxies() -> int | None:
-    """Return the number of trusted proxies, by our setting or else by Django REST framework's; None if neither is set.
+    """Return the number of trusted proxies: RATELIMITS["NUM_PROXIES"], or else DRF's NUM_PROXIES.
 
-    Raise ImproperlyConfigured if DRF's setting makes no sense.
+    None if neither is set.
+
+    Raise ImproperlyConfigured if DRF's setting is not valid.
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
@@ -83,11 +85,11 @@ def proxies() -> int | None:
 
 
 def address_of(request: HttpRequest) -> str:
-    """Return the client's address as a key: an IPv4 address, or the /64 of an IPv6 address, which one subscriber has.
+    """Return the client's address as a key: an IPv4 address, or the /64 network of an IPv6 address.
 
-    In X-Forwarded-For, trust as many entries from the end as there are trusted proxies (NUM_PROXIES, as in DRF).
-    Without trusted proxies ignore it, since clients can write it. All requests without a readable address share
-    UNKNOWN_ADDRESS: without a key they would pass every limit by address.
+    Clients can write X-Forwarded-For. So only the entries that NUM_PROXIES trusted proxies have added at its end are
+    used. All requests without a readable address share UNKNOWN_ADDRESS: without a key, no limit by address would apply
+    to them.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
@@ -102,7 +104,7 @@ def address_of(request: HttpRequest) -> str:
 
 
 def _unknown(remote: str | None) -> str:
-    """Return UNKNOWN_ADDRESS. The first time in this process, log how to configure it."""
+    """Return UNKNOWN_ADDRESS. The first time in this process, log how to configure the proxies."""
     global _warned
     if not _warned:
         _warned = True
@@ -120,7 +122,10 @@ _PREFIX = ~((1 << 64) - 1)
 
 
 def network(text: str) -> str | None:
-    """Return an address, with or without a port, as a key; None for any other text, such as a unix socket's path."""
+    """Return the key of an address, with or without a port.
+
+    Return None for any other text, such as a unix socket's path.
+    """
     # Clients choose this text, so do not cache long ones.
     return _network(text) if len(text) <= _MAX_LENGTH else None
 
@@ -144,9 +149,9 @@ def _network(text: str) -> str | None:
 
 
 async def aidentify(request: HttpRequest) -> Identity:
-    """Do as `identify`, awaited: load the user first, so that usually nothing else asks the database.
+    """Do the same as `identify`, in async code. Load the user first, so that usually no other query is needed.
 
-    If RATELIMITS["ACCOUNT"] asks it, identify in the request's thread, where that is allowed.
+    If RATELIMITS["ACCOUNT"] makes a query, identify in the request's thread, where queries are allowed.
     """
     auser = getattr(request, "auser", None)
     if auser is not None:
@@ -158,7 +163,7 @@ async def aidentify(request: HttpRequest) -> Identity:
 
 
 def identify(request: Any) -> Identity:
-    """Return the identity of a request, Django's or DRF's."""
+    """Return the identity of a request of Django or of DRF."""
     user = getattr(request, "user", None)
     number = user.pk if user is not None and user.is_authenticated else None
     # A usual primary key needs no conversion to a ledger name.

@@ -1,7 +1,7 @@
 """The middleware. It limits plain Django views by path, and finishes every admitted request.
 
-It also finishes requests that the throttle or the decorator has admitted: it gives back the cost of a server error, and
-ends `concurrency` leases with the response rather than after their time to live.
+It also finishes requests that the throttle or the decorator has admitted. To finish a request means to refund it after
+a server error, and to end its leases (places under a limit on concurrency).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 
 
 def governed(request: HttpRequest) -> bool:
-    """Return whether the path is in RATELIMITS["PATHS"] and its view is not limited itself, by DRF or the decorator."""
+    """Return whether the middleware limits a request: its path is in PATHS, and its view is not limited by itself."""
     if not any(request.path.startswith(prefix) for prefix in conf.PATHS):
         return False
     try:
@@ -36,7 +36,10 @@ def governed(request: HttpRequest) -> bool:
 
 
 class QuotaMiddleware:
-    """Place it after AuthenticationMiddleware. Rules with the scope "*" apply to the paths that it limits."""
+    """Limits paths and finishes requests. Place it after AuthenticationMiddleware.
+
+    Rules with the scope "*" apply to the paths that it limits.
+    """
 
     sync_capable = True
     async_capable = True

@@ -1,6 +1,6 @@
-"""POST over HTTP with one time limit for the whole exchange, from connecting to the last byte of the answer.
+"""Send a POST request with one time limit for everything, from connecting to the last byte of the response.
 
-A socket's own timeout starts again with each byte that arrives, so a slow peer could keep a worker busy for hours.
+The timeout of a socket starts again with each byte, so a slow server could keep a worker busy for hours.
 """
 
 from __future__ import annotations

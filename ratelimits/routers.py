@@ -10,9 +10,9 @@ from ratelimits.conf import conf
 
 
 class RatelimitsRouter:
-    """A router that keeps all models of the app, with their history, in RATELIMITS["DATABASE"] and nowhere else.
+    """A router that keeps all models of the app, with their history, only in RATELIMITS["DATABASE"].
 
-    Rows of the app may name users, who may be in another database.
+    Rows of the app may refer to users in another database.
     """
 
     def db_for_read(self, model: type[models.Model], **hints: Any) -> str | None:

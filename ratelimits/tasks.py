@@ -59,7 +59,7 @@ def drain() -> None:
             draining.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
-    # Also after an error, which can be of one shard or server alone: the others were drained.
+    # Do this also after an error: it may concern only one shard, and the others were drained.
     tallying.tally()
 
 
@@ -73,7 +73,7 @@ def finalise() -> None:
 
 @shared_task(name="ratelimits.alerts", ignore_result=True, acks_late=True)
 def alerts() -> None:
-    """Raise the alerts that the ledger's totals call for, and start a task for each delivery that is due."""
+    """Raise the alerts that are due by the ledger's totals, and start a task for each delivery that is due."""
     try:
         evaluate()
     except RulesUnavailable as error:
@@ -117,8 +117,8 @@ def compact() -> None:
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the periodic tasks for Celery's `beat_schedule`.
 
-    A task that has not started when the next one is due is dropped. Only sealing waits for longer: if drains take
-    longer than their interval and keep the worker busy, sealing runs as soon as the worker is free.
+    If a task has not started when the next one is due, it is dropped. Tasks that seal wait longer: if long drains keep
+    the worker busy, sealing still runs as soon as the worker is free.
     """
     intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,

@@ -1,6 +1,6 @@
-"""The throttle class for Django REST framework. It decides all rules: make it the only throttle of a view.
+"""The throttle class for Django REST framework. It decides all rules, so make it the only throttle of a view.
 
-DRF runs every throttle of a view, even after one has refused. So several would charge for a request that is refused.
+DRF runs every throttle of a view, even after one has refused. So other throttles would let refused requests be charged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class QuotaUnavailable(APIException):
-    """No decision could be made, and the failure policy is to refuse."""
+    """A failure policy refuses the request, because no decision could be made."""
 
     status_code = 503
     default_detail = _("The quota of this request cannot be checked now.")
@@ -33,7 +33,7 @@ class QuotaUnavailable(APIException):
 
 
 class QuotaBlocked(APIException):
-    """A block refuses the request, with its own status and the reason that it has for the client."""
+    """A block refuses the request, with the block's status and its message for the client."""
 
     default_code = "blocked"
 

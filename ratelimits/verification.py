@@ -1,6 +1,6 @@
-"""Verification of the ledger, the reports and the delivery ledger, as `ratelimits_verify` requests it.
+"""Verify the ledger, the reports and the delivery ledger, for the command `ratelimits_verify`.
 
-It also tells what was checked, and what could not be checked.
+The result also says what was checked, and what could not be checked.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _KINDS = (
 
 
 class Verification:
-    """A verification of the ledger and of reports, of one account or all, and of one month (like "2026-11") or all.
+    """Verifies the ledger and the reports of one account or all, and of one month (such as "2026-11") or all.
 
-    `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the numbers of things that
-    were checked so far, by kind.
+    `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the number of checked
+    things, by kind.
     """
 
     def __init__(
@@ -178,9 +178,11 @@ class Verification:
 
 
 def _guarded(name: str, findings: Iterable[str]) -> Generator[str]:
-    """Yield the findings of a part; an exception is a finding too, so that the other parts are still verified.
+    """Yield the findings of a part.
 
-    A tampered table can contain values that cause any exception.
+    If it raises an exception, yield this as a finding, so that the other parts are verified.
+
+    A table that was tampered with may contain values that cause any exception.
     """
     try:
         yield from findings

@@ -1,3 +1,3 @@
-"""What the commands measure: this app, its peers, and the floors under both."""
+"""The code that the benchmarks measure: this app, other packages, and the shortest possible times."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The floors: what a round trip costs, and what a script costs that does only what cannot be left out."""
+"""The shortest possible times: a round trip, and a bare script that does only the necessary work."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from benchmarks.support.timing import Case
 from ratelimits.engine.resp import resp
 
 BARE = (Path(__file__).parent / "bare.lua").read_bytes()
-#: A script that does nothing, and answers as one that admits.
+#: A script that does nothing, and answers as if it admitted a request.
 EMPTY = b"return {1, 1}"
 PING = resp(b"PING")
 _RUN = b"1 " + b"0" * 40 + b":" + b"0" * 40
 
 
 class RawSocket:
-    """A connection to the server without any client."""
+    """A plain socket to the server, without a client library."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -30,7 +30,7 @@ class RawSocket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, packed: bytes) -> bytes:
-        """Send a command and return the reply's bytes, which come in one piece."""
+        """Send a command and return the bytes of the reply, which must arrive in one piece."""
         self._socket.sendall(packed)
         return self._socket.recv(65536)
 
@@ -39,12 +39,12 @@ class RawSocket:
 
 
 def sha_of(script: bytes) -> bytes:
-    """What a script is called by."""
+    """Return the SHA-1 by which a script is called."""
     return hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
 
 
 def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") -> bytes:
-    """The command of the bare script, for so many states that hold so many limits each."""
+    """Return the command that calls the bare script, for this number of states with this number of limits each."""
     keys = [f"bare:{{{number:02d}}}:head" for number in range(heads)]
     keys += [f"bare:{{00}}:s:{each}:{number}:{suffix}" for number in range(states)]
     keys += ["bare:{00}:open"] if counted else []
@@ -55,7 +55,7 @@ def bare(heads: int, states: int, each: int, counted: bool, suffix: str = "42") 
     return resp(b"EVALSHA", sha_of(BARE), b"%d" % len(keys), *(key.encode() for key in keys), *arguments)
 
 
-#: name, title, and the shape of the bare script: heads, states, limits of each state, whether it counts.
+#: Name, title, and the numbers for the bare script: heads, states, limits of each state, whether it counts.
 SHAPES = (
     ("bare_one", "bare script, one rule", (1, 1, 1, False)),
     ("bare_three", "bare script, 3 rules on one key + metering", (1, 1, 3, True)),
@@ -64,19 +64,19 @@ SHAPES = (
 
 
 def load(url: str) -> None:
-    """Let the server know the bare script, and the empty one."""
+    """Load the bare script and the empty script into the server."""
     with redis.Redis.from_url(url) as client:
         for script in (BARE, EMPTY):
             client.script_load(script)
 
 
 def _lists(raw: RawSocket, packed: bytes) -> bool:
-    """Whether the server answers this command with a list."""
+    """Return whether the server's reply to this command is a list."""
     return raw.exchange(packed)[:1] == b"*"
 
 
 def cases(url: str) -> list[Case]:
-    """A raw-socket PING, and the bare script on a raw socket."""
+    """Return the cases: a PING and the bare script, both on a raw socket."""
     load(url)
     raw = RawSocket(url)
 

@@ -1,4 +1,4 @@
-"""One size of benchmarks.growth in a process of its own: makes what it needs, then times blocks when it is told to."""
+"""The process of one size of benchmarks.growth. It makes the rows and keys, then times blocks when it is asked to."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 from benchmarks.measured.sizes import Size
 from benchmarks.support import servers
 
-#: Different users that a process asks for at most, made beforehand; beyond that they come again.
+#: Maximum number of different users in the requests of a process. They are made beforehand and used in turns.
 MOST_ASKED = 200_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def work(size: Size, load: str | None) -> int:
-    """The process: says when it is ready, then answers each number of calls with so many times in ns."""
+    """Print that the process is ready. Then answer each number of calls with the times of these calls, in ns."""
     environment = {name: os.environ[name] for name in os.environ if name.startswith("BENCHMARK_")}
     servers.start_django({"DJANGO_SETTINGS_MODULE": "benchmarks.support.settings", **environment})
     make_rows(size)
@@ -51,7 +51,10 @@ def work(size: Size, load: str | None) -> int:
 
 
 def make_rows(size: Size) -> None:
-    """The rules and overrides, unless another process of this size has made them: some apply, all others do not."""
+    """Make the rules and overrides, unless another process of this size has made them.
+
+    Only some apply to the requests.
+    """
     from benchmarks.measured import ours
     from ratelimits.models import KeyOverride, Rule
     from ratelimits.models.versions import editing
@@ -70,7 +73,7 @@ def make_rows(size: Size) -> None:
 
 
 def make_keys(size: Size) -> None:
-    """Live keys of so many users, unless the server has them: each as its first request leaves it."""
+    """Make the live keys of this number of users, unless the server has them."""
     import redis
     from django.conf import settings
 
@@ -85,7 +88,7 @@ def make_keys(size: Size) -> None:
     url, keyspace = str(settings.CACHES["ratelimits"]["LOCATION"]), current_server().keyspace
     first = f"{FIRST_ID}"
     with redis.Redis.from_url(url) as client:
-        # Of this size's namespace: a server has the keys of others, too.
+        # Count only keys of this size's namespace, since sizes share servers.
         if client.exists(keyspace.state(shard(keyspace, f"user:{first}", first), f"user:{first}")):
             return
         selection = ours.selected("*", ours.someone("42"))
@@ -106,7 +109,7 @@ def make_keys(size: Size) -> None:
 
 
 def requests(size: Size) -> Any:
-    """One request by whoever's turn it is."""
+    """Return a function that makes one request by the next user."""
     from benchmarks.support.pipelines import FIRST_ID
     from ratelimits.identity import Identity
     from ratelimits.quota import checking
@@ -114,7 +117,7 @@ def requests(size: Size) -> Any:
     chosen = random.Random(1)
     count = min(size.spread, MOST_ASKED)
     ids = chosen.sample(range(FIRST_ID, FIRST_ID + size.keys), count) if count > 1 else [FIRST_ID]
-    # In memory one after the other, as nothing else would be: who asks is news to a process, too.
+    # Copy the texts in random order, so that they are not next to each other in memory either.
     turns = itertools.cycle([f"{number}" for number in ids])
 
     def ask() -> None:
@@ -130,12 +133,12 @@ def _resident() -> int:
 
 
 def _load_all() -> Any:
-    """Everything that is said of any key, as a process has it once it has seen keys of all shards."""
+    """Read the rows about the keys of all shards."""
     from ratelimits import rules
     from ratelimits.models.versions import KEY_SHARDS
     from ratelimits.rules import loader
 
-    loader.PATIENCE = 600.0  # a request would not wait so long; it asks for one shard
+    loader.PATIENCE = 600.0  # more time than a request has, since a request reads only one shard
     every = frozenset(range(KEY_SHARDS))
     snapshot = asyncio.run(rules._loader.aload(every))
     snapshot._with(every)
@@ -143,7 +146,7 @@ def _load_all() -> Any:
 
 
 def load_time() -> dict[str, Any]:
-    """Seconds until all overrides are read and looked at, and how much the process has grown."""
+    """Return the seconds until all overrides are read, and how much the process has grown."""
     from ratelimits import rules
 
     rules.current()
@@ -157,7 +160,7 @@ def load_time() -> dict[str, Any]:
 
 
 def load_memory() -> dict[str, Any]:
-    """What Python holds for them, without what the allocator keeps for later."""
+    """Return the memory of Python's objects for the overrides, without memory that the allocator keeps free."""
     from ratelimits import rules
 
     rules.current()

@@ -1,4 +1,4 @@
-"""The throttle alone, and whole requests to a trivial view through Django's WSGI handler."""
+"""Time the throttle alone, and whole requests to a trivial view through Django's WSGI handler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {"ping": "floor", BASE: "floor", "drf_one": "peer", "drf_three": "peer"
 
 
 def asking(name: str, status: str = "200 OK") -> Callable[[], object]:
-    """A whole request to a view through Django's WSGI handler, in this thread."""
+    """Return a function that makes a whole request to a view through Django's WSGI handler, in this thread."""
     handler = WSGIHandler()
     environ = {
         "REQUEST_METHOD": "GET",
@@ -53,12 +53,12 @@ def asking(name: str, status: str = "200 OK") -> Callable[[], object]:
 
 
 def _twice(ask: Callable[[], object]) -> Callable[[], object]:
-    # The first request may be admitted; from the second on it is refused.
+    # The first request may be admitted. All later ones are refused.
     return lambda: (ask(), ask())
 
 
 def cases() -> list[Case]:
-    """A whole request to a trivial view, limited in each way."""
+    """Return the cases: a whole request to a trivial view with each kind of limit."""
     out = []
     for name, (title, _view) in VIEWS.items():
         refused = name == "refused"
@@ -68,7 +68,7 @@ def cases() -> list[Case]:
 
 
 def drf_request(user: int = 42) -> Request:
-    """A request by a user, authenticated."""
+    """Return a request by an authenticated user."""
     plain = user_request()
     plain.user.pk = user
     request = Request(plain)
@@ -77,14 +77,14 @@ def drf_request(user: int = 42) -> Request:
 
 
 def asked(name: str) -> Callable[[], object]:
-    """The throttle, as DRF asks it: a new one for each request."""
+    """Return a function that calls the throttle as DRF does: a new instance for each request."""
     request, view = drf_request(crc32(name.encode())), VIEWS[name][1]()
     view.headers = {}
     return lambda: QuotaThrottle().allow_request(request, view)
 
 
 def throttle_cases() -> list[Case]:
-    """The throttle alone: admitting, and refusing by the deny cache."""
+    """Return the cases of the throttle alone: it admits, or it refuses by the deny cache."""
     admits, refused = asked("ours"), asked("refused")
 
     def refuses() -> object:
@@ -97,7 +97,7 @@ def throttle_cases() -> list[Case]:
 
 
 def summary(timed: dict[str, Timed]) -> dict[str, dict[str, Any]]:
-    """What each way to limit adds to the request, and how many times what a raw PING adds."""
+    """Return the time that each kind of limit adds to a request, and its ratio to the time that a raw PING adds."""
     base = timed[BASE]
 
     def added(name: str) -> float:

@@ -1,7 +1,7 @@
-"""Where one request's time goes, function by function, as it happens: between trips to the server, in cold caches.
+"""Measure the time of single functions within one request.
 
-Functions are wrapped one by one; a time is a function's own, without that of other wrapped functions that it calls. The
-wrappers cost a little, which the sum shows beside the whole without them.
+Functions are wrapped one by one. A function's time excludes the time of other wrapped functions that it calls. The
+wrappers take some time too: the result also has the time of the whole request without them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import wraps
 from statistics import median
 from typing import Any
 
-#: Module, and the name in it under which its caller finds the function. One that is gone is left out, and said.
+#: Modules, and names of functions in them, as their callers import them. A missing function is reported and left out.
 FUNCTIONS = (
     "ratelimits.throttling:QuotaThrottle.allow_request",
     "ratelimits.throttling:costs_of",
@@ -42,12 +42,12 @@ FUNCTIONS = (
     "redis.connection:Connection.send_packed_command",
     "redis.connection:Connection.read_response",
 )
-#: What a wrapper costs its caller, about, in ns.
+#: Approximate time of a wrapper, in ns.
 _WRAPPER = 130
 
 
 class Watch:
-    """Wraps functions, and keeps how long each call of each took by itself, in ns."""
+    """Wraps functions, and stores the own time of each call, in ns."""
 
     def __init__(self) -> None:
         self.own: dict[str, list[int]] = {}
@@ -93,7 +93,7 @@ class Watch:
 
 
 def watch(call: Callable[[], object], calls: int) -> dict[str, Any]:
-    """The functions' own times in so many calls, the longest first, and the whole with and without wrappers; in µs."""
+    """Return the functions' own times, the longest first, and the whole time with and without wrappers, in µs."""
 
     def whole() -> float:
         times = []

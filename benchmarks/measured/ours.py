@@ -1,4 +1,4 @@
-"""What is measured of this app: the engine with prepared commands, quota.check, refusals."""
+"""The cases of this app: the engine with prepared commands, quota.check, and refusals."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from ratelimits.rules import Selection
 SECOND = TokenBucket(capacity=1_000_000, rate=Decimal(100_000), period=Decimal(1))
 HOUR = FixedWindow(capacity=10**9, period=Decimal(3600))
 MONTH = CalendarWindow(capacity=10**11, calendar_unit="month")
-#: As rows: what users would have per second, per hour and per month.
+#: Rules per second, per hour and per month.
 _ROWS: dict[str, dict[str, Any]] = {
     "second": {"algorithm": "token_bucket", "capacity": 1_000_000, "rate": 100_000, "period": 1},
     "hour": {"algorithm": "fixed_window", "capacity": 10**9, "period": 3600},
     "month": {"algorithm": "calendar_window", "capacity": 10**11, "calendar_unit": "month"},
 }
-#: Requests whose permits are taken ahead at most, and how many are timed together: several such takes.
+#: Maximum number of requests for which permits are prefetched, and the number of requests that are timed together.
 PREFETCH, AHEAD = 256, 2_000
 CALENDAR = ("hour", "day", "week", "month", "year")
 
 
 def someone(user: str) -> Identity:
-    """A user with an account. Each case has one to itself: what a key's state holds is part of its time."""
+    """Return a user with an account. Each case has its own, because the size of a key's state affects the time."""
     return Identity(user=f"user:{user}", account=f"account:{user}")
 
 
 REFUSED = someone("43")
 BLOCKED, BLOCKED_NETWORK = someone("44"), "198.18.0.0/16"
-#: Blocks beside the two that the cases meet.
+#: Number of blocks besides the two that apply to requests.
 BLOCKS = 10_000
 
 
 def row(name: str, like: str, scope: str, key_kind: str = "user", **fields: Any) -> Rule:
-    """A rule, unsaved, with the numbers of one of the usual ones."""
+    """Return an unsaved rule with usual numbers."""
     return Rule(name=name, scope=scope, key_kind=key_kind, **{**_ROWS[like], **fields})
 
 
 def usual_rules(scope: str, prefix: str, *, bills: bool = False) -> list[Rule]:
-    """Three rules for users, one of which bills."""
+    """Return three rules for users, of which one bills."""
     return [row(f"{prefix}-{name}", name, scope, bills=bills and name == "month") for name in _ROWS]
 
 
 def ten_rules(scope: str) -> list[Rule]:
-    """Ten rules for users."""
+    """Return ten rules for users."""
     rules_of_calendar = [row(f"ten-{unit}", "month", scope, calendar_unit=unit, capacity=10**11) for unit in CALENDAR]
     return [
         row("ten-second", "second", scope),
@@ -77,7 +77,7 @@ def ten_rules(scope: str) -> list[Rule]:
 
 
 def save_rules() -> None:
-    """The rules of all cases, each set in a scope of its own: one edit."""
+    """Save the rules of all cases in one edit. The rules of each case have their own scope."""
     found = [
         row("one", "second", "one"),
         *usual_rules("three", "three", bills=True),
@@ -96,7 +96,7 @@ def save_rules() -> None:
 
 
 def ten_limits() -> list[tuple[str, Algorithm]]:
-    """The same ten, without rows."""
+    """Return the limits of the ten rules, without rows."""
     paced = [
         ("second", SECOND),
         ("minute", TokenBucket(capacity=1_000_000, rate=Decimal(6_000_000), period=Decimal(60))),
@@ -106,12 +106,12 @@ def ten_limits() -> list[tuple[str, Algorithm]]:
 
 
 def three_limits() -> list[tuple[str, Algorithm]]:
-    """One per second, one per hour, one per month."""
+    """Return three limits: per second, per hour and per month."""
     return [("second", SECOND), ("hour", HOUR), ("month", MONTH)]
 
 
 def usage(now: int, user: str) -> engine.Usage:
-    """Where the cases count: one meter, billed by a rule."""
+    """Return the usage of the cases: one meter, billed by a rule."""
     return engine.Usage(user, f"user:{user}", (engine.Meter("requests", 3, 7),), boundaries("month", "UTC", None, now))
 
 
@@ -123,7 +123,10 @@ def call_of(
     counted: bool = True,
     user: str = "42",
 ) -> Call:
-    """The call that decides limits (name, algorithm): all of one user, or each of the key named for it."""
+    """Return the call that decides limits (name, algorithm).
+
+    All limits are of one user, or each is of the given key.
+    """
     owners = tuple(keys) or (f"user:{user}",) * len(limits)
     places = tuple(dict.fromkeys(owners))
     terms = tuple(
@@ -133,20 +136,20 @@ def call_of(
     return Call(program(terms), places, (1,), user, usage(now, user) if counted else None)
 
 
-#: A namespace of its own, where no rules' version is in force.
+#: A namespace without a version of the rules.
 def engine_server() -> Server:
-    """Where the engine's cases decide."""
+    """Return the server on which the engine's cases decide."""
     return Server(current_server().wire, Keyspace("engine", 64))
 
 
 def deciding(server: Server, call: Call) -> Callable[[], object]:
-    """The call, prepared once and asked each time, as quota.check does."""
+    """Return a function that decides a call with a prepared command, as quota.check does."""
     command = Command(server.keyspace, call)
     return lambda: decide_call(server, call, command).allowed
 
 
 def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
-    """The engine's cases: name, title and call."""
+    """Return the engine's cases: name, title and call."""
     kinds = (f"user:{user}", f"account:{user}", "global")
     three: list[tuple[str, Algorithm]] = [("user", SECOND), ("account", MONTH), ("global", HOUR)]
     return {
@@ -158,23 +161,23 @@ def calls(now: int, user: str = "42") -> dict[str, tuple[str, Call]]:
 
 
 def uncounted(now: int, name: str, user: str) -> Call:
-    """One of these calls, leaving nothing but the user's state."""
+    """Return one of these calls without usage, so that it changes only the user's state."""
     return calls(now, user)[name][1]._replace(usage=None)
 
 
 def scripts() -> set[bytes]:
-    """The scripts that these calls need."""
+    """Return the scripts that these calls need."""
     return {call.program.script.text for _title, call in calls(0).values()}
 
 
 def checking(scope: str) -> Callable[[], object]:
-    """quota.check."""
+    """Return a function that calls quota.check."""
     identity = someone(f"42-{scope}")
     return lambda: quota.check(identity, scope, "GET").allowed
 
 
 def cases(now: int) -> list[Case]:
-    """All of them; the rules must be saved."""
+    """Return all cases of this app. The rules must be saved."""
     server = engine_server()
     out = []
     for name, (title, _call) in calls(now).items():
@@ -194,7 +197,7 @@ def cases(now: int) -> list[Case]:
 
 
 def engine_ahead(server: Server, now: int) -> Case:
-    """Prefetched permits alone: spent, and fetched again when there are none."""
+    """Return a function that spends prefetched permits, and fetches new ones when none are left."""
     call = call_of([("hour", HOUR)], now, counted=False, user="42-ahead")
     permits = PrefetchedPermits(server, call, PREFETCH, 1.0)
 
@@ -209,18 +212,18 @@ def engine_ahead(server: Server, now: int) -> Case:
 
 
 def check_ahead() -> Case:
-    """The same for quota.check."""
+    """Return a function that does the same by quota.check."""
     return Case("check_ahead", "quota.check, 1 rule, permits taken ahead", "ours", checking("ahead"), inner=AHEAD)
 
 
 def exhaust(identity: Identity = REFUSED) -> None:
-    """Use up what the identity has in the scope "refused"."""
+    """Use up the permits of the identity in the scope "refused"."""
     while quota.check(identity, "refused", "GET").allowed:
         pass
 
 
 def check_refusal() -> Case:
-    """A refused key at quota.check: answered by the deny cache, asked again as often as that says."""
+    """Return a function that calls quota.check for a refused key. The deny cache answers most of the calls."""
     return Case(
         "check_refused",
         "quota.check, refused",
@@ -232,20 +235,20 @@ def check_refusal() -> Case:
 
 
 def engine_refusal() -> Case:
-    """The engine's part of that alone: is there a refusal that still stands?"""
+    """Return a function that only looks for the refusal in the deny cache."""
     exhaust()
     answer = quota.check(REFUSED, "refused", "GET")
     assert answer.decision is not None
     cache = DenyCache()
     place = (REFUSED, "refused", "GET", False, ("requests", 1))
     cache.keep(place, answer.decision, 3600.0)
-    # As a request does: an equal identity, not the same object.
+    # Use an equal identity that is another object, as a request does.
     asked = (someone("43"), *place[1:])
     return Case("engine_refused", "deny cache, refused", "ours", lambda: cache.look(asked), inner=50)
 
 
 def refusals_sent(count: int, commands: Callable[[], int]) -> int:
-    """How many commands so many refusals in a row send; `commands` tells how many the server got so far."""
+    """Return how many commands this number of refusals sends. `commands` returns the number that the server has got."""
     exhaust()
     before = commands()
     for _ in range(count):
@@ -255,7 +258,7 @@ def refusals_sent(count: int, commands: Callable[[], int]) -> int:
 
 
 def save_blocks() -> None:
-    """Block a key, a network, and as many others as a long list has: one edit."""
+    """Block a key, a network and BLOCKS other targets, in one edit."""
     others = (f"10.{n >> 8}.{n & 255}.0/24" if n % 2 else f"user:blocked-{n}" for n in range(BLOCKS))
     targets = [str(BLOCKED.user), BLOCKED_NETWORK, *others]
     with editing("default"):
@@ -263,13 +266,13 @@ def save_blocks() -> None:
 
 
 def blocked_check() -> Callable[[], object]:
-    """quota.check for a blocked network: each request comes from another address."""
+    """Return a function that calls quota.check for a blocked network, each time from another address."""
     callers = itertools.cycle([Identity(address=f"ip:198.18.{host >> 8}.{host & 255}") for host in range(2**16)])
     return lambda: not quota.check(next(callers), "three", "GET").allowed
 
 
 def blocked_cases() -> list[Case]:
-    """What is blocked, beside BLOCKS other blocks: a key, and a network whose addresses are all different."""
+    """Return the cases with BLOCKS other blocks: a blocked key, and a blocked network with many addresses."""
     return [
         Case(
             "check_blocked",
@@ -283,7 +286,7 @@ def blocked_cases() -> list[Case]:
 
 
 def blocked_sent(count: int, client: redis.Redis) -> tuple[int, float]:
-    """Return how many commands, but for counts, so many blocked requests send, and the processor time of each (µs)."""
+    """Return the number of commands, except counts, for this number of blocked requests, and the time of each in µs."""
     check = blocked_check()
     check()
     with client.monitor() as monitor:
@@ -295,17 +298,17 @@ def blocked_sent(count: int, client: redis.Redis) -> tuple[int, float]:
         client.echo("the end")
         sent: list[str] = []
         while "the end" not in (one := monitor.next_command())["command"]:
-            # Without the commands of scripts.
+            # Leave out commands that scripts call.
             sent += [one["command"]] if one["client_type"] != "lua" else []
     counting = f"EVALSHA {Count.script.sha.decode()}"
     return sum(not one.startswith(counting) for one in sent), seconds / count * 1e6
 
 
 def selected(scope: str, identity: Identity) -> Selection:
-    """The rules that apply to the identity's requests."""
+    """Return the rules that apply to the identity's requests."""
     return rules.current().select(scope, "GET", identity)
 
 
 def version_in_force() -> int:
-    """The version of the rules that this process holds."""
+    """Return the version of the rules in this process."""
     return rules.current().version

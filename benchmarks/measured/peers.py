@@ -1,7 +1,8 @@
-"""The peers: what other packages for the same job take for one limit, each asked as its documentation shows.
+"""The cases of other packages for the same purpose. Each is called as its documentation shows.
 
-They do less: one rule that is written in code, nothing counted. Of a package with several algorithms the usual ones are
-here. All of them use redis-py with hiredis, as this app does; their limits are so high that nothing is refused.
+They do less than this app: they decide one rule that is written in code, and count no usage. Only the usual algorithms
+of a package are measured. All use redis-py with hiredis, as this app does. Their limits are so high that nothing is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rest_framework.throttling import UserRateThrottle
 
 from benchmarks.support.timing import Case
 
-#: Package, as pip knows it, and the module that tells whether it is there.
+#: The name of each package for pip, and a module that is imported to see whether it is installed.
 PACKAGES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -35,14 +36,15 @@ MANY = 100_000_000
 
 
 def steady(held: int) -> type[UserRateThrottle]:
-    """DRF's throttle, kept at a history of that many requests of the last minute, however fast it is asked.
+    """Return DRF's throttle with a history of constant length.
 
-    It keeps a list of all of them and writes it anew for each request, so its time depends on the list's length.
+    DRF stores a list of the requests of the last minute, and writes the whole list again at each request. So its time
+    depends on the length of the list.
     """
     moments = itertools.count(time.time(), 60 / held)
 
     class Steady(UserRateThrottle):
-        # One more than are ever held, so that none is refused.
+        # More than the list ever contains, so that no request is refused.
         rate = f"{held + 1}/m"
         scope = f"bench{next(_numbers)}"
 
@@ -57,19 +59,19 @@ _numbers = itertools.count()
 
 
 def user_request() -> HttpRequest:
-    """A request by user 42 from an address."""
+    """Return a request by user 42 from an address."""
     request = RequestFactory(REMOTE_ADDR="203.0.113.9").get("/")
     request.user = get_user_model()(pk=42, username="someone")
     return request
 
 
 def missing() -> list[str]:
-    """The peers that are not installed."""
+    """Return the packages that are not installed."""
     return [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
 def cases(url: str) -> list[Case]:
-    """Every peer that is installed, and DRF."""
+    """Return the cases of every installed package and of DRF."""
     absent = missing()
     out = _drf()
     for name, make in _MAKERS.items():
@@ -83,7 +85,7 @@ def _drf() -> list[Case]:
     view: Any = object()
 
     def asks(*classes: type[UserRateThrottle]) -> Callable[[], object]:
-        # As APIView.check_throttles does: new ones for each request, and all of them are asked.
+        # As in APIView.check_throttles: make new throttles for each request, and call all of them.
         return lambda: all([throttle().allow_request(request, view) for throttle in classes])  # noqa: C419
 
     peer = "djangorestframework"
@@ -133,7 +135,7 @@ def _pyrate(url: str) -> list[Case]:
 
     peer = "pyrate-limiter"
     return [
-        # Its log grows with each request: a new one for each block, as short as at the start of a minute.
+        # The log grows with each request, so each block of calls gets a new, short log.
         Case("pyrate_log", "PyrateLimiter, log", "peer", acquire(log), peer, lambda: client.delete("pyrate:user:42")),
         Case("pyrate_gcra", "PyrateLimiter, GCRA", "peer", acquire(state), peer),
     ]

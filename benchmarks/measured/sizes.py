@@ -1,4 +1,4 @@
-"""How large a process of benchmarks.growth is made."""
+"""The numbers of one size of benchmarks.growth."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a process is given: rules and overrides in the database, live keys of other users, limits of a request.
+    """The numbers of one size.
 
-    `spread`: the requests are by as many different users, in no order; else by one.
+    `rules` and `overrides` are rows in the database, `keys` are live keys of other users, `limits` are the limits of a
+    request. The requests come from `spread` users in random order; 0: from one user.
     """
 
     name: str

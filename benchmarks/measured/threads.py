@@ -1,4 +1,4 @@
-"""One process with several threads: this app's pinned connections against redis-py's pooled client."""
+"""Compare, in one process with several threads, this app's connections with redis-py's pooled client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ratelimits.engine.call import Command, nonce
 
 
 def parts_of(packed: bytes) -> list[bytes]:
-    """The arguments of a command in RESP."""
+    """Return the arguments of a command in RESP."""
     count, _line, rest = packed[1:].partition(b"\r\n")
     parts = []
     for _ in range(int(count)):
@@ -28,7 +28,7 @@ def parts_of(packed: bytes) -> list[bytes]:
 
 
 def pooled(now: int) -> Callable[[], Callable[[], object]]:
-    """The same decision as an EVALSHA of redis-py's pooled client, as django-redis hands it out."""
+    """Return a function that makes the same decision by EVALSHA of redis-py's pooled client, as django-redis does."""
     client: redis.Redis = get_redis_connection("ratelimits")
     server = ours.engine_server()
     call = ours.call_of(ours.three_limits(), now)
@@ -45,17 +45,17 @@ def pooled(now: int) -> Callable[[], Callable[[], object]]:
 
 
 def own(now: int) -> Callable[[], Callable[[], object]]:
-    """The engine's prepared decision, on a connection of each thread's own."""
+    """Return a function that decides the engine's prepared command."""
     server, call = ours.engine_server(), ours.call_of(ours.three_limits(), now)
     return lambda: ours.deciding(server, call)
 
 
 def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
-    """Decisions per second of both, taking turns, and the parts of a core that the process and its server were busy.
+    """Return decisions per second of both, and how busy the cores of the process and of the server were.
 
-    The ratio is the median of the rounds' ratios.
+    Both are measured in turns. The ratio is the median of the ratios of the rounds.
     """
-    # The pooled client sends what was made once.
+    # The pooled client sends a command that was made only once.
     wait_for_bin(2 * rounds * seconds)
     makers = {"ours": own(now), "pooled": pooled(now)}
     found: dict[str, list[_Throughput]] = {name: [] for name in makers}
@@ -77,7 +77,7 @@ def compare(url: str, now: int, threads: int, seconds: float, rounds: int) -> di
 
 
 class _Throughput(NamedTuple):
-    """Decisions per second, and how much of a core the process and the server used meanwhile (0 to 1, or more)."""
+    """Decisions per second, and how busy the cores of the process and of the server were (1: one core)."""
 
     per_second: float
     process: float
@@ -94,6 +94,6 @@ def _throughput(
 
 
 def _server_seconds(client: redis.Redis) -> float:
-    """Processor time that the server has used so far."""
+    """Return the processor time that the server has used so far, in seconds."""
     info: Any = client.info("cpu")
     return float(info["used_cpu_user"] + info["used_cpu_sys"])

@@ -1,4 +1,4 @@
-"""Usage for benchmarks.ledger: sealed batches as the deciding script leaves them, and what bare inserts take."""
+"""Write usage for benchmarks.ledger as the deciding script does, and measure bare inserts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ratelimits.engine.server import current_server
 from ratelimits.engine.transport.connection import run_named
 from ratelimits.models import Account, DurabilityGap, GapKind, Line, Plan, PlanInclusion
 
-#: Counters of one batch: it is sealed when it has as many.
+#: A batch is sealed when it has this number of counters.
 FIELDS = 5_000
 #: Loaded after batch.lua. KEYS[1] `open`, KEYS[2] `meta`; ARGV[1] run, ARGV[2] nonce, ARGV[3] the keys' prefix, then
 #: counters, each of which counts one request.
@@ -35,18 +35,18 @@ return 1
 
 
 def _first_day() -> datetime:
-    """The start of last month: all of its bins lie in the past."""
+    """Return the start of last month. All of its bins are in the past."""
     today = datetime.now(UTC)
     return (today.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def month() -> str:
-    """The month that the usage lies in, as the report command takes it."""
+    """Return the month of the usage, in the form for the report command."""
     return f"{_first_day():%Y-%m}"
 
 
 def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) -> dict[int, list[str]]:
-    """The counters of lines `first` and following, by shard: a bin after the other, all keys in each."""
+    """Return the counters of the lines from `first` on, by shard: bin after bin, with all keys in each bin."""
     start = int(_first_day().timestamp())
     out: dict[int, list[str]] = {}
     owners = [f"acct-{key // per_account}" for key in range(keys)]
@@ -59,7 +59,7 @@ def _by_shard(first: int, count: int, keys: int, shards: int, per_account: int) 
 
 
 def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
-    """Put so many lines' counters into sealed batches."""
+    """Write the counters of this number of lines into sealed batches."""
     server = current_server()
     client: Any = server.wire.client
     info = client.info()
@@ -72,7 +72,7 @@ def fill(first: int, count: int, keys: int, per_account: int = 4) -> None:
 
 
 def make_accounts(count: int) -> None:
-    """Make so many accounts on one plan, of old."""
+    """Make this number of accounts on one plan."""
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanInclusion.objects.create(plan=plan, meter="requests", quantity=3)
     names = iter(range(count))
@@ -84,7 +84,7 @@ def make_accounts(count: int) -> None:
 
 
 def declare_gaps(count: int, start: int, end: int) -> None:
-    """Declare so many gaps of a second each, spread over the shards and over the time between two moments in µs."""
+    """Declare this number of gaps of one second, spread over the shards and over the time between two moments (µs)."""
     step = (end - start) // max(count, 1)
     shards = current_server().keyspace.shards
     DurabilityGap.objects.bulk_create(
@@ -101,7 +101,7 @@ def declare_gaps(count: int, start: int, end: int) -> None:
 
 
 def floor(count: int) -> float:
-    """Lines per second of bare inserts into a table like the ledger's: COPY, or INSERT of many rows at once."""
+    """Return the lines per second of bare inserts into a table like the ledger's: COPY, or INSERT of many rows."""
     table, columns = Line._meta.db_table, [field.column for field in Line._meta.concrete_fields]
     with connection.cursor() as cursor:
         names = ", ".join(map(str, columns))

@@ -1,3 +1,3 @@
-"""How long pages of the admin take over a big ledger, and how many queries they make."""
+"""Measure how long pages of the admin take with a large ledger, and how many queries they make."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A big ledger for the benchmarks of pages: the batches are applied as a drain does, but do not come through Redis."""
+"""Make a large ledger for the benchmarks of pages. Batches are written as a drain does, but do not come from Redis."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Rule, ShardS
 from ratelimits.usage.apply import insert
 from ratelimits.usage.packet import Packet, canonical, content_digest
 
-#: Lines of one batch, and the days over which the lines are spread.
+#: Number of lines of one batch, and number of days over which the lines are spread.
 BATCH, DAYS = 5_000, 30
 _MICROSECONDS = 1_000_000
 
 
 def make_rules(count: int) -> list[int]:
-    """Make so many rules; return their primary keys."""
+    """Make this number of rules. Return their primary keys."""
     for number in range(count):
         Rule.objects.create(
             name=f"rule{number}", algorithm="token_bucket", capacity=10, rate=5, period=1, scope=f"scope{number}"
@@ -29,9 +29,10 @@ def make_rules(count: int) -> list[int]:
 
 
 def fill_ledger(lines: int, keys: int, rules: list[int], per_account: int = 4) -> None:
-    """Write so many lines, spread evenly over 30 days, shards, accounts, keys and rules; each hour has all keys.
+    """Write this number of lines, spread evenly over 30 days, shards, accounts, keys and rules.
 
-    Of ten lines one is of refused requests, and one of requests that a shadow rule refused.
+    Each hour has all keys. Of ten lines, one is of refused requests, and one of requests that a shadow rule would have
+    refused.
     """
     run, incarnation, waiting = secrets.token_hex(20), secrets.token_hex(12), dict[int, list[bytes]]()
     states = {shard: ShardState(shard=shard, run=run, incarnation=incarnation) for shard in range(conf.SHARDS)}
@@ -55,7 +56,7 @@ def _lines(lines: int, keys: int, rules: list[int], per_account: int) -> Iterato
     rounds = max(-(-lines // keys), 1)
     for number in range(lines):
         key, step = number % keys, number // keys
-        # The last round is now, and the others are spread over the time before.
+        # The lines of the last round are of now, the others are spread over the time before.
         start = (first + total - 1 - (rounds - 1 - step) * total // rounds) * BIN_SECONDS
         count = key % 97 + 1
         admitted, denied, shadow = (count, 0, 0) if number % 10 < 8 else (0, count, 0) if number % 10 < 9 else (0, 0, 1)
@@ -76,7 +77,7 @@ def _apply(state: ShardState, lines: list[bytes]) -> None:
 
 
 def declare_outage(keys: int, per_account: int = 4) -> None:
-    """Let the failure policy let requests of so many keys through, in an hour of yesterday, and declare its gaps."""
+    """Write requests that the failure policy let through in an hour of yesterday, and declare the gaps."""
     start = int(time.time() - 86_400 / 2) // BIN_SECONDS * BIN_SECONDS
     rows = [
         ProcessTotal(

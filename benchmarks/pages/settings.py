@@ -1,4 +1,4 @@
-"""Django's settings for the benchmarks of pages: those of the other benchmarks, and the admin."""
+"""Django's settings for the benchmarks of pages: the settings of the other benchmarks, and the admin."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ TEMPLATES = [
 ]
 STATIC_URL = "static/"
 ROOT_URLCONF = "benchmarks.pages.urls"
-# As by default: what a hanging server adds is measured.
+# The default, because the time that a hanging server adds is measured.
 RATELIMITS["TIMEOUT"] = 0.25

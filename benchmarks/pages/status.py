@@ -1,9 +1,9 @@
-"""How long the status page and the admin's index take over a big ledger, and how many queries they make.
+"""Measure how long the status page and the admin's index take with a large ledger, and how many queries they make.
 
     python -m benchmarks.pages.status [--lines 5000000] [--keys 10000] [--out DIR]
 
-The ledger covers 30 days, and the pages are asked for through Django's test client, in the process that the database
-has just been filled by. At the end Redis is replaced by a server that takes connections and never answers.
+The ledger covers 30 days. The pages are requested by Django's test client. At the end Redis is replaced by a server
+that accepts connections and never answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
-#: Milliseconds that a page is promised to take at most, and seconds that a hanging server may add.
+#: Maximum milliseconds for a page, and maximum seconds that a hanging server may add.
 BOUND, TIMEOUT = 500, 0.25
 PAGES = {
     "status, 24 hours": "/admin/ratelimits/status/",
@@ -40,7 +40,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=21, help="times that each page is asked for")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # what this command starts
+    parser.add_argument("--process", action="store_true", help=argparse.SUPPRESS)  # for this command itself
     return parser.parse_args(argv)
 
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(options: argparse.Namespace) -> dict[str, Any]:
-    """One database's run."""
+    """Measure one database."""
     servers.start_django({})
     from django.contrib.auth.models import User
     from django.db import connection
@@ -95,7 +95,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     declare_outage(options.keys // 10)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
-            cursor.execute("ANALYZE")  # as autovacuum does within a minute
+            cursor.execute("ANALYZE")  # autovacuum does this within a minute
     assert Line.objects.count() == options.lines
     client = Client()
     client.force_login(User.objects.create_superuser("admin"))
@@ -138,7 +138,7 @@ def _measure(client: Any, url: str, rounds: int) -> dict[str, Any]:
     return {
         "ms": round(median(times), 1),
         "best_ms": round(min(times), 1),
-        # Of this process alone: what is left of the time on a machine that does something else beside it.
+        # The processor time of this process. Other work on the machine does not make it longer.
         "processor_ms": round(median(processor), 1),
         "queries": count,
         "kb": round(len(response.content) / 1024),
@@ -150,14 +150,14 @@ def _claims(results: dict[str, Any]) -> list[report.Claim]:
     for kind, result in results.items():
         for name, page in result["pages"].items():
             claims.append(report.Claim(f"{name}, on {kind}, ms", BOUND, page["ms"]))
-            # A tenth of a second more than the timeout, for threads to be started and a page to be made of it.
+            # A tenth of a second more than the timeout, to start threads and to make the page.
             adds = page["hanging_adds_ms"] / 1000
             claims.append(report.Claim(f"{name}, on {kind}: a hanging Redis adds, s", TIMEOUT + 0.1, adds))
     return claims
 
 
 def text_of(run: dict[str, Any]) -> str:
-    """The run as tables."""
+    """Return the run as tables."""
     heads = ("page", "ms", "best, ms", "of its processor, ms", "queries", "KB", "with a hanging Redis, ms")
     columns = ("ms", "best_ms", "processor_ms", "queries", "kb", "hanging_ms")
     rows = [

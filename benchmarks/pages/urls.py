@@ -1,4 +1,4 @@
-"""The admin alone."""
+"""The URLs of the admin."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What the commands need: servers, clocks, settings, and what they print."""
+"""Code for all benchmarks: servers, timing, settings and output."""
 
 from __future__ import annotations

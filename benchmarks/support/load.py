@@ -1,4 +1,4 @@
-"""Load on a web server: wrk where it is installed, else clients of this module's own, in a process beside it."""
+"""Make load on a web server: by wrk if it is installed, otherwise by clients in another Python process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 
 
 def generator() -> str:
-    """What makes the load: "wrk" or "python"."""
+    """Return what makes the load: "wrk" or "python"."""
     return "wrk" if shutil.which("wrk") else "python"
 
 
 def requests_per_second(port: int, path: str, core: int, connections: int, seconds: float) -> float:
-    """What the server on this port answers per second, asked from another core by so many connections."""
+    """Return the requests per second that the server on this port answers to this number of connections."""
     if generator() == "wrk":
         whole = max(round(seconds), 1)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{whole}s", f"http://127.0.0.1:{port}{path}"]
@@ -35,7 +35,10 @@ def requests_per_second(port: int, path: str, core: int, connections: int, secon
 
 
 class _Client:
-    """One connection: asks, reads the answer to its end, asks again; on a new socket when the server closed it."""
+    """One connection. It sends a request, reads the whole response, and sends the next request.
+
+    If the server closes the connection, the client opens a new one.
+    """
 
     def __init__(self, port: int, request: bytes, selector: selectors.BaseSelector) -> None:
         self._port, self._request, self._selector = port, request, selector
@@ -59,7 +62,10 @@ class _Client:
         return ended or body.endswith(b"0\r\n\r\n")
 
     def read(self) -> int:
-        """Take what has come; 1 when an answer is complete, and the next request sent."""
+        """Read the bytes that have arrived.
+
+        If the response is complete, send the next request and return 1, otherwise return 0.
+        """
         piece = self._socket.recv(65536)
         self._buffer += piece
         answered = self._answered(not piece)
@@ -77,7 +83,7 @@ class _Client:
 
 
 def main(port: int, path: str, connections: int, seconds: float) -> None:
-    """Print requests per second, as wrk does."""
+    """Print the requests per second, in the form of wrk."""
     selector = selectors.DefaultSelector()
     request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
     clients = [_Client(port, request, selector) for _ in range(connections)]

@@ -1,4 +1,4 @@
-"""Many commands at once over a raw socket: to fill a server with keys, and to find out how many decisions it makes."""
+"""Send many commands at once over a raw socket, to fill a server with keys or to measure its decisions per second."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from ratelimits.engine.keys import BIN_SECONDS, shard_of
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import run_named
 
-#: Commands in one batch; two batches are under way at a time, so that the server never waits for the next.
+#: Number of commands in one batch. Two batches are sent before the replies are read, so that the server never waits.
 BATCH = 100
-#: Ids of users who have live keys are numbers of seven digits, from here on.
+#: The ids of users with live keys begin with this number. They have seven digits.
 FIRST_ID = 1_000_000
 
 
 def run_of(client: redis.Redis) -> str:
-    """Return the run of the server, as connections learn it: with another, each command would ask for it anew."""
+    """Return the run of the server. A command with another run would make the script ask for it again."""
     return run_named(client.info())
 
 
 def wait_for_bin(seconds: float) -> None:
-    """Commands that are made once hold for the usage bin of their moment: wait for the next if this one ends soon."""
+    """If the present usage bin ends soon, wait for the next one, because prepared commands are for one bin."""
     left = BIN_SECONDS - time.time() % BIN_SECONDS
     if left < seconds + 1:
         time.sleep(left + 0.1)
 
 
 def check(reply: Any) -> None:
-    """AssertionError unless a decision's reply, or the bare script's, admits."""
-    # The bare script answers with a list.
+    """Raise AssertionError unless a reply of a decision, or of the bare script, admits."""
+    # The reply of the bare script is a list.
     if tuple(reply[:2] if isinstance(reply, list) else read(reply)[:2]) != (1, 1):
         raise AssertionError(f"a decision was answered with {reply}")
 
 
 class Pipeline:
-    """A raw connection that sends batches ahead of the replies. Errors, and decisions that admit nothing, raise."""
+    """A raw connection that sends batches before it reads the replies. It raises errors for refusals and for errors."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -64,7 +64,7 @@ class Pipeline:
                 count -= 1
 
     def send(self, batches: Iterable[bytes], size: int = BATCH, ended: Callable[[], bool] = lambda: False) -> int:
-        """Send batches of so many commands until they or the time are over; how many commands were answered."""
+        """Send batches until this number of commands was sent or the time is over. Return the number of replies."""
         ahead = answered = 0
         for batch in batches:
             self._socket.sendall(batch)
@@ -82,14 +82,17 @@ class Pipeline:
 
 
 def batched(commands: Iterable[bytes], size: int = BATCH) -> Iterator[bytes]:
-    """Commands in batches of this size; what is left over is not sent."""
+    """Return the commands in batches of this size. Leave out the rest."""
     commands = iter(commands)
     while len(chunk := list(islice(commands, size))) == size:
         yield b"".join(chunk)
 
 
 def for_users(server: Server, run: str, call_of: Callable[[str], Call], ids: Iterable[int]) -> Iterator[bytes]:
-    """The command of each of these users, who are accounts of their own: made once for each shard, and filled in."""
+    """Return the command of each of these users, each with its own account.
+
+    It is made once for each shard, then changed.
+    """
     templates: dict[int, tuple[bytes, bytes]] = {}
     for number in ids:
         name = str(number)
@@ -102,7 +105,7 @@ def for_users(server: Server, run: str, call_of: Callable[[str], Call], ids: Ite
 
 
 def per_second(url: str, batches: list[bytes], seconds: float) -> tuple[float, float]:
-    """Commands per second that one server answers, and the share of its core that it used meanwhile."""
+    """Return the commands per second that one server answers, and how busy its core was."""
     pipeline = Pipeline(url)
     with redis.Redis.from_url(url) as client:
 

@@ -1,4 +1,4 @@
-"""A capacity plan from measured numbers: what so many requests per second need, under assumptions that stand here."""
+"""Calculate the resources for a number of requests per second, from measured numbers and the assumptions below."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from math import ceil
 from typing import Any
 
 RATES = (1_000, 10_000, 100_000, 1_000_000)
-#: Share of a core that is planned with: the rest is for peaks, rewriting the append-only file, and replicas.
+#: The part of a core that may be used. The rest is for peaks, for rewriting the append-only file, and for replicas.
 HEADROOM = 0.6
-#: Live keys for each request per second: each key asks every ten seconds.
+#: Number of live keys for each request per second: each key makes a request every ten seconds.
 KEYS_PER_REQUEST = 10
-#: Seconds between two seals, for the ledger lines that every live key then makes.
+#: Seconds between two seals. Each seal makes a ledger line for every live key.
 SEAL_INTERVALS = (60, 900)
 BINS_PER_DAY = 96
-#: Shards for each Redis core, so that a cluster spreads them evenly.
+#: Number of shards for each Redis core, so that a cluster can divide them evenly.
 SHARDS_PER_CORE = 16
 LEAST_SHARDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a rate of requests needs, each with three rules on its key, metered."""
+    """The resources for a number of requests per second, each with three rules on its key, metered."""
 
     rate: int
     redis_cores: int
@@ -34,9 +34,12 @@ class Needs:
 
 
 def needs(rate: int, runs: dict[str, dict[str, Any]]) -> Needs:
-    """What a rate needs, by the runs of benchmarks.server and benchmarks.decide."""
+    """Return the resources for a number of requests per second.
+
+    The runs are of benchmarks.server and benchmarks.decide.
+    """
     server, adds = runs["server"], runs["decide"]["in_place"]["ours"]["adds_us"]
-    # What it adds was measured with the server on the same core: its part is counted there.
+    # This time was measured with the server on the same core, so subtract the server's part.
     web = max(adds - server["results"]["engine_three"]["core_us"], 0)
     cores = ceil(rate / (server["results"]["engine_three"]["per_second"] * HEADROOM))
     keys = rate * KEYS_PER_REQUEST

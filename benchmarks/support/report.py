@@ -1,4 +1,4 @@
-"""What a run leaves: tables on the terminal, JSON for the documentation, and a chart as SVG."""
+"""Write the results of a run: tables for the terminal, JSON for the documentation, and charts as SVG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("ratelimits", "Django", "djangorestframework", "django-redis", "redi
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the project promises of a figure: at most, or with `least` at least, `bound`."""
+    """A promise about a number: it is at most `bound`, or with `least` at least `bound`."""
 
     text: str
     bound: float
@@ -41,7 +41,7 @@ class Claim:
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package."""
+    """Return the version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -56,12 +56,12 @@ def _processor() -> str:
 
 
 def load() -> list[float]:
-    """The machine's load averages."""
+    """Return the machine's load averages."""
     return [round(one, 2) for one in os.getloadavg()]
 
 
 def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
-    """What a run ran on, and how busy it was: the load of others spoils figures."""
+    """Return the machine of a run and its load averages, since other work on the machine makes the numbers worse."""
     with redis.Redis.from_url(url) as client:
         info = client.info("server")
     return {
@@ -78,7 +78,7 @@ def machine(url: str, packages: Iterable[str] = ()) -> dict[str, Any]:
 def run_json(
     benchmark: str, about: dict[str, Any], options: dict[str, Any], claims: Sequence[Claim], **results: Any
 ) -> dict[str, Any]:
-    """Return a run as it is written down: all but where to."""
+    """Return a run as JSON data."""
     told = {name: value for name, value in options.items() if name != "out"}
     return {
         "benchmark": benchmark,
@@ -91,7 +91,7 @@ def run_json(
 
 
 def shown(value: Any) -> str:
-    """A cell: three digits that matter, thousands apart."""
+    """Return a table cell as text: a number has three significant digits and commas between thousands."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):
@@ -102,7 +102,7 @@ def shown(value: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An aligned table: the first column to the left, all others to the right."""
+    """Return an aligned table: the first column to the left, all others to the right."""
     cells = [list(columns), *([shown(value) for value in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     lines = [
@@ -115,13 +115,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def claims_table(claims: Sequence[dict[str, Any]]) -> str:
-    """What was promised, what was measured."""
+    """Return the table of promises and measured values."""
     rows = [(one["claim"], one["bound"], float(one["measured"]), one["holds"]) for one in claims]
     return table(("promise", "bound", "measured", "holds"), rows)
 
 
 def write(run: dict[str, Any], out: Path | None, charts: dict[str, str] | None = None) -> None:
-    """The run's JSON, and its charts, into a directory; nothing without one."""
+    """Write the run's JSON and its charts into a directory. Do nothing if none is given."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ _ROW, _LEFT, _WIDTH, _TOP = 24, 360, 900, 56
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars as SVG: (what, how much, floor | ours | peer)."""
+    """Return horizontal bars as SVG. A bar has a title, a value and a kind: floor, ours or peer."""
     most = max(value for _label, value, _kind in bars)
     scale = (_WIDTH - _LEFT - 70) / most
     height = _TOP + _ROW * len(bars) + 16

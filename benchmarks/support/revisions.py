@@ -2,8 +2,8 @@
 
     python -m benchmarks.support.revisions REVISION [--benchmark decide] [--turns 5] [--options "--rounds 20"]
 
-Both run with the packages that are installed here. Each turn runs both, each time in the other order. A line is slower
-only if it was slower in every turn: what else the machine does changes single turns by more than the code does.
+Both use the packages that are installed here. Each turn runs both, and the order changes from turn to turn. A number is
+reported as slower only if it was slower in every turn, because other work on the machine may change a single turn.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def unpack(revision: str, to: Path) -> None:
-    """Write the files of a revision into a directory. Raises CalledProcessError for an unknown revision."""
+    """Write the files of a revision into a directory. Raise CalledProcessError for an unknown revision."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(to, filter="data")
 
 
 def run(benchmark: str, root: Path, options: Sequence[str], out: Path) -> dict[str, float]:
-    """Run a benchmark of a checkout; return its medians in µs, by what they are of."""
+    """Run a benchmark of a checkout. Return its medians in µs, by name."""
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", *options, "--out", str(out)]
     subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return dict(medians("", json.loads((out / f"{benchmark}.json").read_text())))
@@ -78,7 +78,7 @@ def medians(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def compare(turns: Sequence[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a line for each median that both revisions have: its medians over the turns, and the turns' ratios."""
+    """Return a line for each median that both revisions have: the medians over the turns, and each turn's ratio."""
     runs = [measured for turn in turns for measured in turn.values()]
     lines = []
     for name in (name for name in runs[0] if all(name in measured for measured in runs)):

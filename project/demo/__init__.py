@@ -1,3 +1,3 @@
-"""What `manage.py demo` is made of: processes, seed rows, traffic, and the comparison with the ledger."""
+"""The parts of `manage.py demo`: processes, seed rows, traffic, and the comparison with the ledger."""
 
 from __future__ import annotations

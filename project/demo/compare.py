@@ -1,4 +1,4 @@
-"""The clients' counts beside the ledger's, key by key; the ledger's come from its rows in the database alone."""
+"""Compare the clients' counts with the ledger, key by key. Only rows in the database are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratelimits.quota.deny_cache import INTERVAL
 
 @dataclass(frozen=True)
 class Row:
-    """One key: what its clients were answered, and what the ledger says of it."""
+    """The counts of one key: by its clients' responses, and in the ledger."""
 
     name: str
     seen: Tally
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def difference(self) -> int:
-        """Units by which the two differ, over all counts; 0 or the demo has failed."""
+        """Return the sum of the differences between the two counts. The demo has failed unless it is 0."""
         return (
             abs(self.seen.admitted - self.admitted)
             + abs(self.seen.denied - self.denied)
@@ -42,7 +42,7 @@ class Row:
 
 
 def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
-    """One row for each key."""
+    """Return one row for each key."""
     ledger = {
         (line["key"], line["meter"]): (line["units"], line["denied"])
         for line in Line.objects.filter(key__in=tallies)
@@ -59,9 +59,9 @@ def compare(keys: list[IssuedKey], tallies: dict[str, Tally]) -> list[Row]:
 
 
 def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
-    """Until the ledger says that it holds all that these keys have used so far, or that many seconds."""
+    """Wait until the ledger contains all usage of these keys, but for at most this number of seconds."""
     now, microseconds = get_redis_connection(conf.CACHE_ALIAS).time()
-    # A process counts the refusals that it answered by itself a moment later.
+    # A process sends the number of refusals that it repeated from memory a little later.
     moment = now * 1_000_000 + microseconds + int(2 * INTERVAL * 1_000_000)
     shards = {shard_of(key.account, conf.SHARDS) for key in keys}
     complete = ShardState.objects.filter(shard__in=shards, watermark__gte=moment)
@@ -71,7 +71,7 @@ def wait_for_ledger(keys: list[IssuedKey], seconds: float) -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """The comparison for the terminal: four columns as the clients counted, three as the ledger says."""
+    """Return the comparison as text: four columns of the clients' counts, and three of the ledger's."""
     result = Table(
         title="Clients: sent, 200, 429, tokens | ledger: admitted, denied, tokens",
         box=SIMPLE_HEAD,

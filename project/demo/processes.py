@@ -1,4 +1,7 @@
-"""The demo's processes: each in a session of its own, so that Ctrl-C reaches only us, who end them in order."""
+"""The processes of the demo.
+
+Each has its own session, so that Ctrl-C reaches only the demo itself, which stops them in order.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ STOP_SECONDS = 15.0
 
 
 class DemoError(RuntimeError):
-    """What keeps the demo from running, in words for the person who started it."""
+    """The demo cannot run. The message is for the person who started it."""
 
 
 @contextmanager
 def only_demo_in(directory: Path) -> Iterator[None]:
-    """Two demos would write the same files: the second one says so and ends."""
+    """Raise DemoError if another demo runs in this directory, since both would write the same files."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         try:
@@ -37,7 +40,7 @@ def only_demo_in(directory: Path) -> Iterator[None]:
 
 
 def listening_socket(port: int) -> socket.socket:
-    """A bound socket that the web server inherits, so that no one can take the port in between."""
+    """Return a listening socket that the web server inherits, so that no other process can take the port."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -49,7 +52,7 @@ def listening_socket(port: int) -> socket.socket:
 
 
 def gunicorn_arguments(listener: socket.socket) -> list[str]:
-    """The web server on a socket that it inherits: two workers of four threads, forked when all is imported."""
+    """Return the arguments of the web server: an inherited socket, two workers with four threads, preloaded."""
     return [
         *("gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--workers", "2", "--preload"),
         *("--threads", "4", "--keep-alive", "60", "--no-control-socket"),
@@ -57,7 +60,7 @@ def gunicorn_arguments(listener: socket.socket) -> list[str]:
 
 
 def celery_arguments(schedule: Path) -> list[str]:
-    """The worker with beat, which keeps its schedule in a file."""
+    """Return the arguments of the Celery worker with beat, whose schedule is in a file."""
     return [
         *("celery", "-A", "project", "worker", "--beat", "--loglevel", "info", "--concurrency", "2"),
         *("--schedule", str(schedule)),
@@ -71,7 +74,10 @@ def running(
     environment: Mapping[str, str] | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of `python -m …` whose output goes to `log`; it and what it started end with the block."""
+    """Run `python -m …` with its output in `log`.
+
+    At the end of the block, stop it and all processes that it started.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -90,7 +96,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end; what is still there of its session after a while is killed."""
+    """Ask a process to end. After some seconds, kill the processes of its session that are left."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -101,7 +107,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 30.0) -> None:
-    """Wait for the first answer of any status; DemoError with the log's end when there is none."""
+    """Wait for the first response, with any status. Raise DemoError with the end of the log if there is none."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:

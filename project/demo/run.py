@@ -1,4 +1,4 @@
-"""The demo from the first row to the last line printed."""
+"""Run the whole demo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEDGER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose."""
+    """The options of the command."""
 
     once: bool
     requests: int
@@ -32,7 +32,7 @@ class Options:
 
 
 def run_demo(options: Options) -> int:
-    """Everything on the servers that REDIS_URL and DATABASE_URL name; the exit status."""
+    """Run the demo on the servers of REDIS_URL and DATABASE_URL. Return the exit status."""
     console = Console()
     started = time.monotonic()
     call_command("migrate", verbosity=0)
@@ -42,7 +42,7 @@ def run_demo(options: Options) -> int:
     with ExitStack() as stack:
         web, port = _start_web_server(stack, options.port)
         worker = _start_worker(stack)
-        # Entered last, so left first: from then on nothing interrupts the ending of the processes.
+        # Entered last, so it is left first. After this, no signal interrupts the stopping of the processes.
         stack.enter_context(_deaf_afterwards())
         address = f"http://127.0.0.1:{port}"
         console.print(f"Web server at {address}, Celery worker with beat; all of it on {settings.REDIS_URL}")

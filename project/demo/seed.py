@@ -1,4 +1,4 @@
-"""The rows that the demo starts from: plans, rules, a staff user and, for each run, accounts and API keys."""
+"""Write the rows for the demo: plans, rules, a staff user and, for each run, accounts and API keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAFF = "admin"
 
 @dataclass(frozen=True)
 class IssuedKey:
-    """An API key as its holder has it."""
+    """An API key with its secret, as its owner gets it."""
 
     name: str
     key: str
@@ -27,7 +27,7 @@ class IssuedKey:
 
 
 def seed_staff() -> str:
-    """The staff user with a new password, which is returned."""
+    """Make the staff user with a new password, and return the password."""
     password = secrets.token_urlsafe(9)
     user, _ = get_user_model().objects.get_or_create(username=STAFF, defaults={"is_staff": True, "is_superuser": True})
     user.set_password(password)
@@ -37,7 +37,7 @@ def seed_staff() -> str:
 
 @transaction.atomic
 def seed_rules() -> None:
-    """Two plans and the rules of both, unless they are there: what staff edited stays as it is."""
+    """Make two plans and their rules, unless they exist. Do not change edits of staff."""
     free, _ = Plan.objects.get_or_create(slug="free", defaults={"name": "Free"})
     pro, _ = Plan.objects.get_or_create(slug="pro", defaults={"name": "Pro"})
     for included, meter, quantity in (
@@ -50,7 +50,7 @@ def seed_rules() -> None:
     bucket = {"algorithm": "token_bucket", "period": 1}
     window = {"algorithm": "fixed_window", "period": 60}
     rules: tuple[tuple[str, Plan | None, dict[str, Any]], ...] = (
-        # Billing rules: wide enough for every plan, and the ones that invoices name.
+        # Rules that bill. Their limits are high enough for every plan.
         ("requests", None, {**window, "key_kind": "api_key", "capacity": 100_000, "bills": True}),
         (
             "tokens",
@@ -69,7 +69,7 @@ def seed_rules() -> None:
 
 @transaction.atomic
 def seed_keys() -> list[IssuedKey]:
-    """Two new accounts, so that what a run counted stands apart from earlier runs, and five API keys."""
+    """Make two new accounts and five API keys. New accounts keep this run's counts apart from earlier runs."""
     run = secrets.token_hex(2)
     plans = {plan.slug: plan for plan in Plan.objects.filter(slug__in=("free", "pro"))}
     issued = []

@@ -1,4 +1,4 @@
-"""Real HTTP traffic from several clients at once, each of which counts the answers it was given."""
+"""Send real HTTP requests from several clients at once, and count the responses."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ VOCABULARY = ("quota", "token", "bucket", "ledger", "window", "burst", "lease", 
 
 @dataclass
 class Tally:
-    """What the clients saw of one key."""
+    """The responses that the clients got for one key."""
 
     sent: int = 0
-    admitted: int = 0  # answers 200
-    denied: int = 0  # answers 429
-    tokens: int = 0  # words of the texts that were answered 200
-    other: int = 0  # any other answer
-    unanswered: int = 0  # sent, and the connection ended before an answer
+    admitted: int = 0  # responses with status 200
+    denied: int = 0  # responses with status 429
+    tokens: int = 0  # words of the texts that got the status 200
+    other: int = 0  # all other responses
+    unanswered: int = 0  # requests that were sent, but the connection ended before a response
 
 
 @dataclass(frozen=True)
 class Client:
-    """One credential that requests are sent with."""
+    """A client with its credential."""
 
     key: str
     secret: str
@@ -34,9 +34,9 @@ class Client:
 
 @dataclass
 class Traffic:
-    """`requests` requests to the API at `port`, shared out evenly to `clients`, sent from `threads` threads.
+    """`requests` requests to the API at `port`, divided evenly among `clients`, sent from `threads` threads.
 
-    `seed` decides which of them are texts, and how long.
+    `seed` determines which requests have texts, and how long these are.
     """
 
     port: int
@@ -51,7 +51,7 @@ class Traffic:
         self._lock = threading.Lock()
 
     def run(self, on_answer: Callable[[], None]) -> dict[str, Tally]:
-        """Send everything; `on_answer` is called after each request. Raises what a thread raised."""
+        """Send all requests. `on_answer` is called after each. Raise the first error of a thread."""
         failures: list[BaseException] = []
         stop = threading.Event()
 
@@ -90,7 +90,7 @@ class Traffic:
 
 
 def _send(connection: http.client.HTTPConnection, secret: str, words: list[str]) -> int | None:
-    """The answer's status, None when there was none: such a request is never sent again."""
+    """Return the status of the response; None if there was none. Such a request is not sent again."""
     headers = {"Authorization": f"Api-Key {secret}", "Accept": "application/json"}
     try:
         if words:

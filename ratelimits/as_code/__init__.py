@@ -1,4 +1,4 @@
-"""Plans and rules as code: write those in the database to a JSON document, and load such a document."""
+"""Plans and rules as code: write the plans and rules of the database to a JSON document, and load such a document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Document = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """Raised for a document that cannot be loaded; `problems` has a sentence for each error."""
+    """A document cannot be loaded. `problems` has a sentence for each error."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -171,10 +171,10 @@ def _rule_problems(entry: Any) -> Iterator[str]:
 
 
 def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
-    """Change plans and rules in the database to those of the document, in one edit; return a line for each change.
+    """Change the plans and rules in the database to those of the document, in one edit. Return a line for each change.
 
-    With `delete`, plans and rules that the document does not name are deleted. A plan whose entry names no currency or
-    no prices keeps them. Raises RefusedError, with nothing changed, if a plan or rule is not valid.
+    With `delete`, plans and rules that the document does not name are deleted. A plan whose entry has no currency or no
+    prices keeps its own. Raise RefusedError, and change nothing, if a plan or rule is not valid.
     """
     problems: list[str] = []
     with editing(using):
@@ -236,7 +236,7 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
 
 
 def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
-    """Delete the plan's prices that the document does not name; return those that it names, not saved yet."""
+    """Delete the plan's prices that the document does not name. Return the prices that it names, not saved yet."""
     rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
     for meter in rows.keys() - wanted.keys():
         rows.pop(meter).delete(using=using)
@@ -253,7 +253,7 @@ def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
 
 
 def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bool:
-    """Save the prices that differ from the old ones; return whether a price was changed, added or deleted."""
+    """Save the prices that have changed. Return whether a price was changed, added or deleted."""
     changed = old.keys() != {row.meter for row in prices}
     for row in prices:
         row.plan = row.plan  # The plan has its primary key only now.

@@ -1,4 +1,4 @@
-"""The types of the fields in a document of rules as code, which are checked before models are made from them."""
+"""The types of the fields in a document of rules as code. They are checked before models are made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FieldType(NamedTuple):
 
 
 def is_text(value: Any) -> bool:
-    """Return whether the value is a text that a database can store: JSON can contain surrogates and NUL characters."""
+    """Return whether the value is a text that a database can store. JSON may also contain NUL and surrogates."""
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -155,7 +155,10 @@ def printable(text: str) -> str:
 
 
 def decoded(raw: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8, with exact decimals. Raises ValueError that names the wrong line."""
+    """Return the value of a JSON text in UTF-8, with exact decimals.
+
+    Raise ValueError with the number of the wrong line.
+    """
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Work in a thread beside the requests: at intervals, soon after `wake`, and once more when the process ends."""
+"""Do work in a thread besides the requests: at intervals, soon after `wake`, and once more when the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratelimits.background import stop_signals
 
 logger = logging.getLogger(__name__)
 
-#: Maximum seconds for all last work when the process ends. What is not done by then is given up.
+#: Maximum number of seconds for all last work when the process ends. Work that takes longer is not completed.
 END_SECONDS = 5.0
 #: After the work has ended, `wake` starts it again after PAUSE seconds, and PAUSE_FACTOR times its duration, at the
 #: earliest.
@@ -22,10 +22,10 @@ PAUSE, PAUSE_FACTOR = 0.1, 9
 
 
 class Background:
-    """Does `work` every `seconds()` in a daemon thread, which begins with the first `start`.
+    """Does `work` every `seconds()` in a daemon thread, which the first `start` begins.
 
-    When the process ends, the thread does `last`. Several threads begin their last work in the order of `turn`. A
-    forked child begins again without a thread: the work was its parent's.
+    When the process ends, the thread does `last`. The last work of several threads begins in the order of `turn`. In a
+    forked child there is no thread until `start` is called again.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Background:
         self._orders: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread of this process, unless it runs. If it cannot be started now, the next call tries again."""
+        """Start the thread of this process, unless it runs. If it cannot be started now, a later call tries again."""
         if self.running:
             return
         with self._starting:
@@ -73,18 +73,21 @@ class Background:
         stop_signals.watch(end)
 
     def run(self) -> None:
-        """Do the work now, in the caller's thread. If the other thread is doing it, wait first."""
+        """Do the work now, in the caller's thread. If the other thread does the work at this moment, wait first."""
         with self._working:
             self._work()
 
     def wake(self) -> None:
-        """Have the thread do the work soon, after a pause, instead of at its next interval."""
+        """Let the thread do the work soon, after a pause, and not only at its next interval."""
         if not self._woken:
             self._woken = True
             self._orders.put(None)
 
     def finish(self) -> threading.Event | None:
-        """Have the thread do the last work at once. Return an event that is set afterwards; None without a thread."""
+        """Let the thread do the last work at once.
+
+        Return an event that is set afterwards; None if there is no thread.
+        """
         if not self.running:
             return None
         finished = threading.Event()
@@ -122,9 +125,9 @@ _all: list[Background] = []
 
 
 def end(seconds: float = END_SECONDS) -> None:
-    """Have all last work done, and wait for it for at most `seconds`. It is harmless to call this twice.
+    """Let all threads do their last work, and wait for at most `seconds`. It is harmless to call this twice.
 
-    The threads do the work, so this can be called where the work itself is not possible, as in a signal handler.
+    The threads do the work, so this can be called where the work itself is not possible, such as in a signal handler.
     """
     deadline = time.monotonic() + seconds
     for finished in [background.finish() for background in _all]:

@@ -1,9 +1,9 @@
-"""Do the last work of a process that is stopped by a signal, where Python's `atexit` would not run.
+"""Do the last work of a process that is stopped by a signal, because Python's `atexit` would not run then.
 
-A process without a handler ends at once. Uvicorn stops its server on SIGTERM, then sends itself the signal again with
-the handler that was there before, which ends the process at once. So our handler is installed before any other: it
-has the last work done, then calls the handler that was there. A handler that Python did not install (uWSGI, mod_wsgi)
-stays, and so does a signal that is ignored.
+Uvicorn stops its server on SIGTERM. Then it restores the signal handler that was there before, and sends itself the
+signal again, which usually ends the process at once. So this module installs its handler early: the handler lets the
+last work be done, then calls the earlier handler. A handler that is not written in Python (uWSGI, mod_wsgi) is not
+replaced. An ignored signal is still ignored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from django.core.signals import request_finished
 
 logger = logging.getLogger(__name__)
 
-#: SIGINT needs no handler if it raises KeyboardInterrupt: `atexit` runs after that.
+#: SIGINT needs no handler of ours if it raises KeyboardInterrupt, because `atexit` runs afterwards.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Maximum seconds before a server's own handler is called. Requests that are served after that write their own counts.
 HELD_UP = 1.0
 
 
 class StopHandler:
-    """A signal handler that has the background work ended, then does what the handler before it would have done."""
+    """A signal handler that lets the background work end, and then does the same as the handler before it."""
 
     def __init__(
         self, end: Callable[..., None], before: Callable[[int, FrameType | None], Any] | signal.Handlers
@@ -55,13 +55,16 @@ class StopHandler:
             logger.debug("The background work is not waited for.", exc_info=True)
 
     def after_request(self, **kwargs: object) -> None:
-        """After the process was asked to stop, write what the request that ends has counted."""
+        """After the process was asked to stop, write the counts of the request that ends."""
         if self._stopping:
             self._end(HELD_UP)
 
 
 def watch(end: Callable[..., None]) -> None:
-    """Call `end` when this process is asked to stop. Only the main thread can set this up; do nothing in others."""
+    """Call `end` when this process is asked to stop.
+
+    Do nothing in threads other than the main thread, which cannot set handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:

@@ -27,7 +27,7 @@ from ratelimits.models.validation.crowding import too_many
 def check_rows(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Return an error for each row that is not in force, and one if more rules can apply to a request than allowed."""
+    """Return an error for each row that is not in force, and one if too many rules can apply to one request."""
     try:
         using = conf.DATABASE
     except ImproperlyConfigured:

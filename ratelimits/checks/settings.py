@@ -51,7 +51,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _wrong(name: str) -> bool:
-    """Return whether a setting is invalid, which `check_settings` reports, so that other checks cannot use it."""
+    """Return whether a setting is not valid. Other checks then skip it, because `check_settings` reports it."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:
@@ -100,7 +100,7 @@ def _databases(alias: str) -> Iterator[tuple[Any, ...]]:
 
 @checks.register("ratelimits")
 def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn of other throttles beside QuotaThrottle: DRF runs each of them even after one has refused."""
+    """Warn of other throttles besides QuotaThrottle, since DRF runs all throttles even after one has refused."""
     classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
     if _THROTTLE not in classes or len(classes) == 1:
         return []
@@ -140,7 +140,7 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 @checks.register("ratelimits")
 def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if requests are decided, but QuotaMiddleware is missing, which finishes them."""
+    """Warn if requests are decided but QuotaMiddleware, which finishes requests, is missing."""
     if any(_is_a(QuotaMiddleware, import_string(path)) for path in settings.MIDDLEWARE):
         return []
     decided = next(_decided(), "")
@@ -157,7 +157,10 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
 
 
 def _decided() -> Iterator[str]:
-    """Yield the settings, then the views, that cause requests to be decided; settings come first as they are quick."""
+    """Yield the settings and the views that cause requests to be decided.
+
+    The settings come first, since this is fast.
+    """
     if _THROTTLE in getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ()):
         yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
     if conf.PATHS:
@@ -188,7 +191,7 @@ def _is_a(base: type, value: object) -> bool:
 def check_restored(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if Redis has a newer configuration version than the database; only with `--database`."""
+    """Warn if Redis has a newer version of the rules than the database. Runs only with `--database`."""
     if _wrong("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:
@@ -212,7 +215,7 @@ def check_restored(
 
 @checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error if routers keep the app's rows in another database than DATABASE, or apart from their users."""
+    """Return an error if routers keep the app's rows outside of DATABASE, or do not let them refer to users."""
     if _wrong("DATABASE"):
         return []  # The check of the settings reports this.
     models = apps.get_app_config("ratelimits").get_models()
@@ -235,7 +238,7 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 
 def _unreachable_users() -> list[checks.CheckMessage]:
-    """Return an error if users are in another database than DATABASE and the routers do not let rows name them."""
+    """Return an error if users are in another database and the routers do not let rows refer to them."""
     users, alias = get_user_model(), conf.DATABASE
     elsewhere = router.db_for_write(users)
     if elsewhere == alias:

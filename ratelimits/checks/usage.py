@@ -1,4 +1,4 @@
-"""System checks of what brings usage into the ledger: the Redis server's settings, and a worker that drains."""
+"""System checks of everything that usage needs to reach the ledger: the Redis server's settings, and a worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The app's settings: the project's dict `RATELIMITS`, with the defaults below.
 
-`conf.NAME` reads a setting. Its value is kept until `setting_changed` announces another one. A value that breaks its
-rule (`setting_rules`) raises ImproperlyConfigured; `manage.py check` lists all such values beforehand.
+`conf.NAME` reads a setting. The value is cached until the signal `setting_changed`. A value that is not valid (see
+`setting_rules`) raises ImproperlyConfigured. `manage.py check` lists all such values.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DEFAULTS: dict[str, Any] = {
     # Where things are
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
-    "SHARDS": 64,  # number of shards over which accounts are spread; do not change it while usage is open
+    "SHARDS": 64,  # number of parts into which accounts are divided; do not change it while usage is open
     "DATABASE": "default",  # the database alias of the rules and the ledger
     # Who a request is
     "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
     "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
     # The decision
     "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
-    "FAILURE_POLICY": "allow",  # "allow" or "deny" while Redis is away, unless a rule says otherwise
+    "FAILURE_POLICY": "allow",  # the answer while Redis is away: "allow" or "deny"; a rule may have its own
     "RELOAD_INTERVAL": 30,  # maximum age in seconds of cached rules if an edit notification is missed
     "DENY_CACHE_SECONDS": 1.0,  # maximum seconds for which a process repeats a refusal without asking Redis
     "PREFETCH_SECONDS": 1.0,  # maximum seconds for which a process spends permits that it took in advance
@@ -40,15 +40,15 @@ DEFAULTS: dict[str, Any] = {
     "MAX_WAITING": 100,  # maximum waiting requests of a process; one more that would wait is refused
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     # Usage and billing
-    "UNITS": {},  # the unit of each meter; default: the meter's name
+    "UNITS": {},  # meter -> its unit on reports; default: the meter's name
     "SEAL_INTERVAL": 60,  # seconds between two times that open batches are sealed
     "FENCE": "aof",  # "aof": only fsynced batches reach the ledger; "none": also batches that Redis may lose
     "DRAIN_INTERVAL": 5,  # seconds between two drains into the ledger
     "COMPACT_INTERVAL": 3_600,  # seconds between two searches for ledger batches that can be joined
     "FINALISE_INTERVAL": 900,  # seconds between two searches for billing periods that can be finalised
     "GRACE_SECONDS": 3_600,  # seconds after a period's end before its report may be finalised
-    "PRORATION": "none",  # share of what a plan includes: "none": all of it; "time": by the time on the plan
-    "LATE_USAGE": "version",  # late usage goes to a new "version" of its report, or to the next "period"
+    "PRORATION": "none",  # included quantity of a part of a period: "none": all of it; "time": a share by time
+    "LATE_USAGE": "version",  # late usage is added to a new "version" of its report, or to the next "period"
     "ADJUSTMENT_APPROVAL": False,  # an adjustment counts only after another person has approved it
     "PROCESS_TOTALS_INTERVAL": 10,  # seconds between two times that a process writes its totals; 0: never
     "SIGNING_KEY": "",  # key of the HMAC that signs reports; empty: a plain digest
@@ -72,7 +72,7 @@ SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 
 
 def shown(value: object, name: str = "") -> str:
-    """Return a value as text for a message: at most a line, and not the value of a setting that is secret."""
+    """Return a value as text for a message. It has at most 200 characters, and a secret setting is not shown."""
     if name in SECRETS:
         return f"a {type(value).__name__} that is not shown, since it may hold a secret"
     try:
@@ -83,7 +83,7 @@ def shown(value: object, name: str = "") -> str:
 
 
 class Conf:
-    """Gives access to the settings as attributes. Raises ImproperlyConfigured for a value that makes no sense."""
+    """Gives access to the settings as attributes. Raises ImproperlyConfigured for a value that is not valid."""
 
     CACHE_ALIAS: str
     NAMESPACE: str

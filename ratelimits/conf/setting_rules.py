@@ -1,4 +1,4 @@
-"""The rule of each setting: the values that it may have, and a sentence that says what to write instead."""
+"""The valid values of each setting, and a sentence that says what to write instead of another value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 LONGEST = 315_360_000
 #: Maximum seconds for which a caller may wait for an answer.
 LONGEST_CALL = 3600
-#: Maximum seconds for a call of a webhook: its delivery is claimed for 300 s.
+#: Maximum seconds for a call of a webhook. It must be well below 300 s, after which another worker may send it again.
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255
@@ -21,7 +21,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class SettingRule(NamedTuple):
-    """A rule for a value: a hint, in the words that follow "Write ", and a function that checks the value."""
+    """The valid values of a setting. `hint` follows the word "Write" in a message; `holds` checks a value."""
 
     hint: str
     holds: Callable[[Any], bool]

@@ -1,4 +1,4 @@
-"""Simulate what a rule would have done to traffic: replay traces on the real scripts, with a virtual clock."""
+"""The simulator: run recorded requests (a trace) against a rule, with the real scripts and a virtual clock."""
 
 from __future__ import annotations
 

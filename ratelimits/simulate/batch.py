@@ -1,4 +1,4 @@
-"""Make many decisions in a row on a virtual clock, by the real scripts, for a simulation."""
+"""Make many decisions in a row with the real scripts and a virtual clock, for the simulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ReadyCommand = tuple[bytes, Script]
 #: 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait; times in µs.
 Reply = tuple[int, ...]
 
-# On a virtual clock the script uses neither the nonce nor the run of the server.
+# With a virtual clock the script uses neither the nonce nor the run of the server, so any value will do.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
 _BEFORE = bulks(_NONCE, f"0 {_RUN}".encode())
 # The parts of a request that change from one to the next, as lua/decide.lua reads them: now and timeout after five
@@ -31,12 +31,12 @@ _REFUSED = struct.Struct("<2q")
 
 
 class _Template:
-    """The bytes of one op's commands: before the times, between the times and the cost, and after the cost."""
+    """Bytes that commands of one operation have in common: before the times, after the times, after the cost."""
 
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
 
     def __init__(self) -> None:
-        #: By key: the bytes of its command before the times.
+        #: For each key, the bytes of a command before the times.
         self.fronts: dict[str, bytes] = {}
         self.name = self.before = self.between = self.after = b""
         #: The moments (µs) between which `between` and `after` are valid.
@@ -44,9 +44,10 @@ class _Template:
 
 
 class CommandMaker:
-    """Makes commands of a program on a virtual clock. Only times, key, cost and lease differ, the rest is made once.
+    """Makes commands of a program with a virtual clock.
 
-    All terms of the program have the key 0 and the slot 0.
+    Most bytes are made once; only times, key, cost and lease change. All terms of the program have the key 0 and the
+    slot 0.
     """
 
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
@@ -56,7 +57,7 @@ class CommandMaker:
         self._leases = any(term.algorithm.leases for term in program.terms)
 
     def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
-        """Return one command. `now` and `timeout` (-1: any) are in µs. The lease "" is a name like others."""
+        """Return one command. `now` and `timeout` (-1: any) are in µs. A `lease` of "" is a valid name."""
         template = self._templates.get(op)
         if template is None or not template.start <= now < template.end:
             template = self._template(op, key, now)
@@ -69,7 +70,7 @@ class CommandMaker:
         return command, self.program.script
 
     def _template(self, op: Op, key: str, now: int) -> _Template:
-        """Make a template from the bytes of a whole command."""
+        """Make a template from the bytes of a complete command."""
         template = self._templates.setdefault(op, _Template())
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole = Command(self._keyspace, call).to(_RUN, _NONCE)
@@ -106,9 +107,10 @@ def _of_any_run(command: bytes, run: str) -> bytes:
 
 
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
-    """Send commands in one round trip and return their replies, decided in order.
+    """Send commands in one round trip and return their replies, in order.
 
-    Nothing else may decide on the same keys meanwhile. Raise Stale for a moment that calendar params do not cover.
+    Nothing else may decide on the same keys meanwhile. Raise Stale for a moment outside of the calendar window's
+    params.
     """
     packed = [partial(_of_any_run, command) for command, _script in commands]
     packed_replies = server.wire.stream(packed, {script for _command, script in commands})
@@ -121,7 +123,7 @@ def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:
-    """Delete these states."""
+    """Delete the states under these Redis keys, and their further keys."""
     endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
     found = sorted({key + ending for key in keys for ending in endings})
     for start in range(0, len(found), 1000):

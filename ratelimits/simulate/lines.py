@@ -1,4 +1,4 @@
-"""Read rules and the lines of a trace: numbers exactly as they are written, and a sentence for each mistake."""
+"""Read rules and the lines of a trace (recorded requests). Each mistake gets a sentence that says what is wrong."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class BadLine(ValueError):
 class TraceLine(NamedTuple):
     """One line of a trace.
 
-    `at` is the number as it was given. `now` and `timeout` are in µs; a `timeout` of -1 accepts any wait. `rules` are
-    those of a `set_rule`, else None.
+    `at` is the number as it was written. `now` and `timeout` are in µs; a `timeout` of -1 accepts any wait. `rules` are
+    the new rules of a line with the op `set_rule`, otherwise None.
     """
 
     at: int | Decimal
@@ -61,7 +61,7 @@ class TraceLine(NamedTuple):
 
 
 def _far(text: str) -> Decimal:
-    """Return a number whose exponent is too large for a Decimal as infinity, so that it is refused as out of range."""
+    """Replace a number whose exponent is too large for a Decimal by infinity, so that it is refused as out of range."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -99,7 +99,10 @@ def decoded(text: bytes) -> Any:
 
 
 def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """Yield the number (from 1) and value of each line that is not blank; a ValueError for a line that is not JSON."""
+    """Yield the number (from 1) and the value of each line that is not blank.
+
+    For a line that is not JSON, the value is a ValueError.
+    """
     numbered = ((number, text) for number, text in enumerate(texts, 1) if text.strip())
     while lot := list(islice(numbered, _LOT)):
         together = _together([text for _, text in lot])
@@ -115,9 +118,9 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def _together(texts: list[bytes]) -> list[Any] | None:
-    """Return the values of lines decoded as one JSON list, which is faster; None if they must be decoded one by one.
+    """Decode lines together as one JSON list, which is faster. Return None if they must be decoded one by one.
 
-    If the lines contain no list, the items are exactly the lines: a string cannot contain a line break, and an item
+    If the lines contain no list, each item is exactly one line: a string cannot contain a line break, and an item
     cannot begin within an object.
     """
     whole = b",\n".join(texts)
@@ -141,7 +144,10 @@ def read_rules(data: Any) -> Rules:
 
 
 def micros(name: str, value: Any) -> int:
-    """Return seconds as µs, rounded half up. A number beyond the horizon becomes one that is out of range."""
+    """Return seconds as µs, rounded half up.
+
+    A number beyond HORIZON becomes a number that is refused as out of range.
+    """
     if type(value) is int:
         if -LATEST <= value <= LATEST:
             return value * MICROSECONDS
@@ -157,7 +163,7 @@ def micros(name: str, value: Any) -> int:
 
 
 class Reader:
-    """Reads the lines of one trace. `rules` are those in force: after a `set_rule`, its rules."""
+    """Reads the lines of one trace. `rules` are the rules in force, which a line with `set_rule` changes."""
 
     def __init__(self, rules: Rules) -> None:
         self._bring(rules)
@@ -168,7 +174,7 @@ class Reader:
         self._most = min(self._most, MAX_COST)
 
     def line(self, data: Any) -> TraceLine:
-        """Return one line. Raise ValueError that says what to write instead."""
+        """Return one line. Raise ValueError with a sentence that says what to write instead."""
         if not isinstance(data, dict):
             if isinstance(data, ValueError):
                 raise data

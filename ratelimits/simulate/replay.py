@@ -1,4 +1,4 @@
-"""Replay traces, each with a fresh state of its own, in as few round trips as their order allows."""
+"""Run traces, each with its own new state, in as few round trips as possible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _PATIENCE = 60.0
 
 @contextmanager
 def sandbox(url: str | None = None) -> Iterator[Wire]:
-    """Yield connections to the server at `url` (default: REDIS_URL), or to an embedded one that ends with the block."""
+    """Yield connections to the server at `url` (default: REDIS_URL).
+
+    Without one, start an embedded server for the block.
+    """
     url = url or os.environ.get("REDIS_URL")
     if url:
         yield _wire(url)
@@ -58,7 +61,7 @@ def _wire(url: str) -> Wire:
 
 
 def _decimal(us: int) -> str:
-    """Return µs as seconds in JSON, without superfluous digits."""
+    """Return µs as seconds in JSON, without superfluous zeros."""
     if us == 0:
         return "0.0"
     if 100 <= us < 10**15:
@@ -69,7 +72,10 @@ def _decimal(us: int) -> str:
 
 
 class LineOutcome(NamedTuple):
-    """The outcome of one line. `at` is as given; `wait`, `retry_after` (None: never) and `reset_after` are in µs."""
+    """The result of one line.
+
+    `at` is as it was written; `wait`, `retry_after` (None: never) and `reset_after` are in µs.
+    """
 
     at: int | Decimal
     allowed: bool
@@ -90,7 +96,7 @@ class LineOutcome(NamedTuple):
 
 
 class Replay:
-    """Turns the lines of one trace into commands, for rules that are decided together on a state of its own."""
+    """Turns the lines of one trace into commands. Its rules are decided together, on a state of its own."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
         """Begin a replay. `prefix` is part of its keys; no other replay of the simulator may have the same one."""
@@ -107,7 +113,7 @@ class Replay:
         self._rules, self.shown = rules, tuple(rule.shown for rule in rules)
 
     def commands(self, line: TraceLine, keyspace: Keyspace) -> list[ReadyCommand]:
-        """Return the commands for one line; the reply to the last one is the line's."""
+        """Return the commands for one line. The reply to the last command is the result of the line."""
         if not self._makers:
             self._take(keyspace, self._rules)
         key = self._prefix + line.key
@@ -118,7 +124,10 @@ class Replay:
         return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
     def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[ReadyCommand]:
-        """Yield the commands that change the rules of every key seen so far; another algorithm's states are deleted."""
+        """Yield the commands that change the rules of every key used so far.
+
+        States of a replaced algorithm are deleted.
+        """
         terms = zip(self._makers[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
         resetting = CommandMaker(keyspace, program(replaced)) if replaced else None
@@ -140,7 +149,7 @@ AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
-    """Runs replays on a server, in a namespace of its own. `close` deletes everything."""
+    """Runs replays on a server, in its own namespace. `close` deletes everything that was written."""
 
     def __init__(self, wire: Wire) -> None:
         keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
@@ -150,7 +159,10 @@ class Simulator:
         self._replays: dict[Replay, None] = {}
 
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
-        """Yield each line with its outcome, in order. At most twice TOGETHER commands are read ahead of outcomes."""
+        """Yield each line with its result, in order.
+
+        At most 2 * TOGETHER commands are prepared before a result is yielded.
+        """
         waiting: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
         awaited: AwaitedLines = []
         commands: list[ReadyCommand] = []
@@ -160,7 +172,7 @@ class Simulator:
             commands += one.commands(line, keyspace)
             awaited.append((one, line, len(commands) - 1, one.shown))
             if len(commands) >= TOGETHER:
-                # Read the next lot while the server decides one. A single thread keeps them in order.
+                # Prepare the next commands while the server decides these. A single thread keeps them in order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
                 waiting.append((awaited, self._thread.submit(replay, self._server, commands)))
                 awaited, commands = [], []
@@ -178,7 +190,7 @@ class Simulator:
             self._replays.pop(one, None)
 
     def close(self) -> None:
-        """Wait for replies that are under way, then delete all states."""
+        """Wait for replies that have not arrived yet, then delete all states."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self.forget(list(self._replays))
@@ -190,7 +202,7 @@ class Simulator:
         try:
             self.close()
         except RedisError as lost:
-            # If there was an error before, it already says that the server is away.
+            # Do not hide an earlier error, which says already that the server does not answer.
             if error is None:
                 raise Unavailable(str(lost)) from lost
 

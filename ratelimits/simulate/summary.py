@@ -1,4 +1,4 @@
-"""Summarise a replay in a few lines: how many requests were admitted, when, and the busiest keys."""
+"""Summarise a simulation in a few lines: how many requests were admitted, when, and the busiest keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Summary:
         self.by_second[line.now // MICROSECONDS] += 1
 
     def slots(self) -> list[int]:
-        """Return the admitted requests by slot, from the first request's slot to the last's. Slots are aligned."""
+        """Return the admitted requests in each slot of time, from the first request's slot to the last one's."""
         length = self.slot_seconds()
         first = (self.first or 0) // MICROSECONDS // length
         counts = [0] * (self.last // MICROSECONDS // length - first + 1)

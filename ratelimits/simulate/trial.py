@@ -1,6 +1,6 @@
-"""Try a rule before it is saved: what the real scripts admit under bursts and under a steady overload.
+"""Try a rule before it is saved: show what the real scripts admit under bursts and under a steady overload.
 
-The loads follow from the rule's own numbers, and have at most MAX_LINES lines however large these are.
+The requests are calculated from the rule's own numbers. There are at most MAX_LINES.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ratelimits.simulate.replay import Replay, Simulator
 SLOTS, FEW_SLOTS = 48, 12
 #: Maximum number of requests of one load. Requests that are larger stand for several.
 MAX_LINES = 240
-#: The load lasts this many times as long as all permits need to come back, and bursts come twice in that time.
+#: A load lasts _LASTS times as long as all permits need to come back. It has _BURSTS bursts.
 _LASTS, _BURSTS = 3, 6
-#: How many times the limit the load asks for.
+#: A load requests this many times the limit.
 _TIMES = 2
-#: Where a limit has no period (concurrency): how long a request takes, in µs.
+#: How long a request takes, in µs, if a limit has no period (concurrency).
 _HELD = MICROSECONDS
 
 
 class Slot(NamedTuple):
-    """Permits in one part of a load. `admitted` counts those that proceed in it, after any wait."""
+    """The permits in one slot of time. `admitted` counts requests in the slot in which they proceed, after any wait."""
 
     asked: int
     admitted: int
@@ -79,7 +79,10 @@ class _Load:
         return SLOTS if self.kind == "bursts" else next(even, SLOTS)
 
     def lines(self, start: int, timeout: int) -> Iterator[TraceLine]:
-        """Yield the lines of the trace in the order of time; a request ends before another of that moment begins."""
+        """Yield the lines of the trace in the order of time.
+
+        A request that ends comes before one that begins at the same moment.
+        """
         events = [(at, 1, cost, str(number)) for number, (at, cost) in enumerate(self.requests)]
         if self.held:
             events += [(at + self.held, 0, cost, lease) for at, _op, cost, lease in events]
@@ -136,14 +139,14 @@ def _seconds(us: int) -> Decimal:
 
 
 def _span(algorithm: Algorithm, now: int) -> int:
-    """Return the time in µs in which all permits come back; where there is none, how long a request takes."""
+    """Return the time in µs in which all permits come back. If there is none, return how long a request takes."""
     _permits, time = algorithm.quota
     window = algorithm.valid_span(now)
     return time or (window[1] - window[0] if window else _HELD)
 
 
 def _start(algorithm: Algorithm, now: int) -> int:
-    """Return the last start of a window before `now`, since windows are aligned to the clock or the calendar."""
+    """Return the last start of a window before `now`. Windows start at fixed times of the clock or the calendar."""
     window = algorithm.valid_span(now)
     return window[0] if window else now - now % max(_span(algorithm, now), 1)
 
@@ -154,7 +157,7 @@ def _loads(algorithm: Algorithm, now: int) -> tuple[_Load, _Load]:
     span = max(_span(algorithm, now), 1)
     most = algorithm.max_cost or permits
     held = _HELD if algorithm.leases else 0
-    # A rule that makes requests wait is looked at for longer than its wait, as far as the number of lines allows.
+    # For a rule that makes requests wait, the load lasts longer than the wait, if the number of lines allows it.
     long = max(span, micros(algorithm.suggested_max_wait or Decimal(0)))
     lasts = min(_LASTS * long, MAX_LINES * max(permits // 10, 1) * span // (_TIMES * permits), HORIZON // 4)
     lasts = max(lasts, span, SLOTS)
@@ -180,7 +183,10 @@ def _overload(permits: int, span: int, length: int, most: int, held: int) -> _Lo
 
 
 def _cost(permits: int, total: int, lines: int, most: int) -> int:
-    """Return the permits of one request, so that so many lines are enough for all; if possible a part of the limit."""
+    """Return the permits of one request, so that this number of lines is enough for all.
+
+    If possible, it divides the limit.
+    """
     least = max(-(-total // lines), 1)
     parts = permits // least
     cost = next((permits // part for part in range(parts, parts // 4, -1) if permits % part == 0), least)

@@ -1,6 +1,6 @@
-"""Warnings of names in a row that refer to nothing: a scope or meter that no view has, a key that nobody has.
+"""Warn of names in a row that refer to nothing: a scope or meter that no view has, or a key that nobody has.
 
-They are only warnings, since a view or a user may be added later.
+They are not errors, because a view or a user may be added later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def in_row(row: Model) -> Iterator[str]:
 
 
 def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
-    """Yield, for a document of rules as code, the plan or rule of each such sentence, and the sentence."""
+    """Yield a plan or rule of a document (rules as code), and a sentence for each name in it that refers to nothing."""
     for slug, plan in document["plans"].items():
         for meter in sorted({*plan.get("includes", {}), *plan.get("prices", {})}):
             yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
@@ -62,7 +62,7 @@ def in_rule(scope: str, meter: str) -> Iterator[str]:
 
 
 def in_key(key: str) -> Iterator[str]:
-    """Yield a sentence if a key names a user or account that does not exist. Other kinds of key cannot be looked up."""
+    """Yield a sentence if a key names a user or account that does not exist. Other kinds of key are not checked."""
     kind, _colon, name = key.partition(":")
     if kind == "user" and not _is_user(name):
         text = _("No user has the primary key “%(name)s”, so nobody has the key %(key)s yet.")

@@ -1,4 +1,4 @@
-"""The scopes and meters that the views of the project's URLconf name, as far as they are known without a request."""
+"""Find the scopes and meters in the views of the project's URLconf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT_METER = "requests"
 
 @dataclass(frozen=True, slots=True)
 class ViewNames:
-    """The names in all views; None if a view computes its scope or cost for each request."""
+    """The names in all views. A field is None if some view computes its scope or cost for each request."""
 
     scopes: frozenset[str] | None
     meters: frozenset[str] | None
@@ -22,7 +22,7 @@ class ViewNames:
 
 @dataclass(slots=True)
 class _Found:
-    """The names that views write out, and whether all views do so."""
+    """The names in the code of views, and whether all views have their names in the code."""
 
     scopes: set[str]
     meters: set[str]
@@ -39,7 +39,7 @@ def named_by_views() -> ViewNames:
 
 
 def written_in_views() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the scopes and meters that views of ROOT_URLCONF write out; others may be computed for each request."""
+    """Return the scopes and meters in the code of views of ROOT_URLCONF. Others may be computed for each request."""
     found = _found()
     return frozenset(found.scopes), frozenset(found.meters)
 
@@ -59,7 +59,7 @@ def _found() -> _Found:
 
 
 def _governed(patterns: list[URLPattern | URLResolver]) -> Iterator[tuple[Any, ...]]:
-    """Yield the scope and cost of each view: DRF's views have attributes for them, others the decorator's."""
+    """Yield the scope and cost of each limited view: from attributes of DRF's views, and from the decorator."""
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from _governed(pattern.url_patterns)

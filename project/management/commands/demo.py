@@ -23,7 +23,7 @@ class Command(BaseCommand):
         "HTTP clients; then compares what the clients counted with the usage ledger, and prints the report."
     )
 
-    # Made by the process that runs it all, not again by the one that only starts a server for it.
+    # The process that runs the demo makes it. The process that only starts a server does not.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ class Command(BaseCommand):
             sys.exit(status)
 
     def _run_on_embedded_server(self, port: int) -> int:
-        """This same command once more, with the address of a Valkey that lives as long as it does."""
+        """Run this command again in another process, with the address of a Valkey server that runs as long as it."""
         with ExitStack() as stack:
             server = EmbeddedServer(settings.DATA_DIR / "valkey", port=port, aof=True)
             stack.callback(server.stop)
@@ -65,7 +65,7 @@ class Command(BaseCommand):
             except KeyboardInterrupt:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                # Ctrl-C reached it as well; a SIGTERM did not.
+                # Ctrl-C has also reached the other process, but SIGTERM has not.
                 child.terminate()
                 return child.wait()
 
