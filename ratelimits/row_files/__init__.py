@@ -1,3 +1,3 @@
-"""Many memberships, overrides or accounts as one CSV file: what it would change, and all of it as one edit."""
+"""Import of many memberships, overrides or accounts from a CSV file, as one edit; and their export."""
 
 from __future__ import annotations

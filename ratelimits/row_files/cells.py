@@ -1,4 +1,4 @@
-"""Read the cells of a line as a form reads its inputs: the same texts are accepted, with the same messages."""
+"""Read the cells of a line with the fields of a form: they accept the same texts, and give the same messages."""
 
 from __future__ import annotations
 

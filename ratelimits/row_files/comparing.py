@@ -1,7 +1,7 @@
-"""Compare the lines of a file with the rows of its table: what is new, what changes, what is wrong.
+"""Compare the lines of a file with the rows of its table: which lines are new, change a row, or are wrong.
 
-Lines about one key are judged together, in any order, since they may be valid one after another. If one of them is
-wrong, none of them is imported. Each portion of lines takes one query, however many it has.
+Lines with the same key are checked together, in any order, because their rows may be valid one after another. If one of
+them is wrong, none of them is imported. Each portion of lines takes one query.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ratelimits.row_files.cells import Cells
 from ratelimits.row_files.reading import Source, SourceLine
 from ratelimits.row_files.tables import FileTable, Known, written
 
-#: Number of lines that are compared with one query; lines about one key stay together.
+#: Approximate number of lines that are compared with one query. Lines with the same key stay together.
 PORTION = 500
 
 
 class LineState(StrEnum):
-    """What a line would do."""
+    """The effect of a line."""
 
     ERROR = "error"
     CHANGED = "changed"
@@ -46,12 +46,12 @@ class FieldChange(NamedTuple):
 
 @dataclass(slots=True)
 class ComparedLine:
-    """A line and what it would do.
+    """A line and its effect.
 
     number    its number in the file
     name      the key, and the rule if there is one
-    stored    the row that it is about, as the database has it; None if it is new
-    row       the row as it would be
+    stored    the row that the line changes, as it is in the database; None for a new row
+    row       the row after the import
     """
 
     number: int
@@ -63,15 +63,15 @@ class ComparedLine:
     errors: list[str] = field(default_factory=list)
 
     def fail(self, *errors: str) -> None:
-        """Make the line one that is not imported."""
+        """Add errors, so that the line is not imported."""
         self.state = LineState.ERROR
         self.errors.extend(error for error in errors if error not in self.errors)
 
 
 def compare(table: FileTable, source: Source, using: str) -> Iterator[list[ComparedLine]]:
-    """Yield the lines of a file in portions, each with what it would do. The rows are read from the database `using`.
+    """Yield the lines of a file in portions, each with its effect. The rows are read from the database `using`.
 
-    A portion is read when it is asked for, and may be written before the next: no key is in two of them.
+    A portion may be written before the next portion is compared, because no key is in two portions.
     """
     return _Comparison(table, source, using).portions()
 
@@ -101,7 +101,7 @@ class _Comparison:
 
     def _identity(self, line: SourceLine) -> tuple[str, ...]:
         if line.problem:
-            return "", str(line.number)  # no other line is about the same
+            return "", str(line.number)  # so that no other line has the same identity
         return tuple(line.cells[index].strip() for index in self.identity)
 
     def _portion(self, groups: dict[tuple[str, ...], list[SourceLine]]) -> list[ComparedLine]:
@@ -113,7 +113,7 @@ class _Comparison:
 
     def _stored(self, names: set[str]) -> dict[tuple[str, ...], list[Any]]:
         """Return the rows of these keys, or identifiers, by their identity."""
-        # A NUL is in no database, and PostgreSQL refuses to look for it.
+        # No database stores a NUL character, and PostgreSQL refuses to search for one.
         wanted = {name for name in names if name and "\0" not in name}
         rows: Any = self.table.model._base_manager.using(self.using).filter(**{f"{self.table.identity[0]}__in": wanted})
         if "plan" in self.table.columns:
@@ -124,7 +124,7 @@ class _Comparison:
         return found
 
     def _group(self, identity: tuple[str, ...], lines: list[SourceLine], stored: list[Any]) -> list[ComparedLine]:
-        """Return the lines about one key, judged together."""
+        """Return the lines with the same key, checked together."""
         compared = [self._line(" · ".join(identity), line, stored) for line in lines]
         if len(compared) > 1:
             self._fail_twins(compared)
@@ -155,9 +155,9 @@ class _Comparison:
         return compared
 
     def _matching(self, values: dict[str, Any], stored: list[Any]) -> list[Any]:
-        """Return the rows that a line may be about: more than one only if it does not say which.
+        """Return the rows that a line may mean; more than one if the line does not say which.
 
-        A row with the line's start and end is meant before others, even if it has ended.
+        A row with the same start and end as the line is preferred, even if it has ended.
         """
         if not self.table.dated:
             return stored
@@ -169,12 +169,12 @@ class _Comparison:
         return [row for row in rows if row.valid_until is None or row.valid_until > self.now]
 
     def _fill(self, compared: ComparedLine, cells: dict[str, str], values: dict[str, Any]) -> None:
-        """Make the row that a line asks for, and say how it differs from the stored one."""
+        """Make the row that a line describes, and list its differences to the stored row."""
         stored = compared.stored
         row = compared.row = copy.copy(stored) if stored is not None else self.table.model()
         for name, value in values.items():
             before = getattr(stored, name) if stored is not None else None
-            # A text as the export wrote it stands for the stored value, whatever a form would make of it.
+            # If the cell has the text that an export would write, the value stays, even if the form would change it.
             if stored is not None and (value == before or cells[name] == written(before)):
                 continue
             setattr(row, name, value)
@@ -191,7 +191,7 @@ class _Comparison:
             compared.fail(*_sentences(error))
 
     def _fail_twins(self, compared: Sequence[ComparedLine]) -> None:
-        """Refuse lines that are about the same row as a line before them."""
+        """Refuse lines that mean the same row as an earlier line."""
         first: dict[Any, ComparedLine] = {}
         for line in compared:
             if line.row is None:
@@ -207,7 +207,7 @@ class _Comparison:
                 first[about] = line
 
     def _fail_overlaps(self, compared: Sequence[ComparedLine], stored: Sequence[Any]) -> None:
-        """Refuse lines whose row would be in force at the same time as another, once all of them are imported."""
+        """Refuse lines whose row would be in force at the same time as another row after the import."""
         lines = {id(line.row): line for line in compared if line.row is not None and line.state is not LineState.ERROR}
         replaced = {line.stored.pk for line in lines.values() if line.stored is not None}
         rows = [line.row for line in lines.values()] + [row for row in stored if row.pk not in replaced]

@@ -1,4 +1,4 @@
-"""Read a file: bytes to lines of cells. Whatever is wrong with the file as a whole is said in one sentence."""
+"""Read the bytes of a CSV file into lines of cells. An error of the whole file is one sentence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SEPARATORS = ",;\t"
 
 
 class BadFileError(ValueError):
-    """Raised for a file of which no line can be read; the message says what to do."""
+    """Raised if a file cannot be read; the message says what to do."""
 
 
 class SourceLine(NamedTuple):
-    """A line of a file: its number in a text editor, and its cells. A line with too many or too few has a problem."""
+    """A line of a file: its number in a text editor, and its cells. `problem` says if it has too many or too few."""
 
     number: int
     cells: tuple[str, ...]
@@ -40,7 +40,7 @@ class Source:
 
 
 def too_large(size: int) -> str:
-    """Return the sentence about a file of too many bytes; "" if it is small enough."""
+    """Return a sentence that says that the file is too large; "" if it is small enough."""
     if size <= MAX_BYTES:
         return ""
     text = _("This file has %(size)s MB, and at most %(most)s MB are read at once: split it into several files.")
@@ -48,9 +48,9 @@ def too_large(size: int) -> str:
 
 
 def read(raw: bytes, table: FileTable) -> Source:
-    """Return the lines of a CSV file. Raises BadFileError.
+    """Return the lines of a CSV file. Raises BadFileError if it cannot be read.
 
-    A byte order mark is skipped. Commas, semicolons or tabs separate the cells, whichever the header has. Empty lines
+    A byte order mark is skipped. The separator of the header (comma, semicolon or tab) separates the cells. Empty lines
     are left out.
     """
     if message := too_large(len(raw)):

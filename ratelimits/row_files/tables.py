@@ -1,4 +1,4 @@
-"""The tables that can be files: their columns, how a row is a line of cells, and what a line's row must fulfil."""
+"""The tables that can be imported and exported: their columns, and how a row is written as a line of cells."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """A table whose rows can be a file.
+    """A table whose rows can be imported and exported.
 
     columns   its columns, in the order of the file
-    identity  those that say which row a line is about; without them a file is refused
+    identity  the columns that identify the row of a line
     needed    the columns that a file must have
-    check     raises ValidationError if a row makes no sense, without a query
+    check     raises ValidationError if a row is not valid, without a query
     """
 
     model: type[Versioned]
@@ -52,7 +52,7 @@ class FileTable:
 
     @property
     def dated(self) -> bool:
-        """Return whether several rows can have one identity, each for a time of its own."""
+        """Return whether several rows can have the same identity, at different times."""
         return "valid_from" in self.columns
 
     @property
@@ -103,6 +103,6 @@ def written(value: Any) -> str:
 
 
 def lines(table: FileTable, rows: Iterable[Any]) -> Iterator[list[str]]:
-    """Yield rows as lines of cells, without formulae; a file of them is read as the same rows."""
+    """Yield rows as lines of cells, without formulae. A file of these lines is read as the same rows."""
     for row in rows:
         yield [restorable(written(getattr(row, name))) for name in table.columns]

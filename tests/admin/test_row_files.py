@@ -92,7 +92,7 @@ def test_500_memberships_with_3_wrong_lines(plans: tuple[Plan, Plan]) -> None:
     assert "2 user:0 plan: free → pro" in said
     assert len(rows()) == 100
     refused = confirmed(client, page, change_reason="OPS-17")
-    assert "tick that they are to be left out" in messages(refused)[0]
+    assert "tick the box that leaves them out" in messages(refused)[0]
     assert 'value="OPS-17"' in refused.content.decode()
     assert (len(rows()), ConfigVersion.read("default")[0]) == (100, before)
 
@@ -125,8 +125,8 @@ def test_what_somebody_changed_meanwhile_is_said_and_nothing_is_imported(plans: 
     PlanMembership.objects.filter(pk=row.pk).update(valid_until="2126-01-01T00:00Z")
     again = confirmed(client, page)
     (said,) = messages(again)
-    assert said.startswith("Nothing was imported: what the file would change is not what was shown")
-    assert said.endswith("Somebody has changed the rows of these lines since: 3 (user:1).")
+    assert said.startswith("Nothing was imported: the file would now make other changes than were shown")
+    assert said.endswith("Meanwhile somebody has changed the rows of these lines: 3 (user:1).")
     assert rows() == [("user:1", "free")]
     assert "2 rows were imported: 1 new, 1 changed." in messages(confirmed(client, again))
 
@@ -211,14 +211,14 @@ class TestWhoMay:
         other = user_with("add_planmembership", "change_planmembership", "add_account", "change_account")
         for url in (f"{MEMBERSHIPS}import/?{query}", f"{ACCOUNTS}import/?{query}", f"{MEMBERSHIPS}import/?file=x"):
             answer = other.get(url, follow=True)
-            assert "This file is no longer here: choose it again." in messages(answer)
+            assert "This file is not stored any more: choose it again." in messages(answer)
         assert rows() == []
 
     def test_a_file_waits_for_a_day(self) -> None:
         client = importer()
         page = shown(client, MEMBERSHIPS, "key,plan", "user:1,pro")
         Upload.objects.update(at=timezone.now() - KEPT)
-        assert "This file is no longer here: choose it again." in messages(confirmed(client, page))
+        assert "This file is not stored any more: choose it again." in messages(confirmed(client, page))
         upload(client, MEMBERSHIPS, "key,plan", "user:2,pro")
         assert Upload.objects.count() == 1
         assert rows() == []

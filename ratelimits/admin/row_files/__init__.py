@@ -1,3 +1,3 @@
-"""Many rows at once in the admin: a file is chosen, its differences are shown, and then it is imported."""
+"""Import of many rows in the admin: choose a CSV file, look at the differences to the table, and confirm them."""
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The pages of a table's files: choose a CSV file, see what it would change, import it; and the export."""
+"""The pages that import a CSV file into a table and export the table's rows.
+
+The import has three steps: choose the file, look at its differences to the table, and confirm them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _READ_AT_ONCE = 2000
 
 
 class FileForm(forms.Form):
-    """Asks for the file."""
+    """The form for the file."""
 
     file = forms.FileField(label=gettext_lazy("CSV file"))
 
@@ -59,7 +62,7 @@ class FileForm(forms.Form):
 
 
 class ConfirmForm(forms.Form):
-    """Asks whether the difference that was shown is meant, and why."""
+    """The form that confirms the differences that were shown, with the reason of the change."""
 
     digest = forms.CharField(widget=forms.HiddenInput)
     version = forms.IntegerField(widget=forms.HiddenInput)
@@ -71,17 +74,17 @@ class ConfirmForm(forms.Form):
 
     @property
     def seen(self) -> Seen:
-        """Return what was shown, of a valid form."""
+        """Return what the page had shown. Call it only if the form is valid."""
         return Seen(self.cleaned_data["digest"], self.cleaned_data["version"])
 
 
 class RowFiles(_Base):
-    """Mixin for audited pages of tables that can be files: buttons above the list for import and export."""
+    """Mixin for admin pages of tables that can be imported and exported: it adds two links above the list."""
 
     change_list_template = "ratelimits/admin/rows_change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
-        """Put the pages first, since the admin's last pattern takes any other path for a primary key."""
+        """Put these pages first: the admin's last pattern reads any other path as a primary key."""
         wrap, start = self.admin_site.admin_view, f"ratelimits_{self.model._meta.model_name}"
         return [
             path("import/", wrap(self.import_view), name=f"{start}_import"),
@@ -98,7 +101,7 @@ class RowFiles(_Base):
         return super().changelist_view(request, context | (extra_context or {}))
 
     def _may_import(self, request: HttpRequest) -> bool:
-        """Return whether the user may add and change rows: a file can do both."""
+        """Return whether the user may add and change rows, because a file can do both."""
         return self.has_add_permission(request) and self.has_change_permission(request)
 
     @property
@@ -111,7 +114,7 @@ class RowFiles(_Base):
         return router.db_for_write(self.model)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the rows of the list, filtered as the list is, as a file that can be imported."""
+        """Return the rows of the list, with its filters and search, as a file that can be imported."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -126,7 +129,7 @@ class RowFiles(_Base):
         return FileDownload(chunks, "text/csv; charset=utf-8", name)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a file; with `?file=`, show what that file would change, and import it once that is confirmed."""
+        """Ask for a file. With `?file=`, show what that file would change, and import it after the user confirms."""
         if not self._may_import(request):
             raise PermissionDenied
         if "file" in request.GET:
@@ -158,7 +161,7 @@ class RowFiles(_Base):
         own = pk.isdecimal() and len(pk) < 19
         upload = Upload.find(int(pk), self._table.name, request.user.pk, self._database) if own else None
         if upload is None:
-            self.message_user(request, _("This file is no longer here: choose it again."), messages.WARNING)
+            self.message_user(request, _("This file is not stored any more: choose it again."), messages.WARNING)
             return HttpResponseRedirect(request.path)
         source, form = read(upload.raw(), self._table), None
         if request.method == "POST":
@@ -188,7 +191,7 @@ class RowFiles(_Base):
         )
 
     def _import(self, request: HttpRequest, source: Source, form: ConfirmForm) -> FileDifference | None:
-        """Import a file; return None, after a message that says why, if nothing was imported."""
+        """Import a file. If nothing was imported, show a message with the reason and return None."""
         try:
             with recorded_user(request):
                 return import_rows(
@@ -200,13 +203,13 @@ class RowFiles(_Base):
                     written=lambda new, changed: self._log(request, new, changed),
                 )
         except ChangedSinceError as error:
-            text = _("Nothing was imported: what the file would change is not what was shown, so look at it again.")
+            text = _("Nothing was imported: the file would now make other changes than were shown. Look at them again.")
             if error.lines:
                 shown = ", ".join(f"{line.number} ({line.name})" for line in error.lines[:10])
-                text += " " + _("Somebody has changed the rows of these lines since: %(lines)s.") % {"lines": shown}
+                text += " " + _("Meanwhile somebody has changed the rows of these lines: %(lines)s.") % {"lines": shown}
             self.message_user(request, text, messages.ERROR)
         except NotImportedError:
-            text = _("Nothing was imported: correct the wrong lines, or tick that they are to be left out.")
+            text = _("Nothing was imported: correct the wrong lines, or tick the box that leaves them out.")
             self.message_user(request, text, messages.ERROR)
         except IntegrityError as error:
             text = _("Nothing was imported: the database refused a row (%(error)s).") % {"error": error}
@@ -214,16 +217,16 @@ class RowFiles(_Base):
         return None
 
     def _log(self, request: HttpRequest, new: Sequence[Any], changed: Sequence[Any]) -> None:
-        """Name the rows in the admin's own log."""
+        """Write the rows to the admin's own log."""
         assert request.user.pk is not None
         for rows, flag, verb in ((new, ADDITION, "added"), (changed, CHANGE, "changed")):
             if rows:
                 LogEntry.objects.log_actions(request.user.pk, rows, flag, [{verb: {}}], single_object=False)
 
     def _told(self, request: HttpRequest, done: FileDifference) -> HttpResponse:
-        """Say what was imported, and go to the list."""
+        """Show a message with the number of imported rows, and go to the list."""
         if not done.good:
-            self.message_user(request, _("Nothing was to be changed."), messages.INFO)
+            self.message_user(request, _("There was nothing to change."), messages.INFO)
             return HttpResponseRedirect(self._list_url())
         text = ngettext(
             "%(n)s row was imported: %(new)s new, %(changed)s changed.",

@@ -1,4 +1,4 @@
-"""What the page of a file's differences shows: a section for each state, of which only a page of lines is kept."""
+"""The lines on the page of a file's differences: a section for each state, with at most PER_PAGE lines in memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from django.utils.translation import gettext as _
 
 from ratelimits.row_files.comparing import ComparedLine, LineState
 
-#: Maximum number of lines of a section.
+#: Maximum number of lines that a section shows at once.
 PER_PAGE = 200
 
 
 class Section(NamedTuple):
-    """The lines of one state. `others` are links to its other pages."""
+    """The lines of one state. `others` are links to the section's other pages."""
 
     title: str
     state: str
@@ -24,12 +24,12 @@ class Section(NamedTuple):
 
 
 def page_of(text: str) -> int:
-    """Return the number of a page in an address, from 1 on."""
+    """Return the page number in a URL's query; 1 if there is none."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
 
 class Shown:
-    """Keeps the lines that are shown: those of one state if `chosen` names one, else the first of each that differs."""
+    """Keeps the lines to show: a page of one state's lines if `chosen` names the state, else the first of several."""
 
     def __init__(self, chosen: str, page: int) -> None:
         self._chosen = chosen if chosen in {*LineState} else ""
@@ -47,7 +47,7 @@ class Shown:
             self._lines[line.state].append(line)
 
     def sections(self, file: str, counts: Mapping[LineState, int]) -> list[Section]:
-        """Return the sections, each with links to the rest of its lines; `file` is the file's number in addresses."""
+        """Return the sections, each with links to its other lines. `file` is the file's number in the links."""
         titles = {
             LineState.ERROR: _("Wrong lines: %(n)s"),
             LineState.CHANGED: _("Rows that change: %(n)s"),

@@ -1,3 +1,3 @@
-"""Verification that reports equal what the ledger gives."""
+"""Verification of reports: each is computed again from the ledger and compared with the stored report."""
 
 from __future__ import annotations

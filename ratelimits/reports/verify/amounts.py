@@ -1,4 +1,4 @@
-"""Verification of a report's recorded prices, and of the amounts that follow from them and its lines."""
+"""Verification of the prices that a report recorded, and of its amounts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each error in a version's prices and amounts."""
     plain = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
     if plain and not report.prices and not report.amounts:
-        return  # The verification of terms checks whether its plan had prices.
+        return  # verify/terms.py checks whether the plan had prices.
     try:
         # The earlier reports, oldest first: a period that was billed once keeps its prices.
         own = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
@@ -49,7 +49,7 @@ def _compare_history(using: str, record: dict[str, Any]) -> Iterator[str]:
     for meter, price in record["meters"].items():
         row = history.using(using).filter(id=price["id"], version=price["version"]).first()
         if row is None:
-            continue  # It was written without the models, so only the report's digest protects it.
+            continue  # Raw SQL wrote the price, so only the report's digest protects it.
         expected = {"id": row.id, "version": row.version, **PlanPrice.price(row).record()}
         for name, value in expected.items():
             if price.get(name) != value or row.meter != meter:

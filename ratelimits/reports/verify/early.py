@@ -1,7 +1,7 @@
 """Verification that no period was closed before its usage was complete.
 
-A shard is complete until its watermark: each batch that was opened before it is in the ledger. So a batch that arrived
-after a report was finalised, but was opened before the end of the report's period, shows that the watermark was wrong.
+Each batch that was opened before a shard's watermark must be in the ledger. So if a batch was opened before the end of
+a report's period, but arrived after the report was finalised, the watermark was wrong.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
     """Yield an error for each shard with a report that was finalised before its usage was complete.
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. Periods that were
-    closed by force are left out, since their reports say so.
+    closed by force are left out: their reports say that usage may be missing.
     """
-    # Read in this order: a watermark advances before reports depend on it, and a gap is declared with its cause.
+    # Read the reports first, then the watermarks, then the gaps: a watermark advances before a report depends on it.
     ends = _ends(using)
     marks = dict(ShardState.objects.using(using).values_list("shard", "watermark"))
     for shard, shard_ends in sorted(ends.items()):
@@ -55,7 +55,7 @@ def verify_early(using: str, *sources: str) -> Iterator[str]:
 
 
 def _ends(using: str) -> dict[int, set[_End]]:
-    """Return the ends of reports, by shard; of several at one position, the one with the latest end of its period."""
+    """Return the ends of reports, by shard. If several reports end at one position, take the one that ends last."""
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.FORCED)
     forced = set(gaps.values_list("account", "since"))
     by_shard: dict[int, dict[int, _End]] = {}
@@ -71,9 +71,9 @@ def _ends(using: str) -> dict[int, set[_End]]:
 
 
 def _late_batches(using: str, source: str, shard: int, ends: list[_End]) -> Iterator[str]:
-    """Yield an error with the first batch of a shard that was opened before the end of a period closed already."""
+    """Yield an error with the first batch of a shard that was opened before the end of a period but came too late."""
     batches = Batch.objects.using(source).filter(shard=shard, first_position__gt=ends[0].position)
-    # Batches accepted from quarantine are left out, since no server opened them.
+    # Leave out batches that were accepted from quarantine: no server opened them.
     batches = batches.exclude(incarnation__startswith="quarantine-").order_by("first_position")
     columns = ("shard", "incarnation", "seq", "first_position", "opened_at", "sealed_at")
     first, more, passed, latest = "", 0, 0, ends[0]
@@ -90,7 +90,7 @@ def _late_batches(using: str, source: str, shard: int, ends: list[_End]) -> Iter
             f" whose period ends at {when(latest.end)}: its shard was marked as complete, and no gap explains it"
         )
     if first:
-        yield f"{first}; {more:,} others arrived so too" if more else first
+        yield f"{first}; {more:,} more batches arrived too late" if more else first
 
 
 def _explained(using: str, shard: int, since: int, until: int) -> bool:

@@ -1,7 +1,7 @@
 """Verification that reports print all declared gaps, and no more lost replies than processes counted.
 
-A gap that is declared late, or changes, has a row in GapChange until the reports closed before contain it. A gap that
-is neither on its reports nor in that table would never be printed.
+If a gap is declared or changed after a report was closed, a row in GapChange waits until a new version of the report
+contains it. A gap that is neither on the reports nor in GapChange would never be printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratelimits.reports.verify.report import readable
 
 
 def verify_missing(using: str) -> Iterator[str]:
-    """Yield an error for each gap missing on a newest report, and for lost replies that no process counted."""
+    """Yield an error for each gap that is missing on a newest report, and for lost replies that no process counted."""
     yield from _verify_gaps(using)
     yield from _verify_unknown(using)
 
@@ -33,7 +33,7 @@ def _verify_gaps(using: str) -> Iterator[str]:
         gaps, settled = Gaps.between(using, *span), None
         for report in reports:
             if readable(report) and _missing(report, gaps):
-                # Read again, the report last: closing writes its new version before it deletes the change.
+                # Read both again, the report last: closing writes the new version before it deletes the GapChange.
                 settled = settled or _settled(using, *span)
                 versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
                 report = versions.order_by("-version").first() or report
@@ -42,7 +42,7 @@ def _verify_gaps(using: str) -> Iterator[str]:
 
 
 def _settled(using: str, start: int, end: int) -> Gaps:
-    """Return the gaps that overlap a time, without those that closing still has to check."""
+    """Return the gaps that overlap a span of time, without those that closing must still check."""
     overlapping = list(Gaps.rows(using, start, end))
     waiting = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
     return Gaps(gap for gap in overlapping if gap.pk not in waiting)

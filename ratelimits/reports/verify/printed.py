@@ -1,4 +1,4 @@
-"""Verification of what reports contain besides usage: adjustments and declared gaps."""
+"""Verification of the adjustments and the declared gaps on reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
 from ratelimits.reports.verify.missing import verify_missing
 
-#: Columns of a line that follow from its adjustment alone. The included quantity depends on earlier lines.
+#: Columns of a line that follow from its adjustment alone. (The included quantity also depends on earlier lines.)
 _OF_ADJUSTMENT = (
     *("key", "meter", "charge_class", "corrects_line_id", "consumed_quantity", "refunded_quantity"),
     *("admitted_count", "denied_count", "usage_period", "rule_id", "charge_period_start", "charge_period_end"),
@@ -24,9 +24,10 @@ _OF_ADJUSTMENT = (
 
 
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
-    """Yield an error for each adjustment that differs from its report, and for gaps that are only printed or declared.
+    """Yield an error for each adjustment that differs from its report, and for each gap that is not on both sides.
 
-    The numbers of adjustments and of printed gaps are added to `checked`.
+    A gap must be declared and be on the reports of its time. The numbers of adjustments and of printed gaps are added
+    to `checked`.
     """
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)
@@ -52,7 +53,7 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
 
 
 def _verify_decisions(using: str) -> Iterator[str]:
-    """Yield an error for each adjustment whose approval does not fit the columns that say who decided it, and when."""
+    """Yield an error for each adjustment whose approval contradicts the person and the time of its decision."""
     decided = Q(decided_by__isnull=False, decided_at__isnull=False)
     undecided = Q(decided_by=None, decided_at=None)
     decisions = (Adjustment.Approval.APPROVED, Adjustment.Approval.REFUSED)
@@ -67,7 +68,7 @@ def _verify_decisions(using: str) -> Iterator[str]:
 
 
 def _verify_sizes(using: str) -> Iterator[str]:
-    """Yield an error for each waiting adjustment that is too large to be put on a report (the form would refuse it)."""
+    """Yield an error for each adjustment that is too large to be put on a report. The form would refuse it."""
     for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
         try:
             check([adjustment])
@@ -76,7 +77,7 @@ def _verify_sizes(using: str) -> Iterator[str]:
 
 
 def _is_of_period(report: Report, start: int) -> bool:
-    """Return whether the period that starts at `start` (µs since 1970 UTC) is the report's, or is billed with it."""
+    """Return whether a report bills the period that starts at `start` (µs since 1970 UTC)."""
     if start == report.period_start:
         return True
     reports = Report.objects.using(report._state.db).filter(account=report.account)
@@ -115,7 +116,7 @@ def _verify_gaps(using: str, checked: Counter[str]) -> Iterator[str]:
             if text not in known:
                 known[text] = _identity(text) in declared
                 if not known[text] and not looked_up:
-                    # The gap and the report may both be newer than the gaps that were read.
+                    # Read the gaps again: the gap and the report may both be new.
                     declared, looked_up = _declared(using), True
                     known[text] = _identity(text) in declared
             if not known[text]:
@@ -127,8 +128,8 @@ def _declared(using: str) -> set[tuple[str, ...]]:
 
 
 def _identity(text: str) -> tuple[str, ...]:
-    """Return the parts of a printed gap that never change: its kind, its span and its fsync policy."""
+    """Return the parts of a printed gap that never change: its kind, its span of time and its fsync policy."""
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:
-        parts[1] = parts[1].partition("/")[0]  # Its end changes until the clocks agree again.
+        parts[1] = parts[1].partition("/")[0]  # Only the start: the end changes until the clocks agree again.
     return *parts[:2], *(part for part in parts[2:] if part.startswith("appendfsync="))

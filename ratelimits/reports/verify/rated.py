@@ -1,4 +1,4 @@
-"""The allowances with which the lines of a finalised report were rated, computed again from the reports."""
+"""The allowances that divided the lines of a finalised report into included units and overage, computed again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ratelimits.reports.periods import SECOND
 
 
 class Rated:
-    """The billing periods that a report's usage belongs to, and their allowances before the report.
+    """The billing periods that a report's usage belongs to, and the allowances that they had before the report.
 
-    `billing_starts` are the starts (µs) of these billing periods, by the starts of the counted periods. If
-    `by_own` is false, the report's own allowance is used for all its lines.
+    `billing_starts` has the start (µs) of the billing period for the start of each counted period. If `by_own` is
+    false, the allowance of the report's period is used for all lines, also for late usage of other periods.
     """
 
     def __init__(self, using: str, report: Report, *, by_own: bool = True) -> None:
@@ -51,7 +51,10 @@ class Rated:
         return remaining(self._using, report.account, periods, newest.included, report.pk)
 
     def _of_lines(self) -> Allowance:
-        """Return the report's allowance after all lines of earlier versions, including late usage of other periods."""
+        """Return the allowance of the report's period after all lines of earlier versions.
+
+        Late usage of other periods on these lines counts too.
+        """
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(
             report__account=report.account, report__period_start=report.period_start, report__version__lt=report.version

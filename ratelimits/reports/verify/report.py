@@ -1,4 +1,4 @@
-"""Verification of reports: each is computed again from the ledger, and compared line by line with the stored one."""
+"""Verification of reports: each is computed again from the ledger and compared line by line with the stored report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.amounts import verify_amounts
 from ratelimits.reports.verify.rated import Rated
 
-#: Columns that are compared. Names and limits are left out, since they may have been different at the finalisation.
+#: Columns that are compared. Names and limits are left out: they may have changed after the report was finalised.
 _COMPARED = (
     "line_id",
     "usage_period",
@@ -39,7 +39,7 @@ _COMPARED = (
     "charge_period_start",
     "charge_period_end",
 )
-#: Columns of which at least one is not 0 in a line that is made from ledger lines.
+#: A line that is made from ledger lines has at least one of these columns above 0.
 _QUANTITIES = (
     *("admitted_count", "denied_count", "consumed_quantity", "refunded_quantity"),
     *("included_quantity", "overage_quantity"),
@@ -49,15 +49,15 @@ _DIGITS = 19
 
 
 def verify_report(report: Report, *sources: str) -> Generator[str]:
-    """Yield a sentence for each error in one version of a report, as `ReportVerifier` does."""
+    """Yield a sentence for each error in one version of a report."""
     yield from ReportVerifier(report._state.db or conf.DATABASE, *sources).findings(report)
 
 
 class ReportVerifier:
-    """A verifier for many reports, which reads rules and chain heads only once.
+    """Verifies many reports, and reads rules and chain heads only once.
 
-    `sources` are the aliases of the databases that contain their ledger lines, by default `using`. The numbers of
-    reports and of their lines are added to `checked`.
+    `sources` are the aliases of the databases that contain the reports' ledger lines, by default `using`. The numbers
+    of reports and of their lines are added to `checked`.
     """
 
     def __init__(self, using: str, *sources: str, checked: Counter[str] | None = None) -> None:
@@ -70,7 +70,7 @@ class ReportVerifier:
     def findings(self, report: Report) -> Generator[str]:
         """Yield a sentence for each error in one version of a report.
 
-        Cursors stay open between findings, so a caller that stops early must close this generator.
+        A caller that stops early must close this generator, because it keeps database cursors open.
         """
         self._checked["reports"] += 1
         try:
@@ -95,7 +95,7 @@ class ReportVerifier:
             yield "it does not continue the digest of the version before"
 
     def _digest_before(self, report: Report) -> str | None:
-        """Return the digest of the version before; None if it is missing, "" for the first one."""
+        """Return the digest of the previous version; None if that version is missing, "" for the first version."""
         if report.version == 1:
             return ""
         rows = Report.objects.using(self._using).filter(account=report.account, period_start=report.period_start)
@@ -113,12 +113,12 @@ class ReportVerifier:
             return
         finding = next(self._lines(report), "")
         if finding:
-            # Checked only now, so that usage which was archived while the lines were read is noticed.
+            # The usage may have been archived while the lines were read, so check the archives last.
             archive = self._missing_archive(report)
             yield signing.moved(archive) if archive else finding
 
     def _missing_archive(self, report: Report) -> str:
-        """Return the name of an archive that has usage of the report and was not given; "" if there is none."""
+        """Return the name of an archive with usage of the report that is not among the sources; "" if there is none."""
         taken = Q(pk__in=())
         for since in report.since.values():
             for shard, position in report.chain.items():
@@ -130,13 +130,13 @@ class ReportVerifier:
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Yield the first difference in a line; later lines depend on the same allowance."""
+        """Yield only the first difference in a line: later lines depend on the same allowance."""
         finding = next(self._compared(report, Rated(self._using, report)), "")
-        # An earlier version of this app rated late usage that it put on a later period's report with that period's
-        # allowance.
+        # Late usage of an earlier period may be on this report. An earlier version of this app used the allowance of
+        # the report's own period for it.
         if not finding or not next(self._compared(report, Rated(self._using, report, by_own=False)), ""):
             return
-        # It could also give two lines the same line_id, if keys or meters contained line feeds.
+        # That version could also give two lines the same line_id, if keys or meters contained line feeds.
         if next(self._compared(report, Rated(self._using, report), joined_line_id), ""):
             yield finding
 
@@ -145,7 +145,7 @@ class ReportVerifier:
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
         placed = with_billing_starts(self._limits.of(groups), rated.billing_starts)
         again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in placed)
-        # Lines of all categories but adjustments, also of unknown ones, since every line is billed.
+        # Compare lines of all categories except adjustments, even of unknown categories, because every line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
         for expected, line in zip_longest(again, stored):
@@ -163,7 +163,7 @@ class ReportVerifier:
         yield from self._split(report, rated)
 
     def _split(self, report: Report, rated: Rated) -> Iterator[str]:
-        """Compare the included quantity of each adjustment, which depends on the lines before it."""
+        """Compare the included quantity of each adjustment. It depends on the lines before the adjustment."""
         allowance = rated.allowances[report.period_start]
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
         for line in lines.order_by("number").iterator(chunk_size=CHUNK):
@@ -200,5 +200,5 @@ def _is_position(value: object) -> bool:
 
 
 def _has_quantity(line: ReportLine) -> bool:
-    """Return whether a line must be a sum of ledger lines: lines for lost replies or gaps have no quantities."""
+    """Return whether a line must be a sum of ledger lines. Lines for lost replies or gaps have no quantities."""
     return any(getattr(line, name) for name in _QUANTITIES)

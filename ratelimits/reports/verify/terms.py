@@ -1,7 +1,7 @@
-"""Verification of reports' bounds, plans, included quantities and prices against the history of the configuration.
+"""Verification of the starts, ends, plans, included quantities and prices of reports.
 
-The history may not reach back far enough: rows that were written without the app have no history from before they were
-adopted.
+They are compared with the history of the configuration. A row that raw SQL wrote has no history before
+ratelimits_reload recorded it, so older reports cannot be compared with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each report whose bounds, included quantities or prices its account's terms never gave.
+    """Yield an error for each report whose start, end, quantities or prices do not follow from its account's terms.
 
     The number of reports whose terms are in the history is added to `checked`.
     """
@@ -48,18 +48,18 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """All time zones and anchors that some account rows ever had, known from `since` (µs) on."""
+    """All time zones and anchors that some account rows have had. They are known from `since` (µs) on."""
 
     terms: set[tuple[str, str]]
     since: int
 
     def start(self, at: int) -> bool:
-        """Return whether a month by any of these terms starts at a moment."""
+        """Return whether a billing month by any of these terms starts at a moment."""
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
 def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
-    """Return, for each of these names, the months of its account and of all names related to it."""
+    """Return, for each of these names, the months of its account and of all related names (see `_related`)."""
     related = _related(using, names)
     months = {names: _Months(set(), 0) for names in related.values()}
     history: Any = Account.history
@@ -73,7 +73,7 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         known.add(pk)
         group = months[related[name]]
         group.terms |= {(state[2], state[3]) for state in (first, *others)}
-        # If the first record is not of the addition, the earlier states of the row are unknown.
+        # If the first record is not the addition of the row, earlier states of the row are unknown.
         if kind != "+" or reason in ADOPTED:
             group.since = max(group.since, since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=known):
@@ -82,9 +82,10 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
 
 
 def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Return, by name, all names related to it: names that the same account row had, directly or through other names.
+    """Return, for each name, all related names. Two names are related if one account row has had both.
 
-    A new name continues the billing period of the former name, whichever row had it.
+    Names that are related to the same name are related too: a new name continues the billing period of the former name,
+    and several rows may have had a name.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
@@ -118,7 +119,7 @@ def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked
         checked["bounds of reports"] += 1
         for what, at in (("starts", report.period_start), ("ends", report.period_end)):
             if not account_months.start(at):
-                yield f"report {report} {what} at {_when(at)}, but no month by any terms of its account starts then"
+                yield f"report {report} {what} at {_when(at)}, but no billing month of its account starts then"
 
 
 def _verify_included(using: str, reports: list[Report], terms: AccountTerms, start: int, end: int) -> Iterator[str]:
@@ -135,10 +136,10 @@ def _verify_included(using: str, reports: list[Report], terms: AccountTerms, sta
 
 
 def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
-    """Yield the included quantities by each PRORATION: a report does not say with which one it was made."""
+    """Yield the included quantities for each value of PRORATION: a report does not store the value that was used."""
     for proration in (None, "none", "time"):
         yield IncludedBook(terms).of(name, start, end, proration)
-    # The way of older versions of the app, which did not look at changes within a period.
+    # Older versions of the app ignored changes within a period.
     plain = terms.at(name, end - 1)
     yield Included(plain.plan, plain.included)
 
@@ -174,19 +175,18 @@ def _is_known(using: str, report: Report, terms: Included, end: int) -> bool:
 def _verify_prices(
     using: str, reports: list[Report], terms: IncludedBook, start: int, end: int, book: PriceBook
 ) -> Iterator[str]:
-    """Compare the prices that reports recorded for their own periods with those of the plan at the periods' ends."""
+    """Compare the prices that reports recorded for their own periods with the plan's prices at the periods' ends."""
     for report in reports:
         included = terms.of(report.account, start, end)
         if included.names:
-            continue  # The prices are those with which the first of the account's names was billed.
+            continue  # The account had several names: its prices are those of the name that was billed first.
         expected = book.of(*included.priced)
         recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
         if recorded != expected and _are_priced_in_history(using, report):
             has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
             yield (
-                f"report {report} has prices of {has}, which are not those of the plan {report.plan!r} at the"
-                " end of the"
-                f" period, of {should_have}"
+                f"report {report} has prices of {has}, but at the end of the period the plan {report.plan!r} had"
+                f" other prices, of {should_have}"
             )
 
 
@@ -207,7 +207,7 @@ def _shown(plan: str, included: Any) -> str:
 
 
 def _verify_kept(using: str) -> Iterator[str]:
-    """Yield an error for each kept period without usage."""
+    """Yield an error for each kept billing period without usage. (It is kept when an account's terms change.)"""
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)
@@ -215,8 +215,8 @@ def _verify_kept(using: str) -> Iterator[str]:
         used = row.start % SECOND == row.end % SECOND == 0 and ends & {None, row.end // SECOND}
         if not used or row.shard != key_shard(f"account:{row.account}"):
             yield (
-                f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, is not one with"
-                " usage at the change of its terms"
+                f"the kept billing period of {row.account}, {_when(row.start)} to {_when(row.end)}, has no usage:"
+                " only a period with usage is kept when an account's terms change"
             )
 
 

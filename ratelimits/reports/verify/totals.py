@@ -1,4 +1,4 @@
-"""Verification of the totals between ledger and reports, the positions that reports cover, and the ends of reports."""
+"""Verification of usage totals, which stand between ledger and reports, and of the positions that reports cover."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: Maximum number of times that an account with a difference is read again, if it is drained or closed meanwhile.
+#: Maximum number of times that an account with a difference is read again because it was drained or closed meanwhile.
 _TRIES = 50
 
 
 def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None) -> Generator[str]:
-    """Yield an error for each total or covered position that differs from what ledger and reports give.
+    """Yield an error for each total or covered position that does not fit the ledger and the reports.
 
     `sources` are the aliases of the databases that contain the ledger's lines, by default `using`. Accounts are read in
-    streams. An account with a difference is read again separately, since it may have been drained or closed in between.
-    The numbers of totals and of ends of reports are added to `checked`.
+    streams. An account with a difference is read again separately, because it may have been drained or closed
+    meanwhile. The numbers of totals and of ends of reports are added to `checked`.
     """
     databases = sources or (using,)
     checked = Counter() if checked is None else checked
@@ -54,7 +54,7 @@ def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[
 
 @contextmanager
 def _at_one_moment(using: str) -> Iterator[None]:
-    """Let the queries of the block read one state of the database, unless a transaction is open already."""
+    """Let all queries of the block read the same state of the database, unless a transaction is open already."""
     connection = connections[using]
     if connection.in_atomic_block:
         yield
@@ -110,7 +110,7 @@ class _Account:
     """The ledger's sums, the totals and the reports of one account.
 
     `tallied` are the positions up to which the shards are tallied. `archived` are the shards with lines in archives
-    that were not given.
+    that are not among the sources.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
@@ -118,12 +118,12 @@ class _Account:
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        #: The position up to which the newest report contains the usage, by billing period (s) and shard.
+        #: By billing period (s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: The positions up to which the reports so far contain the usage, by billing period (s, as text).
+        #: By billing period (s, as text): the positions up to which the reports read so far contain the usage.
         self._chains: dict[str, dict[str, int]] = {}
         self._jumps: list[str] = []
-        #: The end (s) of a billing period by its own report, and the counted periods on it, by billing period (s).
+        #: By billing period (s): its end (s) on its report, and the starts of the counted periods on that report.
         self._ends: dict[int, tuple[int, set[int]]] = {}
 
     def add_lines(self, row: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ class _Account:
 
     def add_report(self, report: Report) -> None:
         if not readable(report):
-            return  # The verification of the report names the error.
+            return  # verify/report.py names the error.
         for period, since in report.since.items():
             if since != self._chains.get(period, {}):
                 self._jumps.append(
@@ -162,7 +162,7 @@ class _Account:
         return [*self._jumps, *compared, *self._other_ends(), *self._endless()]
 
     def _endless(self) -> Iterator[str]:
-        """Yield an error for each total whose period has an impossible end: it would be closed too late, or never."""
+        """Yield an error for each total with an impossible end: its period would be closed too late, or never."""
         for row in self.usage.values():
             end = row.period_end
             if end is not None and not row.period < end <= row.period + MAX_LENGTH // SECOND:
@@ -172,17 +172,17 @@ class _Account:
                 )
 
     def _other_ends(self) -> Iterator[str]:
-        """Yield an error for each report whose end differs from that of its totals; older totals have no end."""
+        """Yield an error for each report whose end differs from the end of its totals. Older totals have no end."""
         for period, (end, billed) in self._ends.items():
             totals = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
             ends = {total_end for _row, total_end in totals if total_end is not None}
-            # Several overlapping counted periods are billed as one, whose end is that of one of them.
+            # Counted periods that overlap are billed as one. It has the end of one of them.
             if len(billed) > 1 and end in ends:
                 continue
             for row, other in totals:
                 if other is None or other == end:
                     continue
-                # Usage that arrived after the report may have another end, by the terms of that time.
+                # A total of usage that arrived after the report may have another end, by the account's later terms.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
@@ -204,7 +204,7 @@ class _Account:
         if total is None:
             yield f"{name} is missing: the ledger has {dict(zip(SUMS, sums, strict=True))}"
             return
-        # Only usage of closed periods that is on a report is ever archived.
+        # Only usage that is on a report of a closed period is archived.
         partly_archived = shard in self._archived and total.covered is not None
         counts = [getattr(total, column) for column in SUMS]
         for column, count, in_lines in zip(SUMS, counts, sums, strict=True):
@@ -220,7 +220,7 @@ class _Account:
 
 
 def _when(seconds: int) -> str:
-    """Return a moment (s since 1970 UTC) as text, also one outside the calendar."""
+    """Return a moment (s since 1970 UTC) as text, even if it is outside the calendar."""
     try:
         return iso(seconds * SECOND)
     except OverflowError:
@@ -228,7 +228,7 @@ def _when(seconds: int) -> str:
 
 
 def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Compare the marks with the ends of the reports."""
+    """Compare the marks (ChainMark) with the positions at which reports end."""
     before = set(ChainMark.objects.using(using).values_list("shard", "position"))
     ends: set[tuple[int, int]] = set()
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):

@@ -190,7 +190,7 @@ def test_a_month_that_was_cut_in_two_for_two_allowances_is_named() -> None:
     KeptPeriod.objects.all().delete()
     cut = Report.objects.filter(period_start__gte=start)
     assert [report.included for report in cut] == [{"requests": 5}] * 2
-    assert any("but no month by any terms of its account starts then" in finding for finding in findings())
+    assert any("but no billing month of its account starts then" in finding for finding in findings())
 
 
 def test_without_the_kept_period_the_next_bounds_are_others_and_no_moment_has_two_allowances() -> None:
