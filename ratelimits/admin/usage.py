@@ -164,7 +164,7 @@ class LineAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("rule"))
     def rule_link(self, line: Line) -> str:
-        """Return the rule that bills or refused."""
+        """Return a link to the rule that billed or refused the requests."""
         return link_to_rule(self.admin_site, line)
 
     @admin.display(description=_("batch"))

@@ -1,9 +1,8 @@
 """The billing periods that an account's usage belongs to. They never overlap, and all usage is in one of them.
 
-Each ledger line has the start of the period under which its usage was counted. This module calls it a counted period.
-Most counted periods are billing periods. But counted periods can overlap, if an account's time zone or anchor day was
-changed by raw SQL, or while some of its usage was not in the ledger yet. Counted periods that overlap are one billing
-period.
+Each ledger line stores under which period its usage was counted: this is its counted period. Most counted periods are
+billing periods. But counted periods can overlap, if an account's time zone or anchor day was changed by raw SQL, or
+while some of the account's usage was not in the ledger yet. Counted periods that overlap are one billing period.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class BillingPeriod:
 
 
 def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
-    """Return which billing period the usage of each counted period belongs to, if reports have this usage.
+    """Return the billing period of each counted period that has usage on reports.
 
     The keys are the starts of counted periods, the values the starts of billing periods. All moments are µs since 1970
     UTC. `reports` are the account's reports, oldest first. `ends` has the end of each counted period, by its start.

@@ -1,4 +1,7 @@
-"""Report lines, computed from ledger lines. Their order and quantities depend only on the content of the ledger."""
+"""Report lines, computed from ledger lines. Their order and quantities depend only on the content of the ledger.
+
+Ledger lines come in batches. The batches of a shard (a part of the accounts) are numbered by their positions.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Gaps:
         return self._text(tuple(key for key in keys if key in self._groups), start, end)
 
     def _text_of(self, keys: tuple[_ShardAndAccount, ...], start: int, end: int) -> str:
-        # Sort the gaps by their numbers: the order in which they were read.
+        # Sort the gaps by their numbers, which give the order in which they were read.
         gaps = sorted(chain.from_iterable(self._groups[key] for key in keys), key=lambda numbered: numbered[0])
         return "; ".join(describe(gap) for _number, gap in gaps if gap.since < end and gap.until >= start)
 

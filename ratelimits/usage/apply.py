@@ -1,4 +1,8 @@
-"""Applying a batch: write it and its lines exactly once, in one transaction under the shard's row lock."""
+"""Applying a batch: write the batch and its lines to the ledger exactly once.
+
+This is one transaction, which holds the lock of the shard's row. A shard is a part of the accounts. Its watermark is
+the moment before which all its usage is in the ledger.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Draining: write sealed batches from Redis to the ledger, each exactly once and in the order of its shard.
 
-Before a batch is written, the fence makes sure that the server cannot lose it any more. Any number of processes may
-drain at the same time: a batch is written under the lock of its shard's row, and is deleted from Redis only after the
-commit. If a process dies at any point, the next drain completes its work.
+A shard is a part of the accounts, and a batch is a set of counters of one shard. Before a batch is written, the fence
+makes sure that the server cannot lose it any more. Any number of processes may drain at the same time: a batch is
+written under the lock of its shard's row, and is deleted from Redis only after the commit. If a process dies at any
+point, the next drain completes its work.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Drained:
 
 def drain(now: int | None = None) -> Drained:
     """Write every pending batch to the ledger and advance the watermarks; in a cluster, server by server.
+
+    A watermark is the moment before which all usage of a shard is in the ledger.
 
     `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError if the server could still lose
     the batches that were read. Raises redis.exceptions.RedisError if the server does not answer, or if it refuses a

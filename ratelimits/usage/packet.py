@@ -28,7 +28,7 @@ _COUNTER_INDEXES = {
     for number, kind in enumerate("adrs")
     for count, indexes in (("1", (2 * number, 2 * number + 1)), ("n", (2 * number,)), ("u", (2 * number + 1,)))
 }
-#: Stands in a field for usage without an account.
+#: The part of a field's name that stands for usage without an account.
 _UNNAMED = f"|{ANONYMOUS}|".encode()
 #: The indexes of the parts of a field that are numbers, and of those that are texts.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)

@@ -1,4 +1,4 @@
-"""The batches of a shard that wait in Redis to be drained, at one moment."""
+"""The batches of a shard (a part of the accounts) that wait in Redis to be drained, at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tallying: add the usage in a shard's new batches to two kinds of totals: by billing period, and by short span.
+"""Tallying: add the usage in a shard's new batches to two kinds of totals, by billing period and by short span.
 
 One transaction changes the totals and the position up to which the shard was tallied. It locks the shard's row.
 """

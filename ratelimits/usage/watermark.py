@@ -1,4 +1,4 @@
-"""Watermarks: the moment until which all usage of a shard is in the ledger.
+"""Watermarks. A watermark is the moment until which all usage of a shard (a part of the accounts) is in the ledger.
 
 The server's clock is compared with this machine's clock. A server whose clock is ahead counts and seals usage at times
 in the future. Such a time must not become a watermark: after the clock is corrected, new usage would be before it. The

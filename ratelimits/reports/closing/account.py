@@ -1,4 +1,8 @@
-"""Closing one account: find its complete periods, and write their reports."""
+"""Closing one account: find the billing periods whose usage is complete, and write their reports.
+
+A report has versions: each correction adds one. Late usage is usage that arrives after its period was closed. Lost
+replies are requests of which nobody knows whether Redis has counted them. An allowance is what the plan includes.
+"""
 
 from __future__ import annotations
 

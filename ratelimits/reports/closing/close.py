@@ -1,8 +1,10 @@
 """Closing: write reports for billing periods with complete usage, and new versions for later changes.
 
-A report covers its account's ledger lines up to a position in the digest chain of each shard. So it can be computed
-again from these lines. Accounts of one shard are closed together, in one transaction that holds the lock of the shard's
-row. If one account fails, the others are closed without it.
+A shard is a part of the accounts. The ledger stores the batches of each shard as a chain of digests. A report covers
+its account's lines up to a position in this chain, so it can be computed again from these lines.
+
+Accounts of one shard are closed together, in one transaction that holds the lock of the shard's row. If one account
+fails, the others are closed without it.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ def finalise_each(now: int | None = None, *, account: str | None = None) -> Iter
 
     A new version adds late usage, adjustments, and gaps and lost replies that became known later.
 
-    A period can be closed once the watermarks of its shards and `now` have passed its end plus GRACE_SECONDS. `now` is
-    µs since 1970 UTC, by default this machine's clock. If an account cannot be closed, this is logged, and the others
-    are still closed. Yield a result after each transaction, so that memory does not grow with the number of accounts.
-    A second call changes nothing.
+    A watermark is the moment before which all usage of a shard is in the ledger. A period can be closed once `now` and
+    the watermarks of its shards have passed its end plus GRACE_SECONDS. `now` is µs since 1970 UTC, by default this
+    machine's clock. If an account cannot be closed, this is logged, and the others are still closed. Yield a result
+    after each transaction, so that memory does not grow with the number of accounts. A second call changes nothing.
     """
     using = conf.DATABASE
     now = time_ns() // 1000 if now is None else now

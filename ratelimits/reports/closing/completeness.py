@@ -1,4 +1,8 @@
-"""Check whether the ledger has all usage of a shard until a moment."""
+"""Check whether the ledger has all usage of a shard until a moment.
+
+A shard's watermark is the moment until which the drain has written all its usage. Tallying, which adds the usage to the
+totals of accounts, follows later.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _in_chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def says_more(before: str, now: str) -> bool:
-    """Return whether the text about gaps now has a declared gap that the earlier text does not have."""
+    """Return whether `now` contains a declared gap that `before` does not contain. Both are texts about gaps."""
     return bool(_declared(now) - _declared(before))
 
 

@@ -41,13 +41,13 @@ def decimal(amount: Decimal | None) -> str:
 
 
 def csv_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a CSV file in chunks, reading only a little ahead of what was yielded."""
+    """Yield the charges as a CSV file in chunks. Rows are read only shortly before they are written."""
     rows = ([*values, *money(charge)] for charge in charges for values in csv.cells((charge.row,), version))
     return encoded(csv.lines((*names(version), *MONEY), _NO_TEXTS, rows))
 
 
 def json_stream(charges: Iterable[Charge], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a JSON document in chunks, reading only a little ahead of what was yielded."""
+    """Yield the charges as a JSON document in chunks. Rows are read only shortly before they are written."""
     items = (line(charge.row)[:-1] + _END % tuple(map(text, money(charge))) for charge in charges)
     name = schema_id(version, priced=True)
     return encoded(chain([f'{{"schema":{text(name)},"lines":'], array(items), ["}\n"]))

@@ -35,7 +35,7 @@ def source() -> str:
 
 
 def stream(rows: Iterable[Row], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield a JSON array of events in chunks, reading only a little ahead of what was yielded."""
+    """Yield a JSON array of events in chunks. Rows are read only shortly before they are written."""
     yield from encoded(array(_events(rows)))
     yield b"\n"
 

@@ -43,12 +43,12 @@ class _Line:
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a CSV file in chunks, reading only a little ahead of what was yielded."""
+    """Yield the rows as a CSV file in chunks. Rows are read only shortly before they are written."""
     return encoded(lines(names(version), _NO_TEXTS, cells(rows, version)))
 
 
 def stream_for_spreadsheets(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a CSV file for spreadsheets: with a byte order mark, and misreadable values marked as text."""
+    """Yield the rows as a CSV file for spreadsheets, with an apostrophe before values that they would misread."""
     return encoded(chain([_MARK], lines(names(version), _NO_TEXTS, map(_shown_as_text, cells(rows, version)))))
 
 

@@ -77,7 +77,7 @@ _NO_TEXTS = frozenset(
 
 
 def stream(charges: Iterable[Charge], _version: int = VERSION) -> Iterator[bytes]:
-    """Yield the charges as a CSV file in chunks, reading only a little ahead of what was yielded."""
+    """Yield the charges as a CSV file in chunks. Rows are read only shortly before they are written."""
     return encoded(csv.lines(COLUMNS, _NO_TEXTS, _rows(charges)))
 
 

@@ -60,5 +60,5 @@ def array(items: Iterable[str]) -> Iterator[str]:
 
 
 def stream(rows: Iterable[Row], version: int = VERSION) -> Iterator[bytes]:
-    """Yield the rows as a JSON document in chunks, reading only a little ahead of what was yielded."""
+    """Yield the rows as a JSON document in chunks. Rows are read only shortly before they are written."""
     return encoded(chain([f'{{"schema":{text(schema_id(version))},"lines":'], array(map(line, rows)), ["}\n"]))

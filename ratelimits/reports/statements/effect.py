@@ -1,4 +1,7 @@
-"""The effect of an adjustment on the report of its period, before a report contains it."""
+"""The effect of an adjustment on the report of its period, before a report contains the adjustment.
+
+An allowance is the quantities that a plan includes in a period, and how much of them is used.
+"""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from ratelimits.reports.terms import Terms, TermsBook
 
 
 def candidates(using: str, month: str, account: str | None) -> Iterator[tuple[Group, Period, Terms]]:
-    """Yield for each account, sorted: a group without usage, the account's period that starts in the month, its terms.
+    """Yield three values for each account, sorted by its name.
 
-    Accounts that were added after the end of that period are left out. The terms are today's.
+    They are a group without usage, the account's billing period that starts in the month, and its current terms.
+    Accounts that were added after the end of that period are left out.
     """
     accounts = Account.objects.using(using).annotate(account=F("identifier"))
     if account is not None:

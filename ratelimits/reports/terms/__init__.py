@@ -20,8 +20,9 @@ _NOTHING: Mapping[str, int] = {}
 class Terms:
     """The billing terms of an account: time zone, anchor, the slug of its plan, and the included quantities by meter.
 
-    `anchor` says on which day and hour its billing months start; "" stands for calendar months. `kept` is the account's
-    kept billing period, if it has one. `row` is the account's primary key; 0 if it has no row.
+    `anchor` says on which day and hour its billing months start; "" stands for calendar months. `kept` is a billing
+    period that keeps its start and end, although the terms were changed in it; None if there is none. `row` is the
+    account's primary key; 0 if it has no row.
     """
 
     timezone: str = "UTC"
@@ -42,7 +43,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """The name of a rule for reports. `row` is the rule in the asked version; None if it is unknown."""
+    """The name of a rule for reports. `row` is the rule in one version; None if that version is unknown."""
 
     name: str
     row: Any = None

@@ -1,4 +1,7 @@
-"""The states of account rows, now and in the past, read once for many accounts."""
+"""The states of account rows, now and in the past, read once for many accounts.
+
+A kept billing period keeps its start and end, although the account's time zone or anchor was changed in it.
+"""
 
 from __future__ import annotations
 
