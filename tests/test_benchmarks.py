@@ -28,6 +28,7 @@ COMMANDS = {
     "ledger": ("--lines 300 --portion 200 --keys 20 --database sqlite", "sqlite"),
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "pages.status": ("--lines 300 --keys 20 --rules 2 --rounds 1 --database sqlite", "the admin's index, on sqlite"),
+    "pages.imports": ("--lines 30 --rows 20 --database sqlite", "import, on sqlite"),
     "verifying": ("--accounts 6 --keys 2 --database sqlite", "verify"),
     "exports": ("--rows 1001 --format cloudevents-ndjson", "cloudevents-ndjson"),
     "simulate": ("--lines 30 --only bucket", "token_bucket"),

@@ -100,7 +100,7 @@ def import_rows(
                 done.add(line)
                 if line.stored is not None and line.stored.version > seen.version:
                     changed_since.append(line)
-            _write(table, source, portion, using, written)
+            _write(table, portion, using, written)
         if done.digest != seen.digest:
             raise ChangedSinceError(changed_since)
         if done.counts[LineState.ERROR] and not good_only:
@@ -110,13 +110,13 @@ def import_rows(
     return done
 
 
-def _write(table: FileTable, source: Source, portion: Sequence[ComparedLine], using: str, written: Written) -> None:
+def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, written: Written) -> None:
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
     # First the changes: a row gets its end before the one after it, which may have none, is added.
     if changed:
-        rows.bulk_update(changed, source.columns)
+        rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:
         rows.bulk_create(new)
     if new or changed:
