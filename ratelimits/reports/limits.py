@@ -59,8 +59,8 @@ class Limits:
     def __init__(self, using: str, rules: RuleBook) -> None:
         self._using = using
         self._rules = rules
-        self._others_since = lru_cache(maxsize=1000)(self._others_since_uncached)
-        self._hidden_edits = lru_cache(maxsize=1000)(self._hidden_edits_uncached)
+        self._first_unnamed = lru_cache(maxsize=1000)(self._first_unnamed_uncached)
+        self._unnamed_edits = lru_cache(maxsize=1000)(self._unnamed_edits_uncached)
 
     def of(self, groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the groups in their order, each with its `limit`: a decimal, or "" if no single number is known."""
@@ -88,23 +88,23 @@ class Limits:
             list(overrides.get((key, rule.name), ())) if counted in COVERS.get(key.partition(":")[0], ()) else []
             for key in (group["key"], f"account:{group['account']}")
         )
-        others = _hidden(kind, counted)
-        if others and self._others_since(rule.name, others) <= version:
+        unnamed_kinds = _unnamed_kinds(kind, counted)
+        if unnamed_kinds and self._first_unnamed(rule.name, unnamed_kinds) <= version:
             # An override for a key that the line does not name is known only by its version: the line's version must
             # come from exactly this override.
-            hidden = self._hidden_edits(rule.name, others, version)
-            if len(hidden) != 1 or version in (rule.version, *(override.version for override in (*own, *account))):
+            unnamed = self._unnamed_edits(rule.name, unnamed_kinds, version)
+            if len(unnamed) != 1 or version in (rule.version, *(override.version for override in (*own, *account))):
                 return ""
-            own.extend(hidden)
+            own.extend(unnamed)
         return _single_limit(rule, group, [*own, *account])
 
-    def _others_since_uncached(self, rule: str, kinds: tuple[str, ...]) -> int:
+    def _first_unnamed_uncached(self, rule: str, kinds: tuple[str, ...]) -> int:
         """Return the version of the first override of a rule for any key of these kinds; _NEVER if there is none."""
         history: Any = KeyOverride.history
         row = history.using(self._using).filter(_of_kinds(kinds), rule=rule).aggregate(first=Min("version"))
         return _NEVER if row["first"] is None else int(row["first"])
 
-    def _hidden_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
+    def _unnamed_edits_uncached(self, rule: str, kinds: tuple[str, ...], version: int) -> Sequence[_Override]:
         """Return the overrides of a rule, for keys of these kinds, that were edited in exactly this version."""
         history: Any = KeyOverride.history
         ids = history.using(self._using).filter(_of_kinds(kinds), rule=rule, version=version).values_list("id")
@@ -119,7 +119,7 @@ def _of_kinds(kinds: Iterable[str]) -> Q:
     return condition
 
 
-def _hidden(kind: str, counted: str) -> tuple[str, ...]:
+def _unnamed_kinds(kind: str, counted: str) -> tuple[str, ...]:
     """Return the kinds of key that the line does not name, but whose overrides may have applied to its requests."""
     if kind not in _NARROWEST:  # Anonymous usage: the requests have many different keys.
         return _NARROWEST if counted in (*_NARROWEST, kind) else ()

@@ -30,9 +30,9 @@ from ratelimits.engine.transport.connection import run_named
 #: Maximum wait for an fsync, in seconds: everysec takes up to two if the disk is busy.
 MAX_WAIT = 10.0
 #: Once no fsync was seen running, the server starts one for everything written so far within this many seconds.
-_REST = 1.3
+_STARTS_WITHIN = 1.3
 #: Seconds between two looks at INFO.
-_POLL = 0.1
+_LOOK_INTERVAL = 0.1
 #: How long the fence's key is kept after the last drain, in ms. A long time is needed: a server without free memory
 #: refuses new keys, so the key should exist already.
 _KEY_TTL = 30 * 86_400_000
@@ -117,8 +117,8 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
 
     1. Write the key, so that the server has something to fsync.
     2. Look at INFO until no fsync is running. So an fsync that started before the key was written has ended.
-    3. Wait `_REST` seconds. In this time the server starts an fsync of everything written so far. It starts an fsync
-       only at the end of a turn of its event loop. Answering INFO is such a turn, so look once more.
+    3. Wait `_STARTS_WITHIN` seconds. In this time the server starts an fsync of everything written so far. It starts an
+       fsync only at the end of a turn of its event loop. Answering INFO is such a turn, so look once more.
     4. Look until no fsync is running: the fsync of step 3 has ended.
 
     If the server starts to rewrite its file meanwhile, the key may be in the old file, so start again at step 1.
@@ -133,13 +133,13 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
             _write_key(connection, key)
         elif idle_since is None:
             idle_since = time.monotonic() if idle else None
-        elif looked_at - idle_since > _REST:
+        elif looked_at - idle_since > _STARTS_WITHIN:
             if turned and idle:
                 return
             turned = True
         if looked_at > deadline:
             raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
-        time.sleep(_POLL)
+        time.sleep(_LOOK_INTERVAL)
 
 
 def _may_close_unseen(info: dict[str, Any]) -> bool:

@@ -61,26 +61,26 @@ def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> Show
         what += f" ({instance.plan})"
     if model in PARTS:
         name, pk = f"{site.name}:ratelimits_plan", record.plan_id
-        return ShownChange(*_said(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
+        return ShownChange(*_when_and_who(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
     name = f"{site.name}:ratelimits_{model._meta.model_name}"
     undo, undo_url = "", ""
     if row.kind == "+" and row.newest and _may(site, request, model, "delete"):
         undo, undo_url = _("Undo: delete it"), reverse(f"{name}_delete", args=[instance.pk])
     elif row.kind == "-" and row.newest and _may(site, request, model, "add") and _may(site, request, model, "change"):
-        undo, undo_url = _("Undo: bring it back"), _former(name, record)
+        undo, undo_url = _("Undo: bring it back"), _url_of_record(name, record)
     elif row.kind == "~" and row.before is not None and _may(site, request, model, "change"):
         undo = _("Undo") if row.newest else _("State before it")
-        undo_url = _former(name, row.before)
+        undo_url = _url_of_record(name, row.before)
     return ShownChange(
-        *_said(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
+        *_when_and_who(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
     )
 
 
-def _former(name: str, record: Any) -> str:
+def _url_of_record(name: str, record: Any) -> str:
     return reverse(f"{name}_simple_history", args=[record.id, record.history_id])
 
 
-def _said(row: ChangedRow) -> tuple[str, str]:
+def _when_and_who(row: ChangedRow) -> tuple[str, str]:
     return f"{row.record.history_date:%Y-%m-%d %H:%M:%S} UTC", str(row.record.history_user or "–")
 
 

@@ -169,7 +169,7 @@ class RowFiles(_Base):
             done = self._import(request, source, form) if form.is_valid() else None
             if done is not None:
                 upload.delete()
-                return self._told(request, done)
+                return self._finished(request, done)
         return self._difference_page(request, source, form)
 
     def _difference_page(self, request: HttpRequest, source: Source, form: ConfirmForm | None) -> HttpResponse:
@@ -223,7 +223,7 @@ class RowFiles(_Base):
             if rows:
                 LogEntry.objects.log_actions(request.user.pk, rows, flag, [{verb: {}}], single_object=False)
 
-    def _told(self, request: HttpRequest, done: FileDifference) -> HttpResponse:
+    def _finished(self, request: HttpRequest, done: FileDifference) -> HttpResponse:
         """Show a message with the number of imported rows, and go to the list."""
         if not done.good:
             self.message_user(request, _("There was nothing to change."), messages.INFO)

@@ -28,7 +28,7 @@ BIN, LOOK_BACK = 900, 86_400
 MAX_LINES, MAX_KEYS, MAX_PEEKS = 50_000, 2_000, 200
 
 
-class _Use(NamedTuple):
+class _KeyUsage(NamedTuple):
     """The units that a key was admitted, by the start of their bin of 15 minutes."""
 
     key: str
@@ -85,14 +85,14 @@ def affected(rule: Rule, algorithm: Algorithm, now: int | None = None) -> Affect
     now = int(time.time()) if now is None else now
     if rule.key_kind == KeyKind.IP:
         return Affected(0, None, False, algorithm.closed and rule.mode == Rule.Mode.ENFORCE, known=False)
-    uses = _uses(rule, now)
-    more, refuses = len(uses) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE
+    used_keys = _usage_of_keys(rule, now)
+    more, refuses = len(used_keys) >= MAX_KEYS, rule.mode == Rule.Mode.ENFORCE
     if algorithm.closed:
-        return Affected(len(uses), len(uses), more, refuses)
-    above = _above_in_redis(rule, algorithm, uses) if _has_counters(rule) else None
+        return Affected(len(used_keys), len(used_keys), more, refuses)
+    above = _above_in_redis(rule, algorithm, used_keys) if _has_counters(rule) else None
     if above is None and rule.scope == "*" and (algorithm.quota[1] or algorithm.valid_span(now * MICROSECONDS)):
-        above = sum(_is_above(algorithm, use.units, now) for use in uses)
-    return Affected(len(uses), above, more, refuses and bool(uses) and len(uses) == above)
+        above = sum(_is_above(algorithm, use.units, now) for use in used_keys)
+    return Affected(len(used_keys), above, more, refuses and bool(used_keys) and len(used_keys) == above)
 
 
 def _has_counters(rule: Rule) -> bool:
@@ -101,13 +101,13 @@ def _has_counters(rule: Rule) -> bool:
     return Rule.objects.using(conf.DATABASE).filter(pk=rule.pk, **as_saved).exclude(mode=Rule.Mode.OFF).exists()
 
 
-def _above_in_redis(rule: Rule, algorithm: Algorithm, uses: list[_Use]) -> int | None:
+def _above_in_redis(rule: Rule, algorithm: Algorithm, used_keys: list[_KeyUsage]) -> int | None:
     """Return how many of the keys would be refused a request now; None if Redis does not answer or there are many."""
-    if len(uses) > MAX_PEEKS:
+    if len(used_keys) > MAX_PEEKS:
         return None
     above = 0
     try:
-        for use in uses:
+        for use in used_keys:
             limit = Limit(use.key, algorithm, rule.name)
             above += not peek([limit], timeout=float(rule.max_wait or 0), account=use.account).allowed
     except UNAVAILABLE:
@@ -133,7 +133,7 @@ def _since(units: dict[int, int], moment: int) -> int:
     return sum(count for start, count in units.items() if start >= moment)
 
 
-def _uses(rule: Rule, now: int) -> list[_Use]:
+def _usage_of_keys(rule: Rule, now: int) -> list[_KeyUsage]:
     """Return the usage of each key that the rule applies to, for at most MAX_KEYS keys."""
     newest = Line.objects.using(conf.DATABASE).filter(bin__gte=now - LOOK_BACK, meter=rule.meter)
     rows = newest.order_by("-bin").values_list("key", "account", "bin", "admitted_units")[:MAX_LINES]
@@ -142,18 +142,18 @@ def _uses(rule: Rule, now: int) -> list[_Use]:
         if rule.key_kind in ("global", "account") or key.partition(":")[0] in COUNTED[rule.key_kind]:
             of_key[key, account][start] += units
     busiest = sorted(of_key, key=lambda one: -sum(of_key[one].values()))[:MAX_KEYS]
-    counted: dict[str, _Use] = {}
-    for key, account in _on_its_plan(rule, busiest):
+    counted: dict[str, _KeyUsage] = {}
+    for key, account in _limited_by(rule, busiest):
         if rule.key_kind == "account" and not account:
             continue
         subject = {"global": GLOBAL_KEY, "account": f"account:{account}"}.get(rule.key_kind, key)
-        use = counted.setdefault(subject, _Use(subject, account, defaultdict(int)))
+        use = counted.setdefault(subject, _KeyUsage(subject, account, defaultdict(int)))
         for start, units in of_key[key, account].items():
             use.units[start] += units
     return list(counted.values())
 
 
-def _on_its_plan(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _limited_by(rule: Rule, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the pairs (key, account) that this rule applies to.
 
     Several plans may have a rule of this name. The rule of the key's plan applies; else the rule of the account's plan;

@@ -43,7 +43,7 @@ def chart(tried: Tried, unit: str) -> dict[str, Any]:
     highest = max(1, *(slot.admitted + slot.refused for slot in tried.slots))
     return {
         "title": _title(tried, unit, words),
-        "said": _said(tried, unit, words),
+        "said": _summary(tried, unit, words),
         "bars": [_bar(place, len(tried.slots), slot, highest) for place, slot in enumerate(tried.slots)],
         "width": WIDTH,
         "height": HEIGHT,
@@ -65,7 +65,7 @@ def _title(tried: Tried, unit: str, words: Wording) -> str:
     return text % shown
 
 
-def _said(tried: Tried, unit: str, words: Wording) -> str:
+def _summary(tried: Tried, unit: str, words: Wording) -> str:
     shown = {"admitted": number(tried.admitted), "asked": amount(tried.asked, unit)}
     said = _("%(admitted)s of %(asked)s admitted.") % shown
     if tried.longest_wait:

@@ -23,7 +23,7 @@ HOW = ("algorithm", *PARAMETERS, "max_wait")
 #: The fields of HOW that most rules have.
 MAIN_NUMBERS = ("capacity", "rate", "period", "calendar_unit", "timezone", "max_wait")
 #: The fields that define whose requests a rule refuses.
-_WHOM = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
+_WHO_IS_REFUSED = (*HOW, "scope", "key_kind", "meter", "mode", "plan_id")
 #: Name of the button that confirms a rule which would refuse everyone.
 EVERYONE_MEANT = "_everyone_meant"
 
@@ -83,7 +83,7 @@ class SavedRuleForm(RuleForm):
         if self.errors or EVERYONE_MEANT in self.data or self.instance.mode != Rule.Mode.ENFORCE:
             return
         saved = None if self.instance.pk is None else Rule.objects.filter(pk=self.instance.pk).first()
-        if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHOM):
+        if saved is not None and all(getattr(saved, name) == getattr(self.instance, name) for name in _WHO_IS_REFUSED):
             return
         whom = affected(self.instance, self.instance.to_algorithm())
         if whom.everyone:

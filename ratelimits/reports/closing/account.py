@@ -178,7 +178,9 @@ class Closing:
         lines = lines.filter(usage_period__gte=start // SECOND, usage_period__lt=end // SECOND)
         return Counter(dict(lines.values_list("meter").order_by().annotate(Sum("included_quantity"))))
 
-    def _left_of(self, included: Mapping[str, int], billing_period: BillingPeriod, since: int = 0) -> dict[str, int]:
+    def _left_by_other_names(
+        self, included: Mapping[str, int], billing_period: BillingPeriod, since: int = 0
+    ) -> dict[str, int]:
         """Return the part of these quantities that the account's other names have not used."""
         shared = self._included(billing_period.start, billing_period.end).shared
         used = self._used_by(shared, billing_period.start, billing_period.end, since) if shared else Counter()
@@ -228,14 +230,14 @@ class Closing:
         """Return the allowance of a closed period after its reports."""
         newest = self._versions(billing_period.start)[-1]
         assert newest.pk is not None
-        return self._allowance(billing_period, self._left_of(newest.included, billing_period, newest.pk))
+        return self._allowance(billing_period, self._left_by_other_names(newest.included, billing_period, newest.pk))
 
     def _first_version(
         self, period: Period, billing_period: BillingPeriod, adjustments: list[Adjustment], carried: list[BillingPeriod]
     ) -> Report:
         report = self._report(period, 1, [billing_period, *carried])
         includes = self._included(billing_period.start, billing_period.end)
-        report.plan, report.included = includes.plan, self._left_of(includes.included, billing_period)
+        report.plan, report.included = includes.plan, self._left_by_other_names(includes.included, billing_period)
         report.prices = self._prices(report, [billing_period, *carried], sorted(includes.names))
         allowances = {billing_period.start: Allowance(report.included)}
         for late in carried:
@@ -255,7 +257,7 @@ class Closing:
         )
         assert before.pk is not None
         report.plan, report.previous_digest = before.plan, before.digest
-        report.included = self._left_of(before.included, billing_period, before.pk)
+        report.included = self._left_by_other_names(before.included, billing_period, before.pk)
         report.prices = self._prices(report, [billing_period], before.prices.get("names", ()))
         allowances = {billing_period.start: self._allowance(billing_period, report.included)}
         lost = self._late_unknown(versions)

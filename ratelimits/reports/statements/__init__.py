@@ -152,26 +152,31 @@ def _provisional(
     gaps, unknown = Gaps.between(using, start, last), Unknown(using, start, last, accounts)
     adjusted = of_open_periods(using, start, end, **({} if account is None else {"account": account}))
     # A period may have adjustments but no usage, so each adjusted period gets a group without usage.
-    marks = (_mark(name, period) for name, period in adjusted)
-    together: dict[tuple[frozenset[str], int], Allowance] = {}
-    groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), marks, key=_place)
-    for _key, chunk in groupby(_open(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
-        group, of = next(chunk)
-        if starts_in(month, of.period.start, of.period.timezone):
-            report, allowance = draft(group, of.period, of.included, gaps, version), Allowance(of.included.included)
-            if of.included.shared:
-                names = frozenset({report.account}) | of.included.shared
-                allowance = together.setdefault((names, of.period.start), allowance)
+    without_usage = (_group_without_usage(name, period) for name, period in adjusted)
+    shared: dict[tuple[frozenset[str], int], Allowance] = {}
+    groups = heapq.merge(Limits(using, rules).of(grouped(condition, using)), without_usage, key=_account_and_period)
+    for _key, chunk in groupby(_open_groups(using, groups), key=lambda found: (found[1].period, found[0]["account"])):
+        group, open_period = next(chunk)
+        if starts_in(month, open_period.period.start, open_period.period.timezone):
+            report, allowance = (
+                draft(group, open_period.period, open_period.included, gaps, version),
+                Allowance(open_period.included.included),
+            )
+            if open_period.included.shared:
+                names = frozenset({report.account}) | open_period.included.shared
+                allowance = shared.setdefault((names, open_period.period.start), allowance)
             used = (found for found in chain([group], (found[0] for found in chunk)) if "meter" in found)
             lost = unknown.of(report.account, report.period_start, report.period_end)
             lines = chain(
-                usage_lines(report, used, rules, {of.period.start: allowance}, lost),
-                (adjustment_line(report, each, allowance) for each in of.adjustments),
+                usage_lines(report, used, rules, {open_period.period.start: allowance}, lost),
+                (adjustment_line(report, each, allowance) for each in open_period.adjustments),
             )
-            yield Statement(report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).of_line, lines), of.included)
+            yield Statement(
+                report, PROVISIONAL, map(RowMaker(report, PROVISIONAL).of_line, lines), open_period.included
+            )
 
 
-class _Open(NamedTuple):
+class _OpenPeriod(NamedTuple):
     """A billing period without a report, the quantities that it includes by today's terms, and its adjustments."""
 
     period: Period
@@ -179,7 +184,7 @@ class _Open(NamedTuple):
     adjustments: list[Adjustment]
 
 
-def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
+def _open_groups(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _OpenPeriod]]:
     """Yield the groups that are not on a report, each with its billing period."""
     while chunk := list(islice(groups, CHUNK)):
         counted: dict[str, set[int]] = {}
@@ -198,15 +203,15 @@ def _open(using: str, groups: Iterator[Group]) -> Iterator[tuple[Group, _Open]]:
                 included = data.included(name, period.start, period.end)
                 yield (
                     {**group, "billing_start": period.start},
-                    _Open(period, included, periods[name].adjustments(billing_period)),
+                    _OpenPeriod(period, included, periods[name].adjustments(billing_period)),
                 )
 
 
-def _mark(account: str, period: int) -> Group:
+def _group_without_usage(account: str, period: int) -> Group:
     return {"account": account, "period": period, "first_shard": home_shard(account)}
 
 
-def _place(group: Group) -> tuple[str, int]:
+def _account_and_period(group: Group) -> tuple[str, int]:
     return group["account"], group["period"]
 
 
