@@ -1,4 +1,4 @@
-"""Look at what a file would change, and import it: all of it as one edit, or nothing."""
+"""Find out what a file would change, and import it as one edit: either everything or nothing."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ratelimits.row_files.comparing import ComparedLine, LineState, compare
 from ratelimits.row_files.reading import Source
 from ratelimits.row_files.tables import FileTable
 
-#: Receives the rows that were added and those that were changed, once for each portion.
+#: A function that is called for each portion, with the rows that were added and the rows that were changed.
 Written = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
 class Seen(NamedTuple):
-    """What somebody was shown: the digest of a FileDifference, and the version of the configuration then."""
+    """What a user was shown: the digest of a FileDifference, and the version of the configuration at that time."""
 
     digest: str
     version: int
 
 
 class NotImportedError(Exception):
-    """Raised when nothing was imported, since lines are wrong and nobody asked to leave them out."""
+    """Raised if nothing was imported, because lines are wrong and the user did not choose to leave them out."""
 
 
 class ChangedSinceError(Exception):
-    """Raised when nothing was imported, since a file would no longer do what was shown.
+    """Raised if nothing was imported, because the file would now make other changes than were shown.
 
-    `lines` has those whose row was changed since.
+    `lines` are the lines whose row was changed meanwhile.
     """
 
     def __init__(self, lines: list[ComparedLine]) -> None:
@@ -43,9 +43,9 @@ class ChangedSinceError(Exception):
 
 @dataclass(slots=True)
 class FileDifference:
-    """What a file would do: the number of lines of each state, and a digest of all that they would do.
+    """The effect of a file: the number of lines of each state, and a digest of all their changes.
 
-    `version` is that of the configuration before it was compared.
+    `version` is the version of the configuration before the file was compared.
     """
 
     version: int
@@ -61,7 +61,7 @@ class FileDifference:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the lines, and of the versions of the rows that they are about."""
+        """Return the digest of the lines' changes and of the versions of the rows that they change."""
         return str(self._sha256.hexdigest())
 
     @property
@@ -71,7 +71,10 @@ class FileDifference:
 
 
 def differences(table: FileTable, source: Source, using: str) -> tuple[FileDifference, Iterator[ComparedLine]]:
-    """Return what a file would do, filled in while its lines are read from the iterator; nothing is written."""
+    """Return the effect of a file and its compared lines. Nothing is written.
+
+    The effect is complete only after all lines are read from the iterator.
+    """
     difference = FileDifference(ConfigVersion.read(using)[0])
 
     def lines() -> Iterator[ComparedLine]:
@@ -86,11 +89,11 @@ def differences(table: FileTable, source: Source, using: str) -> tuple[FileDiffe
 def import_rows(
     table: FileTable, source: Source, using: str, seen: Seen, *, good_only: bool, written: Written
 ) -> FileDifference:
-    """Write the rows of a file in one edit, and return what it did. `seen` is what was shown before.
+    """Write the rows of a file in one edit, and return the effect. `seen` is what the user was shown before.
 
-    Raises ChangedSinceError if it would do anything else now; NotImportedError if lines are wrong, unless `good_only`
-    leaves them out; IntegrityError if the database refuses a row. Then nothing is written. A file that changes nothing
-    takes no version.
+    Raises ChangedSinceError if the effect would now be another one. Raises NotImportedError if lines are wrong, unless
+    `good_only` leaves them out. Raises IntegrityError if the database refuses a row. In these cases nothing is written.
+    A file that changes nothing makes no new version of the configuration.
     """
     with editing(using) as edit:
         done = FileDifference(edit.version)
@@ -114,7 +117,7 @@ def _write(table: FileTable, portion: Sequence[ComparedLine], using: str, writte
     changed = [line.row for line in portion if line.state is LineState.CHANGED]
     new = [line.row for line in portion if line.state is LineState.NEW]
     rows: Any = table.model._default_manager.using(using)
-    # First the changes: a row gets its end before the one after it, which may have none, is added.
+    # Write the changes first: they may end a row, so that the new row after it does not overlap it.
     if changed:
         rows.bulk_update(changed, {change.field for line in portion if line.stored for change in line.changes})
     if new:
