@@ -85,7 +85,7 @@ def _line_is_not_pushed() -> None:
 
 
 def _never_pushed() -> None:
-    """Let accepted lines be sent again, by removing what says that they were sent."""
+    """Let accepted lines be sent again, by removing the rows that say that they were sent."""
     row = rows(PushedReport).first()
     rows(PushDelivery).filter(receiver=row.receiver_id, report=row.report_id)._raw_delete("default")
     rows(PushedReport).filter(pk=row.pk)._raw_delete("default")
@@ -100,7 +100,7 @@ def _another_receiver() -> None:
 
 
 def _marked_as_pushed() -> None:
-    """Mark a report as pushed although nothing was."""
+    """Mark a report as pushed, although nothing was sent."""
     planned = rows(PushedReport).filter(receiver="stripe").values("report")
     report = rows(PushedReport).filter(receiver="lago").exclude(report__in=planned).first().report_id
     write(PushedReport(receiver_id="stripe", report_id=report, lines=0))
@@ -132,7 +132,7 @@ def _version_is_lowered() -> None:
 
 
 def _kept_period_is_cut() -> None:
-    """Give an account a second allowance from the middle of its month on."""
+    """Give an account a second allowance for the second half of its month."""
     start = at("2026-12-01")
     row = rows(KeptPeriod).last()
     row.pk, row.account, row.shard = None, "globex", key_shard("account:globex")
@@ -158,7 +158,7 @@ def _included_as_never_said(quantity: int) -> None:
 
 
 def _prices_are_taken_off(version: int) -> None:
-    """Take the prices off a version, and compute its digest again without the key."""
+    """Remove the prices from a version, and compute its digest again without the key."""
     found = Report.objects.filter(account="acme", version=version)
     assert found[0].prices
     found.update(prices={}, amounts={})
@@ -173,7 +173,7 @@ def _record_of_old() -> None:
 
 
 def _unrecorded(model: Model) -> None:
-    """Take the history of a row away, and change the row."""
+    """Delete the history of a row, and change the row."""
     row = rows(model).last()
     rows(model.history.model).filter(id=row.pk)._raw_delete("default")  # type: ignore[attr-defined]
     rows(model).filter(pk=row.pk).update(since=row.since + 1)
@@ -197,7 +197,7 @@ OF_TERMS: dict[str, Damage] = {
     **{f"{model.__name__} without its history": partial(_unrecorded, model) for model in MODELS},
     **{f"{model.__name__} of before its newest record": partial(_since_ever, model) for model in MODELS},
 }
-#: The manifest has a digest of these, and a row must be what its newest record says.
+#: The tampering with the history. The manifest has a digest of it, and each row must equal its newest record.
 OF_HISTORY: dict[str, Damage] = {
     name: damage
     for model in MODELS
