@@ -1,4 +1,4 @@
-"""Who pays, and on which terms: accounts, plans, the quantities that plans include, and the plans that keys are on."""
+"""Accounts, plans, the quantities that plans include, and the plans of keys."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Account(Versioned):
 
 
 class PlanMembership(Versioned):
-    """The plan that a key is on, and from and until when. A key can be on several plans one after another."""
+    """The plan of a key for some time. A key can have several plans, one after another."""
 
     key = models.CharField(
         _("key"),
@@ -187,8 +187,8 @@ class PlanMembership(Versioned):
         ordering = ["key", "valid_from"]
         indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
-            # clean() compares any two rows. Rows that are written without clean() are refused here if both are without
-            # an end, since sooner or later both would be in force.
+            # clean() refuses any two rows that overlap. For rows that are written without clean(), this constraint
+            # refuses a second row without an end, since sooner or later both rows would be in force.
             models.UniqueConstraint(
                 fields=["key"],
                 condition=models.Q(valid_until=None),

@@ -21,18 +21,20 @@ from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 
 
 def initial_approval() -> str:
-    """Return the approval state of a new adjustment: WAITING if RATELIMITS["ADJUSTMENT_APPROVAL"] is true now."""
+    """Return the approval state of a new adjustment: WAITING if RATELIMITS["ADJUSTMENT_APPROVAL"] is set now."""
     return Adjustment.Approval.WAITING if conf.ADJUSTMENT_APPROVAL else Adjustment.Approval.UNASKED
 
 
 class Adjustment(models.Model):
-    """Units that a person adds to an account's billing period, or subtracts from it (a quantity below 0), and why.
+    """Units that a person adds to an account's billing period, or subtracts from it, and why.
 
-    An adjustment counts unless it waits for the approval of another person or was refused.
+    The quantity is below 0 to subtract.
+
+    An adjustment does not count while it waits for the approval of another person, or if it was refused.
     """
 
     class Approval(models.TextChoices):
-        """Whether another person has to approve the adjustment, and what that person decided."""
+        """Whether another person must approve the adjustment, and the decision of that person."""
 
         UNASKED = "unasked", _("not asked for")
         WAITING = "waiting", _("waiting")

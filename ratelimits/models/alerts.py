@@ -87,7 +87,10 @@ class AlertChannel(models.Model):
 
 
 class Alert(models.Model):
-    """A notice that an account's usage reached a percentage of a quantity in a billing period; there is only one."""
+    """A notice that an account's usage reached a percentage of a quantity in a billing period.
+
+    There is only one for each.
+    """
 
     class Basis(models.TextChoices):
         """The quantity that is 100 percent."""
@@ -135,7 +138,7 @@ class Alert(models.Model):
 
 
 class AlertDelivery(models.Model):
-    """One alert to one destination, tried until it succeeds or is given up.
+    """One alert to one destination. It is tried until it succeeds or is given up.
 
     A receiver recognises a repeated delivery by its primary key.
     """
@@ -148,7 +151,7 @@ class AlertDelivery(models.Model):
         WEBHOOK = "webhook", _("webhook")
 
     class State(models.TextChoices):
-        """Whether the delivery is still to be tried, has succeeded, or was given up."""
+        """Whether the delivery must still be tried, has succeeded, or was given up."""
 
         WAITING = "waiting", _("waiting")
         DONE = "done", _("done")
@@ -185,7 +188,7 @@ class AlertDelivery(models.Model):
 
 
 class AlertState(models.Model):
-    """Position in a shard's chain of batches up to which alerts were evaluated."""
+    """The position in a shard's chain of batches up to which alerts were raised."""
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     position = models.BigIntegerField(

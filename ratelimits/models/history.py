@@ -21,7 +21,7 @@ _reason: ContextVar[str | None] = ContextVar("ratelimits_change_reason", default
 
 @contextmanager
 def because(reason: str | None) -> Iterator[None]:
-    """Record this reason with all changes in the block that have no reason of their own; None or "" for no reason."""
+    """Record this reason for all changes in the block that have no reason of their own. None or "" means no reason."""
     token = _reason.set((reason or "").strip()[:MAX_REASON] or None)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Billing periods that are kept when their account's terms change, so that their usage stays in them.
+"""Kept billing periods: when the terms of an account change, its latest billing period keeps its start and end.
 
-An account's terms are its time zone and anchor. The last period that has usage is kept as it is when the terms change,
-when the account is renamed or deleted, and when an account is added whose identifier already has usage. Periods under
-the new terms start where the kept period ends, so periods never overlap.
+The terms are the account's time zone and anchor. The latest period with usage is kept when the terms change, when the
+account is renamed or deleted, and when an account is added whose identifier already has usage. Periods under the new
+terms start at the end of the kept period, so periods never overlap.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ratelimits.models.versions import Edit, edited
 _SECOND = 1_000_000
 _CHUNK = 1000
 
-#: A time zone and an anchor ("" for none), which say when billing months start.
+#: A time zone and an anchor ("" for none). They determine when billing months start.
 _Terms = tuple[str, str]
-#: The terms of usage whose account is not in the table.
+#: The terms of accounts that are not in the table.
 _DEFAULT: _Terms = ("UTC", "")
 
 
 class KeptPeriod(models.Model):
-    """The last billing period with usage when an account's terms last changed; moments are µs since 1970 UTC."""
+    """The billing period of an account's latest usage when its terms last changed. Moments are in µs since 1970 UTC."""
 
     account = models.CharField(_("account"), max_length=255, unique=True)
     shard = models.SmallIntegerField(_("shard"), db_index=True)
@@ -54,7 +54,7 @@ def _chunks(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def kept_periods(using: str, names: Iterable[str]) -> dict[str, Span]:
-    """Return the kept period of each of these accounts that has one."""
+    """Return the kept periods of those of these accounts that have one."""
     periods: dict[str, Span] = {}
     for chunk in _chunks(names):
         rows = KeptPeriod.objects.using(using).filter(account__in=chunk)
@@ -96,7 +96,7 @@ def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit
 
 
 def _last_used(using: str, names: set[str], terms: dict[str, _Terms]) -> dict[str, Span]:
-    """Return, for each of these accounts with usage in the ledger, the period that ends last."""
+    """Return, for each of these accounts with usage in the ledger, the period with the latest end."""
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__gt=0).exclude(account="").order_by()
     latest: dict[str, Span] = {}
     for name, start, stored_end in rows.values_list("account", "period").annotate(Max("period_end")):
@@ -121,9 +121,9 @@ def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
 def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
     """Return when billing periods end, by account and start, all in seconds since 1970 UTC.
 
-    `last_uses` says, by account and start, when each period was last used. A period's end follows from the account's
-    present terms, or else from former ones, if they have a period that starts then and ends after the last use. If none
-    has, the period ends where the next one under the present terms starts.
+    `last_uses` has, by account and start, the last use of each period. Terms of the account, present or former, are
+    searched for a period that has this start and ends after the last use. If there is none, the period ends at the
+    start of the next period under the present terms.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})

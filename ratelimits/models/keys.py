@@ -26,9 +26,9 @@ class KeyKind(models.TextChoices):
     KEY = "key", _("key (API key, else user, else address)")
 
 
-#: The key of all requests whose address cannot be read. No address is written like this.
+#: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: For each kind of key string, the kinds of counted key that belong to it alone: all keys of a user are that user's.
+#: For each kind of key, the kinds of key that belong to one such key only: an API key belongs to one user.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),
@@ -48,9 +48,9 @@ def key_shard(key: str) -> int:
 
 
 def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
-    """Return the column `shard` that follows from a new key in the column `name`, or no column without a new key.
+    """Return the column `shard` for a new key in the column `name`. Return no column if there is no new key.
 
-    Raises TypeError if the new key is an expression.
+    Raise TypeError if the new key is an expression.
     """
     if name not in values:
         return {}
@@ -91,7 +91,7 @@ def validate_key(key: str) -> None:
 
 
 def _validate_address(name: str) -> None:
-    """Raise ValidationError unless an address has the form in which it is counted: all of IPv4, the /64 of IPv6."""
+    """Raise ValidationError unless an address has its counted form: a whole IPv4 address, or a /64 network of IPv6."""
     try:
         network = ip_network(name, strict=False)
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""The ledger: sealed batches of usage in the order they were applied, their lines, and gaps where usage may be missing.
+"""The ledger: sealed batches of usage in the order in which they were applied, their lines, and declared gaps.
 
-The drain writes rows of Batch and Line once, and they are never changed; compaction and archiving replace or remove
-whole batches. Moments are microseconds since 1970 UTC, bins and periods seconds since 1970 UTC, by the clock of Redis.
+The drain writes rows of Batch and Line once, and they never change. Compaction and archiving replace or remove whole
+batches. Moments are in microseconds since 1970 UTC; bins and periods are in seconds since 1970 UTC. Both are by the
+clock of Redis.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
-#: A line's primary key is its batch's primary key times this, plus the line's number in the batch. So it is unique
+#: The primary key of a line is its batch's primary key times this number, plus the line's number. So it is unique
 #: without a second index.
 LINES_PER_BATCH = 1 << 22
 
@@ -39,7 +40,7 @@ def moment(microseconds: int) -> datetime:
 
 
 def when(microseconds: int) -> str:
-    """Return a moment as a text; one that was tampered with may be of no calendar."""
+    """Return a moment as a text, even if it was tampered with and is outside of the calendar."""
     try:
         return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
@@ -99,7 +100,10 @@ class ShardState(models.Model):
 
 
 class Batch(models.Model):
-    """One sealed batch, or several that compaction joined. A batch gets its identity when it is opened in Redis."""
+    """One sealed batch, or several batches that compaction joined.
+
+    A batch gets its identity when it is opened in Redis.
+    """
 
     shard = models.PositiveIntegerField(_("shard"))
     incarnation = models.CharField(_("incarnation"), max_length=64)
@@ -160,7 +164,10 @@ class Batch(models.Model):
 
 
 class TimeIndex(models.Index):
-    """An index of a column whose values grow with the table; on PostgreSQL a BRIN index, which hardly slows inserts."""
+    """An index of a column whose values grow with the table.
+
+    On PostgreSQL it is a BRIN index, which inserts hardly notice.
+    """
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
@@ -231,7 +238,7 @@ class GapKind(models.TextChoices):
 
 
 class DurabilityGap(models.Model):
-    """A declaration that usage of a shard between two moments may be missing from the ledger."""
+    """A declaration that usage of a shard may be missing from the ledger, between two moments."""
 
     #: Text that identifies the event. The same event always gives the same text, so it is declared only once.
     event = models.CharField(_("event"), max_length=300, unique=True)
@@ -261,7 +268,7 @@ class DurabilityGap(models.Model):
 
 
 class GapChange(models.Model):
-    """A gap that was declared or changed, and for which reports closed before have not been updated yet."""
+    """A gap that was declared or changed, so that closed reports must still be corrected."""
 
     gap = models.ForeignKey(
         DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
@@ -276,7 +283,7 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """The totals that one process counted by itself. They are absolute: each write replaces the one before."""
+    """A total that one process counted by itself. It is absolute: each write replaces the value."""
 
     process = models.CharField(_("process"), max_length=64)
     kind = models.CharField(_("kind"), max_length=16)
@@ -302,7 +309,7 @@ class ProcessTotal(models.Model):
 
 
 class ChainMark(models.Model):
-    """A position of a shard's chain at which a report ends: compaction joins no batches across it."""
+    """The position of a shard's chain at which a report ends. Compaction does not join batches before and after it."""
 
     shard = models.PositiveIntegerField(_("shard"))
     position = models.BigIntegerField(_("position"))
@@ -341,7 +348,7 @@ class ArchivedRange(models.Model):
 
 
 class QuarantinedBatch(models.Model):
-    """A batch that cannot be applied without guessing; it is kept complete until a person decides."""
+    """A batch that does not fit the ledger. It is kept completely until a person decides what to do with it."""
 
     shard = models.PositiveIntegerField(_("shard"))
     name = models.CharField(_("batch"), max_length=200)

@@ -60,8 +60,8 @@ class KeyOverride(Versioned):
                 name="ratelimits_override_period",
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
-            # clean() compares any two rows. Rows that are written without clean() are refused here if both are without
-            # an end, since sooner or later both would be in force.
+            # clean() refuses any two rows that overlap. For rows that are written without clean(), this constraint
+            # refuses a second row without an end, since sooner or later both rows would be in force.
             models.UniqueConstraint(
                 fields=["key", "rule"],
                 condition=Q(valid_until=None),
@@ -85,7 +85,7 @@ class KeyOverride(Versioned):
         return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
 
     def numbers_error(self, rules: Iterable[Rule]) -> str:
-        """Return why the numbers are not valid under one of these rules of its name; "" if they are valid under all."""
+        """Return why the numbers are not valid under one of the rules with this name; "" if they are valid under all."""
         changes = self.changes()
         for rule in rules if changes else ():
             try:
@@ -104,7 +104,7 @@ class KeyOverride(Versioned):
         return tombstone
 
     def clean_numbers(self) -> None:
-        """Raise ValidationError if no rule can use the numbers, whatever other overrides there are."""
+        """Raise ValidationError if no rule can use the numbers, even without other overrides."""
         validation.check_numbers(self, Rule.objects.all())
 
     def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:

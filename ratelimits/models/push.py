@@ -1,7 +1,7 @@
-"""The delivery ledger: the report lines that were sent to billing systems, the events as sent, and the answers.
+"""The delivery ledger: the report lines that were sent to billing systems, and the responses.
 
-A row of PushDelivery is one event of one report line; the event's text never changes. The billing system recognises an
-event that is sent again by its `line_id`.
+A row of PushDelivery is one event of one report line. The text of the event never changes. The billing system
+recognises an event that is sent again by its `line_id`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ratelimits.models.reports import Report
 
 
 class PushReceiver(models.Model):
-    """A billing system of RATELIMITS["PUSH"], and how the last request to it went."""
+    """A billing system of RATELIMITS["PUSH"], and the result of the last request to it."""
 
     name = models.CharField(_("name"), max_length=40, primary_key=True)
     paused_until = models.DateTimeField(
@@ -48,7 +48,7 @@ class PushReceiver(models.Model):
 
 
 class PushedReport(models.Model):
-    """A mark that the new lines of a report version are in the delivery ledger of a receiver."""
+    """A mark that the new lines of a report are in the delivery ledger of a receiver."""
 
     receiver = models.ForeignKey(PushReceiver, models.PROTECT, related_name="reports", verbose_name=_("billing system"))
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
@@ -65,10 +65,10 @@ class PushedReport(models.Model):
 
 
 class PushDelivery(models.Model):
-    """One event of a report line for a receiver, sent until the receiver's answer or a person settles it."""
+    """One event of a report line for a receiver. It is sent until the receiver's response, or a person, settles it."""
 
     class State(models.TextChoices):
-        """Whether the event is still to be sent, or how it was settled."""
+        """Whether the event must still be sent, or how it was settled."""
 
         WAITING = "waiting", _("waiting")
         ACCEPTED = "accepted", _("accepted")

@@ -284,7 +284,7 @@ class Rule(Versioned):
         return f"{self.name} ({self.plan})" if self.plan_id else self.name
 
     def parameters(self) -> dict[str, Any]:
-        """Return the algorithm's name and parameters as they are in RULE.json, without those that are empty."""
+        """Return the algorithm's name and its parameters as in a rule file (JSON), without empty ones."""
         given = {name: getattr(self, name) for name in fields_of(self.algorithm)}
         return {"algorithm": self.algorithm} | {
             name: value.normalize() if isinstance(value, Decimal) else value
@@ -304,9 +304,9 @@ class Rule(Versioned):
         return self.to_algorithm(**changes)
 
     def unreadable(self) -> str:
-        """Return why this row is invalid, so that no decision can use it; "" if it is valid.
+        """Return why this row is not valid, so that no decision can use it; "" if it is valid.
 
-        Raw SQL can write anything.
+        Raw SQL can write any values.
         """
         if self.key_kind not in KeyKind.values:
             return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"

@@ -31,6 +31,6 @@ protect.lazy_sub_objs = set_null.lazy_sub_objs = True  # type: ignore[attr-defin
 def _rows(field: Any, rows: Any, using: str) -> Any:
     """Return the query for the rows, to be run in the database of the app's tables."""
     if using != router.db_for_write(field.remote_field.model):
-        return rows  # The user is a copy in another database, and so are the rows that name it.
+        return rows  # a copy of the user in another database; the rows that name the copy are there too
     # The admin asks for the users in the same query, and no query joins two databases.
     return rows.using(conf.DATABASE).select_related(None)

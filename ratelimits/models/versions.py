@@ -1,8 +1,10 @@
-"""The configuration version: the number of the newest edit, by which every process notices that its rules are old.
+"""The version of the configuration: the number of the newest edit.
 
-Every write to a versioned row, bulk writes included, does this in one transaction: it raises the version in the only
-row of ConfigVersion (editors wait for each other at the lock of that row), stores the new version in the rows that it
-writes, and adds a tombstone for each row that it deletes. After the commit it publishes the version to Redis.
+By this number processes notice that their rules are old.
+
+Every write to a versioned row, also a bulk write, does this in one transaction: it raises the version in the only row
+of ConfigVersion, whose lock lets only one editor write at a time. It stores the new version in the rows that it writes,
+and adds a tombstone for each row that it deletes. After the commit it publishes the version to Redis.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ class ConfigVersion(models.Model):
 
 
 class Change(ConfigVersion):
-    """Stands for the admin's page of all changes, so that the page is listed and permitted like any other."""
+    """A model without a table.
+
+    It makes Django list the admin's page of all changes, with a permission, like other pages.
+    """
 
     class Meta:
         proxy = True
@@ -89,7 +94,7 @@ class Change(ConfigVersion):
 
 
 class Tombstone(models.Model):
-    """The subject (key, rule name, plan) that a row had before it was deleted or an edit changed its subject."""
+    """The subject (key, rule name, plan) of a row that was deleted, or the old subject of a row whose subject changed."""
 
     kind = models.CharField(_("kind"), max_length=20)
     row = models.BigIntegerField(_("row"))
@@ -146,7 +151,7 @@ class _Publisher:
 
 
 def _raise_above(using: str, in_force: int) -> None:
-    """Raise the version above that of Redis, which is newer if the database was restored or created anew."""
+    """Raise the version above the version in Redis, which is higher if the database was restored or created again."""
     logger.warning(
         "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
         " it, and every process reads everything again",
@@ -164,7 +169,7 @@ def publish_on_commit(using: str) -> None:
     """Publish the version once the transaction is committed."""
     pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
-    # Registered again by every edit, since a rollback to a savepoint removes the callbacks registered after it.
+    # Register the callback at every edit, since a rollback to a savepoint removes callbacks registered after it.
     transaction.on_commit(publisher, using=using)
 
 
@@ -183,7 +188,7 @@ _current_edit: ContextVar[Edit | None] = ContextVar("ratelimits_edit", default=N
 
 @contextmanager
 def editing(using: str) -> Iterator[Edit]:
-    """Open a transaction in which all writes to versioned rows are one edit; a nested call joins the outer edit."""
+    """Open a transaction in which all writes to versioned rows are one edit. A nested call joins the outer edit."""
     edit = _current_edit.get()
     with transaction.atomic(using=using):
         if edit is not None and edit.using == using:
@@ -201,7 +206,7 @@ M = TypeVar("M", bound="Versioned")
 
 
 class VersionedQuerySet(models.QuerySet[M]):
-    """Bulk writes that are versioned, published and recorded in the history as writes of single rows are."""
+    """A queryset whose bulk writes get a version, are published and are recorded in the history, like single writes."""
 
     def _rows(self, pks: Collection[Any]) -> list[M]:
         return list(self.model._base_manager.using(self.db).in_bulk(list(pks)).values())
@@ -225,7 +230,7 @@ class VersionedQuerySet(models.QuerySet[M]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        # The values are tested, not the names: abulk_create() passes every option.
+        # Test the values, not the names, because abulk_create() passes every option.
         if any(args[1:]) or any(value for name, value in kwargs.items() if name != "batch_size"):
             raise ValueError(
                 "bulk_create of configuration takes no conflict options: the history could not record what changed"
@@ -273,7 +278,7 @@ VersionedManager = models.Manager.from_queryset(VersionedQuerySet)
 
 
 class Versioned(models.Model):
-    """A row of the configuration; `version` and `since` are those of the last edit of the row."""
+    """A row of the configuration. `version` and `since` are from the last edit of the row."""
 
     version = models.BigIntegerField(_("version"), default=0, editable=False, db_index=True)
     since = models.BigIntegerField(_("since"), default=0, editable=False)
@@ -332,7 +337,7 @@ class Versioned(models.Model):
     @classmethod
     def as_of(cls, pk: int, version: int) -> Self:
         """Return the row as it was at a configuration version. Raises DoesNotExist if it did not exist then."""
-        # Not read from a replica, which may not have that version yet.
+        # Do not read from a replica, which may not have this version yet.
         history: Any = cls.history.using(router.db_for_write(cls))  # type: ignore[attr-defined]
         records = history.filter(id=pk, version__lte=version)
         newest = records.order_by("-version", "-history_id").first()

@@ -1,4 +1,4 @@
-"""The record of resets: who deleted what a key had used under a rule, and why."""
+"""The record of resets: who deleted the state of a key under a rule, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ratelimits.models.keys import validate_key
 
 
 class KeyReset(models.Model):
-    """A reset of a key under a rule: its counter began again as if never used. Usage stayed counted."""
+    """A reset of a key under a rule: the rule's limit began again as if the key was never used.
+
+    The usage stayed counted.
+    """
 
     key = models.CharField(
         _("key"),

@@ -20,7 +20,7 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class Access(Versioned):
-    """A block or an allow: it refuses or exempts a key or a network for a time, whatever the rules say."""
+    """A block or an allow: it refuses or exempts a key or a network for a time, whatever the rules are."""
 
     class Effect(models.TextChoices):
         """What happens to a request of the target."""
@@ -88,7 +88,7 @@ class Access(Versioned):
                 name="ratelimits_access_period",
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
-            # clean() compares any two rows; rows written without it are refused here if both are without an end.
+            # clean() refuses any two rows that overlap. This constraint refuses a second row without an end.
             models.UniqueConstraint(
                 fields=["target"],
                 condition=Q(valid_until=None),
@@ -118,7 +118,7 @@ class Access(Versioned):
         return begun and (self.valid_until is None or at < self.valid_until)
 
     def end(self, reason: str) -> None:
-        """End the row now, and record the reason in its history. One that has not begun yet is deleted."""
+        """End the row now, and record the reason in its history. A row that has not begun yet is deleted."""
         now = timezone.now()
         self._change_reason = reason[:MAX_REASON]
         if self.valid_from is not None and self.valid_from >= now:
@@ -131,7 +131,7 @@ class Access(Versioned):
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         target = values.get("target")
         if isinstance(target, str):
-            # A text that is no target stays as it is: `clean` and `check` say what is wrong with it.
+            # Do not change a text that is not a valid target: `clean` and `check` report the mistake.
             with suppress(ValidationError):
                 return {"target": canonical(target)}
         return {}
@@ -142,9 +142,9 @@ class Access(Versioned):
         return tombstone
 
     def clean(self) -> None:
-        """Raise ValidationError if the row ends before it starts, or overlaps with another one of its target."""
+        """Raise ValidationError if the row ends before it starts, or overlaps with another row of the same target."""
         validate_period(self.valid_from, self.valid_until)
-        with suppress(ValidationError):  # The field's own validation says so.
+        with suppress(ValidationError):  # The validation of the field reports this.
             self.target = canonical(self.target)
         other = overlapping(self, Access.objects.filter(target=self.target))
         if other is not None:

@@ -9,9 +9,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.keys import UNKNOWN_ADDRESS, validate_key
 
-#: IPv6 addresses are counted by their /64, so no narrower network can be told apart.
+#: IPv6 addresses are counted by their /64 network, so smaller networks cannot be blocked.
 NARROWEST_V6 = 64
-#: In this network of IPv6 are the addresses of IPv4, which are counted as such.
+#: The IPv6 form of IPv4 addresses. They are counted as IPv4 addresses.
 _MAPPED = IPv6Network("::ffff:0:0/96")
 
 
@@ -46,7 +46,7 @@ def validate_target(text: str) -> None:
 
 
 def addresses(target: str) -> int | None:
-    """Return how many addresses a network has, in IPv6 how many /64; None for a key of another kind."""
+    """Return the number of addresses of a network (for IPv6: of /64 networks); None for a key of another kind."""
     if not target.startswith("ip:") or target == UNKNOWN_ADDRESS:
         return None
     network = ip_network(target[3:])

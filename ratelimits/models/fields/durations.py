@@ -1,4 +1,4 @@
-"""Lengths of time as people type them ("1 day", "5 min", "1h" or plain seconds), stored as seconds."""
+"""Lengths of time that people type ("1 day", "5 min", "1h" or plain seconds). They are stored as seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seconds(text: str) -> Decimal:
 
 
 def mistyped(error: Mistyped) -> ValidationError:
-    """Return the error of a parser as an error of a form, in the reader's language."""
+    """Convert the error of a parser into the error of a form, in the reader's language."""
     return ValidationError(_(error.template), code="invalid", params=error.values)
 
 
@@ -41,7 +41,7 @@ def _read(value: Any) -> Any:
 
 
 class LengthInput(forms.MultiWidget):
-    """An input for a number, and a list of units. A unit that is typed into the input counts instead of the list's."""
+    """An input for a number, and a list of units. If a unit is typed into the input, the list's unit is ignored."""
 
     use_fieldset = False
 
@@ -70,7 +70,7 @@ class LengthInput(forms.MultiWidget):
 class SecondsFormField(forms.DecimalField):
     """A form field for seconds, or for a number with its unit.
 
-    Its input is one for text: a number input would drop the letters of "1 day" and send 1.
+    It uses a text input, because a number input would remove the letters of "1 day".
     """
 
     widget = LengthInput
@@ -89,6 +89,6 @@ class SecondsField(models.DecimalField):  # type: ignore[type-arg]
         return super().formfield(**{"form_class": SecondsFormField, **kwargs})
 
     def deconstruct(self) -> Any:
-        """Return the deconstruction of Django's own column, since only the typed form differs."""
+        """Return the same as Django's own column for migrations, since only the form field differs."""
         name, _path, args, kwargs = super().deconstruct()
         return name, "django.db.models.DecimalField", args, kwargs

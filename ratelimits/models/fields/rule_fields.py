@@ -1,4 +1,4 @@
-"""The fields of rules: those that only some algorithms take, and those that overrides have too."""
+"""The fields of rules that only some algorithms have, and the fields that overrides also have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import models
 from ratelimits.algorithms.limits import ALGORITHMS
 from ratelimits.models.fields.durations import SecondsField
 
-#: The fields that only some algorithms take, with their values for algorithms that do not take them.
+#: The fields that only some algorithms have, with their values for the other algorithms.
 PARAMETERS: dict[str, Any] = {
     "capacity": None,
     "rate": None,

@@ -23,9 +23,9 @@ def validate_period(valid_from: Any, valid_until: Any) -> None:
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:
-    """Return the first of `others` that will be in force, now or later, at the same time as `row`; None if none will.
+    """Return the first of `others` that is in force at the same time as `row`, now or later; None if there is none.
 
-    Rows that have ended are ignored. Within `versions.editing` no other editor can make the answer wrong.
+    Rows that have ended are ignored. Call this within `versions.editing`: then no other editor can add a row meanwhile.
     """
     now = timezone.now()
     start = max(row.valid_from or now, now)

@@ -1,3 +1,3 @@
-"""Rows that were written without the app's models, and how they get their version and history."""
+"""Give a version and a history to rows that were written without the app's models."""
 
 from __future__ import annotations

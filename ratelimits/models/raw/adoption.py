@@ -1,6 +1,6 @@
-"""Adoption of rows that were written without the app's models: by raw SQL or by a data migration's historical models.
+"""Adopt rows that were written without the app's models: by raw SQL, or by the historical models of a data migration.
 
-They are recognised by comparing each row with its newest history record, and get a version and a record like any edit.
+Each row is compared with its newest history record. If they differ, the row gets a version and a record, like any edit.
 """
 
 from __future__ import annotations

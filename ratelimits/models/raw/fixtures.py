@@ -1,4 +1,4 @@
-"""Rows that `loaddata`, or another caller that saves deserialised objects, writes directly to the tables."""
+"""Complete rows that `loaddata`, or another caller that saves deserialised objects, writes to the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _recorded: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = W
 
 @receiver(pre_save, dispatch_uid="ratelimits.fixtures.before")
 def _before(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Remember the row as it was, and set its version back: a version in a fixture is that of another database."""
+    """Remember the old row, and reset the version: a version in a fixture is from another database."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -43,7 +43,7 @@ def _before(sender: type[models.Model], instance: models.Model, using: str, **kw
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
 def _after(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Record the edit after the row is saved: a version published earlier would be read without the row."""
+    """Record the edit after the row is saved. A version that is published earlier would be read without the row."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -87,9 +87,9 @@ def _stamp(row: Versioned, edit: Edit) -> None:
 
 
 def _prefer(loaded: Any, using: str) -> None:
-    """Keep a record that the fixture brings, and delete the one that `_edit` added for its row.
+    """Keep a record that the fixture contains, and delete the record that `_edit` added for the same row.
 
-    The row gets a version that is newer than the record's.
+    The row gets a version that is newer than the record's version.
     """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
     version = _recorded.get(connections[using], {}).get((model, loaded.id))

@@ -1,3 +1,3 @@
-"""What the page of the status is made from: totals of short spans, and when the tasks last ran."""
+"""Tables for the status page: totals of short spans of time, and the last run of each task."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from ratelimits.models.ledger import ShardState
 
 
 class Status(ShardState):
-    """Stands for the status page. It has no table of its own, so the page is listed and permitted like any other."""
+    """A model without a table of its own. It makes Django list the status page, with a permission, like other pages."""
 
     class Meta:
         proxy = True

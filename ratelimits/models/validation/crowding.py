@@ -1,4 +1,4 @@
-"""The number of rules that can apply to one request, which may not exceed MAX_LIMITS."""
+"""Check the number of rules that can apply to one request. It may not exceed MAX_LIMITS."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _Row(NamedTuple):
 
 
 def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
-    """Return the largest number of these rules that can apply to one request if it exceeds MAX_LIMITS, else None.
+    """Return the largest number of these rules that can apply to one request, if it exceeds MAX_LIMITS, otherwise None.
 
-    With `edited`, a rule that is not saved yet, look only at requests to which it would apply. A request may be on the
-    plan of a key and on that of an account: rules of plans are added to the default rules, and replace those that have
+    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request may be on the plan
+    of a key and on the plan of an account. The rules of plans are added to the default rules, and replace those with
     the same names.
     """
     modes = rules.model.Mode
@@ -62,7 +62,7 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
 
 
 def _requests(rows: list[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
-    """Yield the scopes and methods by which requests differ; "" stands for a method that no rule names."""
+    """Yield scopes and methods that differ in their rules. "" stands for all methods that no rule names."""
     scopes = {row.scope for row in rows} | {"*"}
     if own is not None and own.scope != "*":
         scopes = {own.scope}

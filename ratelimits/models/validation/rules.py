@@ -42,7 +42,7 @@ _ADVICE = {
 
 
 def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
-    """Raise ValidationError, with a message for each error, unless the rule is valid beside all other rows."""
+    """Raise ValidationError, with a message for each error, unless the rule is valid together with all other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
     errors |= _prefetch_errors(rule) | _crowding_errors(rule, rules)
@@ -51,7 +51,7 @@ def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverrid
 
 
 def _parameter_errors(rule: Rule) -> Errors:
-    """Return the errors in the algorithm's parameters; if there are none, fill in defaults for empty ones."""
+    """Return the errors in the algorithm's parameters. If there are none, fill in defaults for empty parameters."""
     missing = [name for name in required_fields(rule.algorithm) if getattr(rule, name) in (None, "")]
     if missing:
         return {name: [_ADVICE[name]] for name in missing}
@@ -73,7 +73,7 @@ def _parameter_errors(rule: Rule) -> Errors:
 
 
 def _not_above_zero(rule: Rule) -> Errors:
-    """Return an error for each number that must be above 0 and is not: the engine reports only the first error."""
+    """Return an error for each number that must be above 0 and is not, since the engine reports only the first error."""
     given = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
     return {
         name: [_("%(name)s must be above 0, not %(value)s.") % {"name": name, "value": number(value)}, _ADVICE[name]]
@@ -83,7 +83,7 @@ def _not_above_zero(rule: Rule) -> Errors:
 
 
 def _at_field(message: str) -> Errors:
-    """Return an engine's message at its field. Most messages start with the name of the field."""
+    """Return a message of the engine, assigned to its field. Most messages start with the name of the field."""
     first = re.split(r"\W", message, maxsplit=1)[0]
     if message.startswith("unknown time zone"):
         first = "timezone"
@@ -158,7 +158,7 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 
 
 def _prefetch_errors(rule: Rule) -> Errors:
-    """Return an error if permits cannot be prefetched: the rule bills, or its permits come back at unknown moments."""
+    """Return an error if permits cannot be prefetched: the rule bills, or its permits do not come back at one moment."""
     if rule.prefetch is None:
         return {}
     if rule.bills:
@@ -179,7 +179,7 @@ def _prefetch_errors(rule: Rule) -> Errors:
 
 
 def _may_prefetch(rule: Rule) -> bool:
-    """Return whether the algorithm lets permits be taken ahead; a field left empty has its default."""
+    """Return whether the algorithm allows prefetching. An empty field has its default."""
     where = ALGORITHMS[rule.algorithm].prefetch_where
     return where is not None and all(getattr(rule, name) in ("", *values) for name, values in where.items())
 
@@ -213,7 +213,7 @@ def check_numbers_under(override: KeyOverride, named: Sequence[Rule], names: Ite
 def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
     own = COVERS.get(override.key.partition(":")[0])
     if own is None:
-        return  # The field's own validation says so.
+        return  # The validation of the field reports this.
     if not COUNTED[rule.key_kind] & own:
         message = _(
             "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s: its numbers cannot"
