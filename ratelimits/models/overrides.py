@@ -85,7 +85,7 @@ class KeyOverride(Versioned):
         return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
 
     def numbers_error(self, rules: Iterable[Rule]) -> str:
-        """Return why the numbers are not valid under one of the rules with this name; "" if they are valid under all."""
+        """Return why the numbers are not valid under one of the rules with this name; "" if all rules accept them."""
         changes = self.changes()
         for rule in rules if changes else ():
             try:

@@ -94,7 +94,7 @@ class Change(ConfigVersion):
 
 
 class Tombstone(models.Model):
-    """The subject (key, rule name, plan) of a row that was deleted, or the old subject of a row whose subject changed."""
+    """The subject (key, rule name, plan) of a deleted row, or the old subject of a row whose subject changed."""
 
     kind = models.CharField(_("kind"), max_length=20)
     row = models.BigIntegerField(_("row"))

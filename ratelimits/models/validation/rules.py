@@ -73,7 +73,7 @@ def _parameter_errors(rule: Rule) -> Errors:
 
 
 def _not_above_zero(rule: Rule) -> Errors:
-    """Return an error for each number that must be above 0 and is not, since the engine reports only the first error."""
+    """Return an error for each number that must be above 0 and is not. The engine reports only the first error."""
     given = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
     return {
         name: [_("%(name)s must be above 0, not %(value)s.") % {"name": name, "value": number(value)}, _ADVICE[name]]
@@ -158,7 +158,10 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 
 
 def _prefetch_errors(rule: Rule) -> Errors:
-    """Return an error if permits cannot be prefetched: the rule bills, or its permits do not come back at one moment."""
+    """Return an error if permits cannot be prefetched.
+
+    The rule must not bill, and its permits must come back at one moment.
+    """
     if rule.prefetch is None:
         return {}
     if rule.bills:
