@@ -49,7 +49,7 @@ def test_each_open_period_says_what_it_waits_for() -> None:
     shard().update(frozen=True)
     assert why() == f"{name} has a quarantined batch: accept or discard it"
     shard().update(frozen=False, watermark=at("2026-11-02"))
-    assert why() == "nothing: the next ratelimits_finalise closes it"
+    assert why() == "its usage is complete: the next ratelimits_finalise closes it"
     shard().update(tallied=0, position=1)
     assert why() == f"{name} has batches that are not tallied yet: the next drain does that"
     shard().update(tallied=1)
