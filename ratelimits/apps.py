@@ -17,18 +17,18 @@ class RatelimitsConfig(AppConfig):
 
     def ready(self) -> None:
         from ratelimits.checks import rows, settings, usage  # noqa: F401  (the system checks)
-        from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (receives what is saved raw)
+        from ratelimits.models.raw import adoption, fixtures  # noqa: F401  (connects its signal handlers)
         from ratelimits.quota import process_totals
         from ratelimits.usage import process_totals as totals
 
         process_totals.write_with(totals.write)
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
-        # Here, since a server loads the app in its main thread and may then answer requests in others alone.
+        # Set the signal handler here, because this runs in the main thread. Requests may run only in other threads.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:
             from celery.signals import worker_process_shutdown, worker_shutdown
 
-            # The children of a worker end without `atexit`.
+            # The child processes of a worker end without running `atexit`.
             for ending in (worker_process_shutdown, worker_shutdown):
                 ending.connect(_end, weak=False, dispatch_uid="ratelimits")
 

@@ -1,9 +1,9 @@
--- The floor: token buckets in packed strings, decided and counted with nothing around them. No algorithm but one, no
--- parameters that change, no refusal's reason, no batches that seal; benchmarks only.
--- KEYS     heads, packed states, and, if anything is counted, the hash it is counted in
--- ARGV[1]  '<BBB' heads, states, limits of each state   ARGV[2]  the head expected
--- ARGV[3]  '<d…' interval (µs) and room (µs) of each limit   ARGV[4]  what is counted, or ''
--- ARGV[5]  the format of a state   ARGV[6]  that of ARGV[3]
+-- The bare script, only for benchmarks: it decides token buckets and counts the request with as little work as possible. It has
+-- only one algorithm, its parameters cannot change, a refusal has no reason, and batches are not sealed.
+-- KEYS     heads (see lua/decide.lua), packed states, and the hash in which requests are counted, if they are counted
+-- ARGV[1]  '<BBB' numbers of heads, of states, and of limits in each state   ARGV[2]  the expected head
+-- ARGV[3]  '<d…' interval (µs) and room (µs) of each limit   ARGV[4]  the name of the counter, or ''
+-- ARGV[5]  the struct format of a state   ARGV[6]  the struct format of ARGV[3]
 local call, read, write = redis.call, struct.unpack, struct.pack
 local heads, states, each = read('<BBB', ARGV[1])
 local got = call('MGET', unpack(KEYS, 1, heads + states))
