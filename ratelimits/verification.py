@@ -19,7 +19,7 @@ from ratelimits.push.verify import verify_pushed
 from ratelimits.reports.periods import month_window, starts_in
 from ratelimits.reports.verify.configuration import count_without_history, verify_configuration
 from ratelimits.reports.verify.early import verify_early
-from ratelimits.reports.verify.manifest import compare
+from ratelimits.reports.verify.manifest import OLD_FORMAT, compare
 from ratelimits.reports.verify.manifest_sections import without_history
 from ratelimits.reports.verify.printed import verify_printed
 from ratelimits.reports.verify.report import ReportVerifier
@@ -169,12 +169,24 @@ class Verification:
                 " ratelimits_reload gives them one."
             )
         for manifest in self._manifests:
-            if manifest["open"]:
-                first = ", ".join(map(str, manifest["open"][:3]))
-                yield (
-                    f"The manifest of {manifest['month']} was written while {len(manifest['open'])} periods were open"
-                    f" ({first}{', …' if manifest['open'][3:] else ''}): write another one once they are closed."
-                )
+            yield from _unseen_with(manifest)
+
+
+def _unseen_with(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each thing that could not be checked with a manifest."""
+    month = manifest["month"]
+    if manifest["format"] == OLD_FORMAT:
+        yield (
+            f"The manifest of {month} was written by an earlier version, so it does not show changes to these: how and"
+            " when batches were written, runs and watermarks of shards, names of processes, attempts to push, and"
+            " versions without an edit. Write another one."
+        )
+    if manifest["open"]:
+        first = ", ".join(map(str, manifest["open"][:3]))
+        yield (
+            f"The manifest of {month} was written while {len(manifest['open'])} periods were open"
+            f" ({first}{', …' if manifest['open'][3:] else ''}): write another one once they are closed."
+        )
 
 
 def _guarded(name: str, findings: Iterable[str]) -> Generator[str]:

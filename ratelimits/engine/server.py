@@ -98,6 +98,14 @@ def _wire(alias: str, timeout: float) -> Wire:
     return ClusterWire(source, timeout)
 
 
+def may_move() -> bool:
+    """Return whether shards may move between servers: only in a cluster, or if it is one that does not answer."""
+    try:
+        return isinstance(current_server().wire, ClusterWire)
+    except NotReached:
+        return True
+
+
 def on_each(server: Server, shards: Sequence[int], do: Callable[[redis.Redis, list[int]], None]) -> None:
     """Call `do(client, shards)` once for each server, with those of the shards that the server has.
 

@@ -26,7 +26,7 @@ _SUBJECT = ("bin", "kind", "account", "key", "meter")
 #: Totals older than this (s) are summed over all processes, because no process writes so late.
 _FOLD_AGE = 86_400
 #: Kinds of totals that are not needed for each process any more, once no process writes them.
-_FOLDED = ("admitted", "blocked", "exempt")
+FOLDED = ("admitted", "blocked", "exempt")
 #: Kinds of requests that may be missing from the ledger.
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED}
 #: Errors of the database or its driver for a value that cannot be stored.
@@ -117,13 +117,13 @@ def fold(now: int) -> int:
     Totals that belong to gaps are left. Return how many rows fewer there are. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
-    old = ProcessTotal.objects.using(using).filter(kind__in=_FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")
+    old = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")
     first = ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True).first()
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
             if first is not None:
                 ShardState.lock(using, first)  # So that two processes do not fold at the same time.
-            rows = ProcessTotal.objects.using(using).filter(kind__in=_FOLDED, bin=start)
+            rows = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin=start)
             sums = list(rows.values(*_SUBJECT).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
             count += rows.count() - len(sums)
             rows._raw_delete(using)

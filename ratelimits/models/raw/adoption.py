@@ -65,6 +65,15 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
     return Unrecorded([(row, newest_records.get(row.newest)) for row in rows], list(deleted))
 
 
+def with_newest_record(model: type[Versioned], using: str) -> Any:
+    """Return the rows of a model with `recorded` and `recorded_since`: version and start of their newest record."""
+    records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
+    newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")
+    return models.QuerySet(model, using=using).annotate(
+        recorded=Subquery(newest.values("version")[:1]), recorded_since=Subquery(newest.values("since")[:1])
+    )
+
+
 def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
     """Return the rows of a model that have no history record at all."""
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from django.db.models import F, Max, OuterRef, Q, Subquery
+from django.db.models import F, Max, Q
 
 from ratelimits.models import ConfigVersion
-from ratelimits.models.raw.adoption import MODELS, never_recorded, unrecorded
+from ratelimits.models.raw.adoption import MODELS, never_recorded, unrecorded, with_newest_record
 from ratelimits.models.versions import Versioned
 
 
@@ -53,11 +53,7 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
 
 
 def _backdated(model: type[Versioned], using: str) -> Any:
-    records: Any = model.history.using(using)  # type: ignore[attr-defined]
-    newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")
-    rows = model._base_manager.using(using).annotate(
-        recorded=Subquery(newest.values("version")[:1]), recorded_since=Subquery(newest.values("since")[:1])
-    )
+    rows = with_newest_record(model, using)
     return rows.filter(Q(version__lt=F("recorded")) | Q(since__lt=F("recorded_since"))).order_by("pk")
 
 

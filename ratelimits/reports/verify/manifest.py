@@ -18,14 +18,16 @@ from django.db.models import Count, Max
 
 from ratelimits import signatures
 from ratelimits.conf import conf
-from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, Line, PeriodUsage, Report, ShardState
+from ratelimits.models import Adjustment, ArchivedRange, Batch, KeptPeriod, PeriodUsage, Report, ShardState
 from ratelimits.reports.periods import SECOND, iso, month_window, starts_in
 from ratelimits.reports.terms import TermsBook
-from ratelimits.reports.verify import manifest_sections
+from ratelimits.reports.verify import manifest_conditional, manifest_sections
 from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
 
-FORMAT = "ratelimits manifest 3"
+FORMAT = "ratelimits manifest 4"
+#: A manifest of this format proves less: it has no conditional part, and fewer columns of deliveries.
+OLD_FORMAT = "ratelimits manifest 3"
 _TIMES = 3
 #: An edit whose transaction was open when a manifest was written may have begun this long before.
 _MAX_TRANSACTION = timedelta(hours=1)
@@ -46,20 +48,21 @@ _LISTED = {
 _SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
 #: Sections from which an entry may disappear legitimately, with the function that says whether it did.
 _EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
-    "process_totals": lambda using, name, _month: _dropped(using, name),
+    "process_totals": lambda using, name, _month: manifest_sections.dropped(using, name),
     "kept_periods": lambda using, name, month: _kept_later(using, name, month),
 }
 
 
 def build(using: str, month: str) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10". Raises ValueError for what is not a month."""
-    columns = {section: table.columns() for section, table in TABLES.items()}
+    columns = _columns()
     for _try in range(_TIMES):
         before = _newest(using)
         listed = _sections(using, month, columns)
         if _newest(using) == before:
             break  # Otherwise a report that was finalised meanwhile is in one section but not in another.
-    states = ShardState.objects.using(using).order_by("shard")
+    states = list(ShardState.objects.using(using).order_by("shard"))
+    history = manifest_sections.history(using)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "month": month,
@@ -69,13 +72,22 @@ def build(using: str, month: str) -> dict[str, Any]:
         "open": _open(using, month),
         "unsettled": manifest_sections.unsettled(using, *month_window(month)),
         "columns": columns,
-        "history": manifest_sections.history(using),
+        "history": history,
         "without_history": manifest_sections.without_history(using),
+        "conditional": manifest_conditional.build(using, month, states, history),
         "totals": _month_totals(listed["reports"]),
         **listed,
     }
     manifest["signature"] = signatures.sign(_signed_text(manifest))
     return manifest
+
+
+def _columns() -> dict[str, list[str]]:
+    """Return the columns that are digested, by section."""
+    return {
+        **{section: table.columns() for section, table in TABLES.items()},
+        "deliveries": list(manifest_sections.DELIVERY),
+    }
 
 
 def _signed_text(manifest: dict[str, Any]) -> str:
@@ -98,7 +110,9 @@ def _sections(using: str, month: str, columns: Mapping[str, list[str]]) -> dict[
             section: rows_of(table.rows(using, start, end), table.name, columns[section])
             for section, table in TABLES.items()
         },
-        "deliveries": dict(manifest_sections.deliveries(using, month, start, end)),
+        "deliveries": dict(
+            manifest_sections.deliveries(using, month, start, end, columns.get("deliveries", manifest_sections.OUTCOME))
+        ),
         "process_totals": dict(manifest_sections.process_totals(using, start, end)),
     }
 
@@ -135,17 +149,18 @@ def parse(text: str) -> dict[str, Any]:
     """Return the manifest in the text of a file. Raises ManifestError if it is not one."""
     try:
         manifest = json.loads(text)
-        if manifest["format"] != FORMAT:
+        if manifest["format"] not in (FORMAT, OLD_FORMAT):
             raise ManifestError(
-                f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r}: use the"
-                " version that wrote it"
+                f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r} and"
+                f" {OLD_FORMAT!r}: use the version that wrote it"
             )
         month_window(manifest["month"])
         checks = [
             isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns", "history", "without_history")
         ]
-        checks += [isinstance(manifest[name], list) for name in ("open",)]
-        checks += [isinstance(manifest["columns"][section], list) for section in TABLES]
+        checks += [isinstance(manifest["open"], list)]
+        checks += [isinstance(columns, list) for columns in (manifest["columns"][section] for section in TABLES)]
+        checks += [manifest["format"] == OLD_FORMAT or isinstance(manifest["conditional"], dict)]
         checks += [isinstance(manifest["signature"], str), datetime.fromisoformat(manifest["written_at"]).tzinfo == UTC]
         checks += [type(entry["newest"]) is int for entry in manifest["history"].values()]
         checks += [isinstance(entry["columns"], list) for entry in manifest["history"].values()]
@@ -191,8 +206,8 @@ def compare(
         return
     yield from heads
     columns = manifest["columns"]
-    for section, table in TABLES.items():
-        if missing := set(columns[section]) - set(table.columns()):
+    for section, known in _columns().items():
+        if missing := set(columns.get(section, ())) - set(known):
             yield (
                 f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of"
                 f" {section}, which this"
@@ -213,6 +228,7 @@ def compare(
                 yield f"{what} {name} differs from the manifest of {month}"
     rows = manifest_sections.without_history(using) if without_history is None else without_history()
     yield from _compare_history(using, manifest, rows, checked)
+    yield from manifest_conditional.compare(using, manifest, sources or (using,), checked)
 
 
 def _compare_history(
@@ -246,14 +262,6 @@ def _kept_later(using: str, account: str, month: str) -> bool:
     """Return whether a later period is kept instead, because the account's terms changed again."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
-
-
-def _dropped(using: str, name: str) -> bool:
-    """Return whether the totals of a day were deleted because the ledger's lines of that day were archived."""
-    kind, _space, day = name.partition(" ")
-    start = int(datetime.fromisoformat(day).timestamp())
-    lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
-    return kind == "admitted" and ArchivedRange.objects.using(using).exists() and not lines.exists()
 
 
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:

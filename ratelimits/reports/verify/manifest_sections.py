@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from django.db.models import Max, QuerySet, Sum
+from django.db.models import Exists, F, Max, OuterRef, Q, QuerySet, Sum
 
 from ratelimits.models import (
     Adjustment,
+    ArchivedRange,
     DurabilityGap,
     KeptPeriod,
+    Line,
     ProcessTotal,
     PushDelivery,
     PushedReport,
@@ -25,18 +27,22 @@ from ratelimits.models import (
     ReportLine,
 )
 from ratelimits.models.ledger import moment
-from ratelimits.models.raw.adoption import MODELS, never_recorded
+from ratelimits.models.raw.adoption import MODELS, never_recorded, with_newest_record
 from ratelimits.reports.build import CHUNK, in_order
 from ratelimits.reports.periods import SECOND, iso, starts_in
 from ratelimits.reports.rows import report_id
+from ratelimits.usage.process_totals import FOLDED
 from ratelimits.usage.retention.archive import day_of
 
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: Columns of a delivery that are digested: its line, customer and event, and its outcome.
-_OF_DELIVERY = (
+#: Columns of a delivery that manifests of format 3 digest: its line, customer and event, and its outcome.
+OUTCOME = (
     *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
     "note",
 )
+#: Columns that say how it is sent. Every further attempt changes them.
+_SENDING = ("attempts", "claim", "due_at", "together")
+DELIVERY = (*OUTCOME, *_SENDING)
 _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
 
@@ -73,7 +79,7 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        frozenset({"id", "version"}),  # Another edit within the same period changes only these.
+        frozenset({"id", "version"}),  # Another edit within the same period changes only these: see `conditional`.
     ),
 }
 
@@ -107,27 +113,38 @@ def _name(report: Report) -> str:
     return f"{report_id(report.account, report.period_start)} v{report.version}"
 
 
-def deliveries(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, str]]:
+def deliveries(
+    using: str, month: str, start: int, end: int, columns: Sequence[str] = DELIVERY
+) -> Iterator[tuple[str, str]]:
     """Yield a digest of the deliveries of each report of the month, for each billing system."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     rows = PushDelivery.objects.using(using).filter(**within).order_by("report_id", "line_id")
-    events = groupby(rows.values_list("report_id", "receiver_id", *_OF_DELIVERY).iterator(CHUNK), key=itemgetter(0))
+    events = groupby(rows.values_list("report_id", "receiver_id", *columns).iterator(CHUNK), key=itemgetter(0))
     planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
     ahead = next(events, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
         marks = list(group)
-        digests = {mark.receiver_id: hashlib.sha256(_digest((mark.lines, mark.planned_at)).encode()) for mark in marks}
+        digests = {
+            mark.receiver_id: hashlib.sha256(digest_of((mark.lines, mark.planned_at)).encode()) for mark in marks
+        }
         # Deliveries without such a mark are errors that the verification of the delivery ledger finds.
         while ahead is not None and ahead[0] < pk:
             ahead = next(events, None)
         for _report, receiver, *values in ahead[1] if ahead is not None and ahead[0] == pk else ():
             if receiver in digests:
-                digests[receiver].update(_digest(values).encode())
+                digests[receiver].update(digest_of(_settled(columns, values)).encode())
         report = marks[0].report
         if starts_in(month, report.period_start, report.timezone):
             yield from (
                 (f"{_name(report)} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items())
             )
+
+
+def _settled(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    """Return the values that will not change, unless the state does: a delivery that was tried is tried again."""
+    named = dict(zip(columns, values, strict=True))
+    tried = named.get("state") == PushDelivery.State.WAITING and named.get("attempts")
+    return [value for name, value in named.items() if not (tried and name in _SENDING)]
 
 
 def unsettled(using: str, start: int, end: int) -> int:
@@ -153,7 +170,7 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
         newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if before is None else before["newest"]
         digest = hashlib.sha256()
         for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
-            digest.update(_digest(row).encode())
+            digest.update(digest_of(row).encode())
         section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
     return section
 
@@ -164,8 +181,27 @@ def without_history(using: str) -> dict[str, str]:
     for model in MODELS:
         columns = [field.attname for field in model._meta.concrete_fields]
         rows = never_recorded(model, using).order_by("pk").values_list("pk", *columns)
-        digests.update({f"{model._meta.model_name} {pk}": _digest(values) for pk, *values in rows.iterator(CHUNK)})
+        digests.update({f"{model._meta.model_name} {pk}": digest_of(values) for pk, *values in rows.iterator(CHUNK)})
     return digests
+
+
+def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Return a digest of version and start of each row that is newer than its newest record, by model and key.
+
+    Fixtures that bring their own history make such rows. Rows with records newer than those of `listed`, the section
+    `history` of a manifest, are left out.
+    """
+    found = {}
+    for model in MODELS:
+        name = str(model._meta.model_name)
+        if name not in listed:
+            continue
+        records: Any = model.history.using(using)  # type: ignore[attr-defined]
+        newer = records.filter(id=OuterRef("pk"), pk__gt=listed[name]["newest"])
+        rows = with_newest_record(model, using).filter(~Exists(newer)).order_by("pk")
+        rows = rows.filter(Q(version__gt=F("recorded")) | Q(since__gt=F("recorded_since")))
+        found.update({f"{name} {row.pk}": digest_of((row.version, row.since)) for row in rows.iterator(CHUNK)})
+    return found
 
 
 def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
@@ -195,10 +231,11 @@ def _touches(fields: Any, start: int, end: int) -> bool:
 def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
     """Return a digest of these columns of each row, by the value of its column `name`."""
     named_values = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    return {str(row_name): _digest(values) for row_name, *values in named_values}
+    return {str(row_name): digest_of(values) for row_name, *values in named_values}
 
 
-def _digest(values: Any) -> str:
+def digest_of(values: Any) -> str:
+    """Return the digest of values of a row, which is the same from each database."""
     return hashlib.sha256(json.dumps(values, default=_text, sort_keys=True).encode()).hexdigest()
 
 
@@ -215,6 +252,29 @@ def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
     digests: dict[tuple[str, int], Any] = {}
     for row in sums.iterator(CHUNK):
-        digests.setdefault((row[0], day_of(row[1])), hashlib.sha256()).update(_digest(row).encode())
+        digests.setdefault((row[0], day_of(row[1])), hashlib.sha256()).update(digest_of(row).encode())
     for (kind, day), digest in digests.items():
         yield f"{kind} {iso(day * SECOND)}", digest.hexdigest()
+
+
+def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
+    """Yield a digest of the processes' totals for each kind and day, unless they will be summed over processes."""
+    columns = ("kind", "bin", "account", "key", "meter", "process")
+    rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
+    unsummed: set[tuple[str, int]] = set()
+    digests: dict[tuple[str, int], Any] = {}
+    for row in rows.order_by(*in_order(using, *columns)).values_list(*columns).iterator(CHUNK):
+        day = row[0], day_of(row[1])
+        digests.setdefault(day, hashlib.sha256()).update(digest_of(row).encode())
+        if row[0] in FOLDED and row[-1]:
+            unsummed.add(day)
+    for kind, start_of_day in digests.keys() - unsummed:
+        yield f"{kind} {iso(start_of_day * SECOND)}", digests[kind, start_of_day].hexdigest()
+
+
+def dropped(using: str, name: str) -> bool:
+    """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived."""
+    kind, _space, day = name.partition(" ")
+    start = int(datetime.fromisoformat(day).timestamp())
+    lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
+    return kind == "admitted" and ArchivedRange.objects.using(using).exists() and not lines.exists()

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ratelimits.usage.packet import canonical
 
 _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
-_FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname not in ("id", "applied_at")]
+_FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
 _CHUNK = 2000
 #: Seconds after midnight UTC at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
@@ -152,7 +153,8 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
     yield _HEADER.encode()
     for batch in batches:
         values = {name: getattr(batch, name) for name in _FIELDS}
-        yield json.dumps({**values, "parts": bytes(batch.parts).hex()}, sort_keys=True).encode()
+        values |= {"parts": bytes(batch.parts).hex(), "applied_at": batch.applied_at.isoformat()}
+        yield json.dumps(values, sort_keys=True).encode()
         for row in batch.lines().values_list(*SUBJECT, *COUNTERS).iterator(_CHUNK):
             yield canonical(row)
 
@@ -168,7 +170,10 @@ def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
             raise ArchiveError(f"{path} is not an archive of a ledger")
         for head in texts:
             values: dict[str, Any] = json.loads(head)
-            batch = Batch(**{**values, "parts": bytes.fromhex(values["parts"])})
+            values["parts"] = bytes.fromhex(values["parts"])
+            if "applied_at" in values:  # Archives of earlier versions do not have it.
+                values["applied_at"] = datetime.fromisoformat(values["applied_at"])
+            batch = Batch(**values)
             lines = list(islice(texts, batch.line_count))
             if len(lines) != batch.line_count:
                 raise ArchiveError(f"{path} ends too early")
@@ -250,8 +255,10 @@ def restore(using: str, path: Path) -> int:
 def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
     count = 0
     for batch, lines in batches:
-        batch.pk = None
-        batch.save(using=using, force_insert=True)
+        batch.pk, applied_at = None, batch.applied_at
+        batch.save(using=using, force_insert=True)  # This sets `applied_at` to the present.
+        if applied_at is not None:
+            Batch.objects.using(using).filter(pk=batch.pk).update(applied_at=applied_at)
         write_lines(using, batch, lines)
         count += 1
     return count

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
 from ratelimits.models.ledger import ArchivedRange, Batch, DurabilityGap, GapKind, QuarantinedBatch, ShardState
+from ratelimits.usage.watermark import TOLERANCE
 
 
 def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
@@ -44,6 +45,8 @@ def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
                 else f"{name} has an unresolved quarantined batch, but is not frozen"
             )
         yield from _verify_newest(using, state)
+        if state.ahead and not _clock_was_ahead(using, state):
+            yield f"{name} says that its server's clock is ahead, but no gap declares it"
 
 
 def _verify_position(name: str, state: Any) -> Iterator[str]:
@@ -68,6 +71,12 @@ def _frozen(using: str, **filters: int) -> set[int]:
 def _still_differs(using: str, state: ShardState) -> bool:
     again = ShardState.objects.using(using).filter(pk=state.pk).first()
     return again is not None and again.frozen == state.frozen != bool(_frozen(using, shard=state.shard))
+
+
+def _clock_was_ahead(using: str, state: ShardState) -> bool:
+    """Return whether a gap declares that the clock of a shard's server was ahead since the shard's watermark."""
+    gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
+    return gaps.filter(until__gte=state.watermark - TOLERANCE).exists()
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:

@@ -1,0 +1,181 @@
+"""Test that what changes legitimately after a manifest was written does not differ from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.db.models import F
+from django.test import override_settings
+from pytest_django import DjangoDbBlocker
+
+from ratelimits.models import Account, ArchivedRange, Batch, KeptPeriod, ProcessTotal, PushDelivery, ShardState
+from ratelimits.models.ledger import moment
+from ratelimits.push.plan import plan
+from ratelimits.push.receivers import receiver
+from ratelimits.quota.process_totals import TotalKey
+from ratelimits.reports.verify import manifest_sections
+from ratelimits.reports.verify.manifest import OLD_FORMAT, build, compare, parse
+from ratelimits.usage import gaps, process_totals
+from ratelimits.usage.drain import drain
+from ratelimits.usage.retention import archive
+from ratelimits.usage.retention.compact import compact
+from ratelimits.verification import Verification
+from tests.push.fakes import FAKES, options
+from tests.support.reports.invoices import account, close, spend
+from tests.support.usage.traffic import at, flow
+from tests.usage.test_clocks import seal_at
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _october(fsync_at_once: None) -> None:
+    """Close October of an account whose terms changed, with two batches, and totals of processes of two kinds."""
+    acme = account(included=5)
+    for key in ("api_key:1", "api_key:2"):
+        spend(acme, "2026-10-15", 7, key=key)
+        flow()
+    bin_ = at("2026-10-15") // 10**6
+    admitted = TotalKey("admitted", "acme", "", "requests", bin_)
+    for process in ("p1", "p2"):
+        process_totals.write(process, {admitted: (1, 7), admitted._replace(kind="unanswered"): (1, 7)})
+    Account.objects.filter(identifier="acme").update(timezone="Europe/Berlin")
+    close("2026-11-02")
+    assert KeptPeriod.objects.exists()
+
+
+def usage_comes(_directory: Path) -> None:
+    spend("acme", "2026-11-20")
+    assert flow().batches == 1
+
+
+def idle_shards_go_on(_directory: Path) -> None:
+    ShardState.objects.update(watermark=F("watermark") + 3_600_000_000)
+
+
+def the_server_restarts(_directory: Path) -> None:
+    """Let each shard have another run, as a drain does that finds no usage of it."""
+    for state in ShardState.objects.all():
+        gaps.declare_restart("default", state, "another", until=at("2026-11-03"), fsync="always")
+    ShardState.objects.update(run="another")
+
+
+def the_clock_is_ahead(_directory: Path) -> None:
+    now = time.time_ns() // 1000
+    seal_at(now + 3_600_000_000, now)
+    drain(now)
+    assert ShardState.objects.filter(ahead__gt=0).exists()
+
+
+def the_clock_was_ahead(directory: Path) -> None:
+    the_clock_is_ahead(directory)
+    now = time.time_ns() // 1000
+    seal_at(now, now)
+    drain(now)
+    assert not ShardState.objects.exclude(ahead=0).exists()
+
+
+def batches_are_joined(_directory: Path) -> None:
+    ShardState.objects.update(watermark=time.time_ns() // 1000 + 7_200_000_000)
+    assert list(compact())
+
+
+def usage_is_archived(directory: Path) -> None:
+    call_command("ratelimits_archive", directory, before="2026-11", verbosity=0)
+    assert ArchivedRange.objects.exists()
+
+
+def totals_are_summed(_directory: Path) -> None:
+    assert process_totals.fold(at("2026-12-01") // 10**6) == 1
+    assert ProcessTotal.objects.filter(process="").exists()
+
+
+def terms_change_again(_directory: Path) -> None:
+    before = KeptPeriod.objects.get().version
+    Account.objects.filter(identifier="acme").update(timezone="Asia/Kolkata")
+    assert KeptPeriod.objects.get().version > before
+
+
+CHANGES: tuple[Callable[[Path], None], ...] = (
+    *(usage_comes, idle_shards_go_on, the_server_restarts, the_clock_is_ahead, the_clock_was_ahead),
+    *(batches_are_joined, usage_is_archived, totals_are_summed, terms_change_again),
+)
+
+
+def written() -> dict[str, Any]:
+    return parse(json.dumps(build("default", "2026-10")))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_legitimate_change_does_not_differ(change: Callable[[Path], None], tmp_path: Path) -> None:
+    manifest = written()
+    assert list(compare("default", manifest)) == []
+    change(tmp_path / "files")
+    # A gap that was declared since is no tampering either, but what the manifest lists of gaps has one more.
+    assert [finding for finding in compare("default", manifest) if "it is newer" not in finding] == []
+
+
+def test_usage_that_was_archived_and_restored_does_not_differ(tmp_path: Path) -> None:
+    ProcessTotal.objects.filter(kind="admitted").delete()  # Archiving deletes them, and restoring brings none back.
+    before, manifest = list(Batch.objects.order_by("position").values_list("position", "applied_at")), written()
+    usage_is_archived(tmp_path)
+    for path in archive.files(tmp_path):
+        archive.restore("default", path)
+    assert list(Batch.objects.order_by("position").values_list("position", "applied_at")) == before
+    assert list(compare("default", manifest)) == []
+
+
+def test_archived_batches_are_compared_where_the_archive_is_at_hand(
+    tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> None:
+    manifest = written()
+    usage_is_archived(tmp_path)
+    with django_db_blocker.unblock(), archive.opened("default", archive.files(tmp_path)) as moved:
+        assert list(compare("default", manifest, "default", moved)) == []
+        Batch.objects.using(moved).update(fence="none", applied_at=moment(0))
+        findings = list(compare("default", manifest, "default", moved))
+    assert ["was fenced by" in finding or "at other times" in finding for finding in findings] == [True, True]
+
+
+def test_an_archive_of_an_earlier_version_says_nothing_of_when_its_batches_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: DjangoDbBlocker
+) -> None:
+    monkeypatch.setattr(archive, "_FIELDS", [name for name in archive._FIELDS if name != "applied_at"])
+    usage_is_archived(tmp_path)
+    with django_db_blocker.unblock(), archive.opened("default", archive.files(tmp_path)) as moved:
+        assert Batch.objects.using(moved).filter(applied_at__isnull=False).count() == 2
+
+
+def test_a_delivery_that_was_tried_may_be_tried_again() -> None:
+    with FAKES["lago"]() as fake, override_settings(RATELIMITS={"PUSH": {"lago": options("lago", fake)}}):
+        plan(receiver("lago"), moment(at("2026-11-02")))
+        rows = PushDelivery.objects.filter(state="waiting")
+        untried = written()
+        assert rows.update(attempts=1) == 2
+        assert len(list(compare("default", untried))) == 1
+        rows.update(unsure_since=moment(at("2026-11-02")), note="busy")
+        manifest = written()
+        rows.update(attempts=2, claim=uuid4(), due_at=moment(at("2026-11-02")) + timedelta(hours=1), together=1)
+        assert list(compare("default", manifest)) == []
+
+
+def test_a_manifest_of_the_format_before_verifies_and_proves_less() -> None:
+    manifest = build("default", "2026-10")
+    del manifest["conditional"], manifest["columns"]["deliveries"]
+    window = at("2026-10-01") - 86_400_000_000, at("2026-11-01")
+    manifest["deliveries"] = dict(
+        manifest_sections.deliveries("default", "2026-10", *window, manifest_sections.OUTCOME)
+    )
+    old = parse(json.dumps({**manifest, "format": OLD_FORMAT}))
+    Batch.objects.update(fence="none", applied_at=moment(0))
+    assert list(compare("default", old)) == []
+    assert any("written by an earlier version" in line for line in Verification(manifests=[old]).unseen())
+    assert not any("earlier version" in line for line in Verification(manifests=[written()]).unseen())
