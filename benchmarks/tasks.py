@@ -173,7 +173,7 @@ def in_threads(decide: Callable[[], object], threads: int, seconds: float) -> tu
                     raise AssertionError("a decision was answered with a refusal")
                 before, now = now, clock()
                 mine.append(now - before)
-        except BaseException as error:  # noqa: BLE001  (told to whoever waits)
+        except BaseException as error:  # noqa: BLE001  (raised in the main thread)
             errors.append(error)
             ready.abort()
 

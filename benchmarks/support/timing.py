@@ -22,10 +22,11 @@ WARM_UP = 30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is timed: `call` answers something true, or the run ends.
+    """One case that is timed. `call` must return a true value, otherwise the run ends.
 
-    `kind` is floor, ours or peer; `peer` names the package. `before` runs ahead of each block, untimed. `inner` calls
-    are timed as one, where a single one is too short for the clock.
+    `kind` is "floor" (a shortest possible time), "ours" or "peer" (another package, named by `peer`). `before` runs
+    before each block, and is not timed. `inner` is the number of calls that are timed as one, because a single call is
+    too short for the clock.
     """
 
     name: str
@@ -135,7 +136,7 @@ def per_second(make: Callable[[], Callable[[], object]], threads: int, seconds: 
                 call()
                 count += 1
             counts[number] = count
-        except Exception as error:  # noqa: BLE001 (told to whoever waits)
+        except Exception as error:  # noqa: BLE001 (raised in the main thread)
             errors.append(error)
             ready.abort()
 

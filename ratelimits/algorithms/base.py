@@ -63,8 +63,8 @@ class Algorithm(ABC):
     leases: ClassVar[bool] = False
     #: Whether a refusal stays right until its retry_after has passed. If so, a process may repeat it from memory.
     refusals_stand: ClassVar[bool] = True
-    #: Whether a process may take permits in advance (prefetch): None: never; {}: always; otherwise only if each of
-    #: these fields has one of these values. All permits must come back at one moment that a decision names. If they
+    #: Says whether a process may take permits in advance (prefetch). None means never, {} means always. Other values
+    #: mean: only if each of these fields has one of these values. All permits must come back at one moment. If they
     #: came back one by one, new permits and prefetched permits together could exceed the limit.
     prefetch_where: ClassVar[Mapping[str, tuple[str, ...]] | None] = None
     #: Whether a request can be admitted for a later moment. Only then a rule can have a max_wait.

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Mode(IntEnum):
-    """What a limit's refusal does: ENFORCE refuses the request, SHADOW only records the refusal."""
+    """The mode of a limit. ENFORCE: its refusal refuses the request. SHADOW: its refusal is only recorded."""
 
     ENFORCE = 0
     SHADOW = 1

@@ -16,7 +16,7 @@ from ratelimits.models.versions import KEY_SHARDS
 
 
 class KeyKind(models.TextChoices):
-    """What a rule counts by: the kind of key whose permits it counts."""
+    """The kind of key that a rule counts."""
 
     USER = "user", _("user")
     API_KEY = "api_key", _("API key")

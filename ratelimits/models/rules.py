@@ -67,7 +67,7 @@ class Rule(Versioned):
     """One limit: the requests that it counts, its algorithm, and the meaning of a refusal."""
 
     class Mode(models.TextChoices):
-        """What a refusal by this rule means."""
+        """The effect of a refusal by this rule."""
 
         ENFORCE = "enforce", _("enforce")
         SHADOW = "shadow", _("shadow")

@@ -40,15 +40,16 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a rule did under one load. Times are in seconds.
+    """The result of a rule under one load. Times are in seconds.
 
     kind          "bursts" or "overload"
-    length        of the whole load
-    each          permits of one burst; for an overload, all that was asked for
+    length        duration of the whole load
+    each          permits of one burst; for an overload, all requested permits
     every         time between bursts, or between the requests of an overload
-    held          how long each request takes; 0 if that does not matter
-    asked         permits that were asked for, of which `admitted` were admitted
-    longest_wait  of a request before it proceeded
+    held          how long each request takes; 0 if this has no effect
+    asked         requested permits
+    admitted      admitted permits
+    longest_wait  the longest time that a request waited
     """
 
     kind: str

@@ -25,8 +25,8 @@ from ratelimits.engine.transport.connection import INFO, MORE, NotSent, Unanswer
 
 #: Maximum number of commands that are written and unanswered. A server decides 128 commands in about 10 ms.
 IN_FLIGHT = 128
-#: A busy event loop may fail to connect although the server is fine. If a timer of the loop was late by more than this
-#: part of TIMEOUT meanwhile, the loop connects again.
+#: A busy event loop may fail to connect although the server is fine. If a timer of the loop was late by more than LATE
+#: times TIMEOUT during the attempt, the loop connects again.
 LATE = 0.2
 #: Maximum number of attempts to connect.
 ATTEMPTS = 5

@@ -1,3 +1,3 @@
-"""What the import of files needs to keep."""
+"""The table for the import of CSV files."""
 
 from __future__ import annotations
