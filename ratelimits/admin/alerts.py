@@ -12,13 +12,14 @@ from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from ratelimits.admin.completed import Completed
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
 
 
 @admin.register(AlertChannel)
-class AlertChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
     """The channels that an account's alerts are sent to."""
 
     list_display = ["account", "email", "webhook_url", "active"]

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
+from ratelimits.admin.completed import Completed
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
@@ -35,13 +36,14 @@ _NOT_IN_FORCE = _("not in force: %(error)s")
 
 
 @admin.register(Rule)
-class RuleAdmin(AuditedAdmin):
+class RuleAdmin(Completed, AuditedAdmin):
     """Rules, each shown as a sentence."""
 
     form = SavedRuleForm
     list_display = ["sentence", "name", "plan", "mode", "bills"]
     list_filter = ["mode", "plan", "key_kind", "algorithm", "meter", "bills"]
     list_select_related = ["plan"]
+    autocomplete_fields = ["plan"]
     search_fields = ["name", "scope", "meter", "plan__name"]
     show_facets = admin.ShowFacets.ALWAYS
     readonly_fields = ["reads", "starts", "admits"]

@@ -1,0 +1,73 @@
+"""Test choices that are completed while they are typed: what they list for those without JavaScript."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from ratelimits.admin import completed
+from ratelimits.models import Account, Plan, PlanMembership
+from tests.support.rows import rule
+
+pytestmark = pytest.mark.django_db
+
+ADD = "/admin/ratelimits/{}/add/"
+
+
+def select(client: Client, model: str, name: str) -> tuple[str, list[str]]:
+    """Return the tag of a select, and the texts of its choices."""
+    page = client.get(ADD.format(model)).content.decode()
+    tag, inside = re.findall(rf'(<select[^>]*name="{name}".*?>)(.*?)</select>', page, re.DOTALL)[0]
+    return tag, re.findall(r"<option[^>]*>([^<]*)</option>", inside)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("planmembership", "plan"), ("account", "plan"), ("rule", "plan"), ("alertchannel", "account")],
+)
+def test_a_choice_is_completed_and_can_be_made_without_javascript(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    monkeypatch.setattr(completed, "MAX_LISTED", 2)
+    for number in range(2):
+        Plan.objects.create(name=f"Plan {number}", slug=f"plan{number}")
+        Account.objects.create(identifier=f"Account {number}")
+    tag, choices = select(admin_client, model, name)
+    assert "admin-autocomplete" in tag
+    assert choices[-2:] == [f"{name.title()} {number}" for number in range(2)]
+    Plan.objects.create(name="Plan 2", slug="plan2")
+    Account.objects.create(identifier="Account 2")
+    tag, choices = select(admin_client, model, name)
+    assert "admin-autocomplete" in tag
+    assert not any("2" in choice for choice in choices)
+
+
+def test_who_may_not_view_plans_has_a_plain_select() -> None:
+    Plan.objects.create(name="Pro", slug="pro")
+    user = User.objects.create(username="ada", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="add_planmembership"))
+    client: Any = Client()
+    client.force_login(user)
+    tag, choices = select(client, "planmembership", "plan")
+    assert "admin-autocomplete" not in tag
+    assert choices == ["---------", "Pro"]
+
+
+def test_a_plan_in_the_list_has_the_numbers_of_what_is_on_it(admin_client: Client) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    Plan.objects.create(name="Free", slug="free")
+    for number in range(3):
+        PlanMembership.objects.create(key=f"user:{number}", plan=plan)
+    for number in range(2):
+        Account.objects.create(identifier=f"a{number}", plan=plan)
+    rule(plan=plan)
+    page = admin_client.get("/admin/ratelimits/plan/?o=-5").content.decode()
+    cells = re.findall(r'<td class="field-(\w+_count)">(\d+)</td>', page)
+    assert cells == [
+        *[("rule_count", "1"), ("key_count", "3"), ("account_count", "2")],
+        *[("rule_count", "0"), ("key_count", "0"), ("account_count", "0")],
+    ]
