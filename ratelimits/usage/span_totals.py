@@ -16,10 +16,13 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS, KeyTotal, 
 
 #: For how many seconds spans of each length are kept: one page shows 24 hours, another shows 30 days.
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, DAY: 31 * DAY}
-#: The tables, the lengths of their spans, and the columns that, with the span, identify a row.
-_TABLES: tuple[tuple[type[SpanTotal], tuple[int, int], tuple[str, ...]], ...] = (
-    (RuleTotal, (QUARTER, DAY), ("rule", "meter")),
-    (KeyTotal, (HOUR, DAY), ("account", "key", "rule", "meter")),
+#: The counters of refusals.
+_REFUSED = SUMS[1:]
+#: The tables; the lengths of their spans, each with the counters that it adds up (the others stay 0); and what a row is
+#: about beside its span. Totals of keys in quarters of an hour have refusals alone: they are few.
+_TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
+    (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
+    (KeyTotal, {QUARTER: _REFUSED, HOUR: SUMS, DAY: SUMS}, ("account", "key", "rule", "meter")),
 )
 
 
@@ -46,15 +49,16 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
     for model, spans, names in _TABLES:
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
         added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        for span in spans:
+        for span, counters in spans.items():
             # Add to rows in sorted order: two transactions lock them in the same order, so they cannot deadlock.
             start = f"{quote('bin')} / {span} * {span}"
+            added_up = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
             statement = (
                 f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
-                f" SELECT {span}, {start}, {', '.join([*subject, *(f'SUM({name})' for name in sums)])}"
+                f" SELECT {span}, {start}, {', '.join([*subject, *added_up])}"
                 f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
                 f" GROUP BY {', '.join([start, *subject])}"
-                f" HAVING {' + '.join(f'SUM({name})' for name in sums)} > 0"
+                f" HAVING {' + '.join(added_up)} > 0"
                 f" ORDER BY {', '.join([start, *subject])}"
                 f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {added}"
             )

@@ -36,6 +36,8 @@ def test_totals_are_the_sums_of_the_lines_of_their_spans() -> None:
     check_span_totals()
     assert RuleTotal.objects.filter(span=QUARTER, rule=5, admitted_requests__gt=0, denied_requests__gt=0).exists()
     assert KeyTotal.objects.filter(span=DAY, account="acme", key="api_key:2").count() == 2
+    quarters = KeyTotal.objects.filter(span=QUARTER)
+    assert {(one.rule, one.admitted_requests) for one in quarters} == {(5, 0)}
     flow()
     use_some()
     flow()

@@ -17,6 +17,12 @@ QUARTER, HOUR, DAY = 900, 3_600, 86_400
 SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
 
 
+def newest_days(now: float, count: int) -> list[int]:
+    """Return the starts of the newest days in UTC, today among them. All times are in seconds since 1970 UTC."""
+    today = int(now) // DAY * DAY
+    return [today - DAY * number for number in range(count)]
+
+
 class SpanTotal(models.Model):
     """Base of the totals of one span: its length and start, in seconds since 1970 UTC, and the sums."""
 
@@ -45,7 +51,7 @@ class RuleTotal(SpanTotal):
 
 
 class KeyTotal(SpanTotal):
-    """Totals of one key, rule and meter in an hour or in a day."""
+    """Totals of one key, rule and meter in an hour or in a day; in a quarter of an hour its refusals alone."""
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     key = models.CharField(_("key"), max_length=255)
