@@ -6,7 +6,7 @@ A reset is recorded with who did it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from ratelimits.engine import Standing
 from ratelimits.engine.call import Op
 from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity
-from ratelimits.models import KeyReset, Line
+from ratelimits.models import KeyReset, KeyTotal
 from ratelimits.models.keys import validate_key
+from ratelimits.models.status.totals import DAY, newest_days
 from ratelimits.quota.standings import Choice, standings, uncounted
 from ratelimits.rules import AppliedRule, Selection, Snapshot
 
-#: To find the account of a key, the ledger is searched this many seconds back.
-_SEEN_WITHIN = 2 * 86_400
+#: To find the account of a key, the usage of this many newest days is searched, today among them.
+SEEN_DAYS = 3
 #: Maximum number of accounts that an error names.
 _MAX_NAMED = 5
 #: Stands for the account of a key that has none.
@@ -36,12 +37,20 @@ class NotOperatedError(Exception):
     """Nothing was done. The message says why, and what to do instead."""
 
 
+class UnknownAccountError(NotOperatedError):
+    """The account of a key is not known; `accounts` are those that have used it lately, if there are several."""
+
+    def __init__(self, message: str, accounts: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.accounts = accounts
+
+
 def identity_of(key: str, account: str = "") -> Identity:
     """Return the identity of a key, with its account. If no account is given, take the account from the latest usage.
 
-    NO_ACCOUNT means that the key has no account. Raise ValidationError if the text is not a key. Raise NotOperatedError
-    if the latest usage of a user or API key does not name exactly one account: the key's limits are stored with the
-    account, so they would not be found.
+    NO_ACCOUNT means that the key has no account. Raise ValidationError if the text is not a key. Raise
+    UnknownAccountError if the latest usage of a user or API key does not name exactly one account: the key's limits are
+    stored with the account, so they would not be found.
     """
     validate_key(key)
     kind, _colon, name = key.partition(":")
@@ -61,39 +70,30 @@ def _account_of(key: str) -> str:
     kind, _colon, name = key.partition(":")
     if kind == "user" and conf.ACCOUNT is None:
         return name
-    lines = Line.objects.using(conf.DATABASE).filter(bin__gte=int(time.time()) - _SEEN_WITHIN, key=ledger_name(key))
-    accounts = sorted(lines.exclude(account="").order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
+    # Totals, since they have one row for a whole day's usage of a key.
+    used = KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), SEEN_DAYS))
+    used = used.filter(key=ledger_name(key)).exclude(account="")
+    accounts = sorted(used.order_by().values_list("account", flat=True).distinct()[:_MAX_NAMED])
     if not accounts:
         text = _(
             "The account of %(key)s is not known: it has no usage in the last days. Name the account, or %(none)s."
         )
-        raise NotOperatedError(text % {"key": key, "none": _("%s if it has none") % NO_ACCOUNT})
+        raise UnknownAccountError(text % {"key": key, "none": _("%s if it has none") % NO_ACCOUNT})
     if len(accounts) > 1:
         text = _("%(key)s was used by several accounts (%(accounts)s): name the one that you mean.")
-        raise NotOperatedError(text % {"key": key, "accounts": ", ".join(accounts)})
+        raise UnknownAccountError(text % {"key": key, "accounts": ", ".join(accounts)}, accounts)
     return accounts[0]
 
 
-def _rules_named(name: str = "") -> Choice:
-    """Return a function that chooses the rules with this name in every scope; "" for all rules."""
+def _rule_named(name: str) -> Choice:
+    """Return a function that chooses the rules with this name in every scope."""
 
     def choose(snapshot: Snapshot, identity: Identity) -> Iterable[Selection]:
-        rows = [row for row in snapshot.rows.rules.values() if name in ("", row.name)]
-        asked = {(row.scope, min(row.methods, default="")) for row in rows}
-        for scope, method in sorted(asked):
-            selection = snapshot.select(scope, method, identity)
-            yield replace(selection, rules=tuple(rule for rule in selection.rules if name in ("", rule.name)))
+        found = (one.rule for one in snapshot.in_any_scope(identity) if one.row.name == name)
+        rules_of_name = tuple(rule for rule in found if isinstance(rule, AppliedRule))
+        yield Selection(rules_of_name, snapshot.version if snapshot.versioned else None)
 
     return choose
-
-
-def limits_of(identity: Identity) -> list[tuple[AppliedRule, str, Standing]]:
-    """Return every rule that limits an identity, with the key that the rule counts and what is left.
-
-    Raise one of the errors UNAVAILABLE.
-    """
-    rules.reload()
-    return sorted(standings(identity, _rules_named()), key=lambda one: one[0].name)
 
 
 def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedRule, str, Standing]]:
@@ -104,7 +104,7 @@ def counted_under(key: str, rule: str, account: str = "") -> list[tuple[AppliedR
     # Read the newest rules first: if no known rule applies to the key, the server is not asked and cannot name newer
     # ones.
     rules.reload()
-    rules_of_name = standings(identity_of(key, account), _rules_named(rule))
+    rules_of_name = standings(identity_of(key, account), _rule_named(rule))
     counted = [one for one in rules_of_name if one[1] == key]
     if not counted:
         text = _("No rule “%(rule)s” counts %(key)s: its permits cannot be reset.")
@@ -124,7 +124,7 @@ def reset(key: str, rule: str, reason: str, *, account: str = "", by: Any = None
     counted_under(key, rule, account)
 
     def choose(snapshot: Snapshot, who: Identity) -> Iterable[Selection]:
-        for selection in _rules_named(rule)(snapshot, who):
+        for selection in _rule_named(rule)(snapshot, who):
             keys = selection.keys(who)
             own = tuple(one for one, its in zip(selection.rules, keys, strict=True) if its == key)
             yield replace(selection, rules=own)

@@ -5,13 +5,17 @@ Use this module only to report what is left, as the API's page `/usage/` does. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
 from ratelimits import rules
-from ratelimits.engine import Decision, Stale, Standing, Unavailable
+from ratelimits.background.deadline import within
+from ratelimits.conf import conf
+from ratelimits.engine import Decision, Mode, NotSent, Stale, Standing, Unavailable
 from ratelimits.engine.call import Call, Op
 from ratelimits.engine.decide import decide_call
 from ratelimits.engine.program import program
@@ -19,11 +23,16 @@ from ratelimits.engine.server import current_server
 from ratelimits.identity import Identity
 from ratelimits.quota.checking import RELOADS
 from ratelimits.quota.prepared import Prepared, prepare
-from ratelimits.rules import AppliedRule, RulesUnavailable, Selection, Snapshot
+from ratelimits.rules import AppliedRule, ExplainedRule, RulesUnavailable, Selection, Snapshot
 from ratelimits.rules.selection import GLOBAL_KEY
 
 #: The errors that are raised if the rules cannot be read or Redis cannot be asked.
 UNAVAILABLE = (RulesUnavailable, Unavailable, ResponseError)
+
+#: Maximum number of rules in one call when all rules of an identity are asked for. More would take long to compile.
+_TOGETHER = 60
+#: Maximum number of refusing rules for which `live_limits` asks how long to wait: each needs a call of its own.
+_MAX_WAITS = 50
 
 #: A function that chooses the rules to ask for.
 Choice = Callable[[Snapshot, Identity], Iterable[Selection]]
@@ -50,12 +59,10 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
         version = min((one for one in versions if one is not None), default=None)
         meters = tuple(dict.fromkeys(rule.meter for rule in applied.values()))
         prepared = prepare(Selection(tuple(applied.values()), version), meters)
-        keys = tuple(getattr(identity, field, field) for field in prepared.fields)
-        costs = (1,) * len(meters)
-        call = Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=True)
+        call = _call(prepared, identity, version, op)
         if not applied or prepared.undecidable:
             # There is nothing to decide. Ask Redis only whether these rules are still the newest.
-            call = call._replace(program=program(()), keys=keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
+            call = call._replace(program=program(()), keys=call.keys or (identity.account or GLOBAL_KEY,), op=Op.PEEK)
         try:
             decision = decide_call(current_server(), call)
         except Stale as stale:
@@ -69,6 +76,100 @@ def uncounted(identity: Identity, choose: Choice, op: Op) -> tuple[Prepared, Dec
             raise RulesUnavailable(prepared.undecidable)
         return prepared, decision if applied else None
     raise RulesUnavailable("the rules changed again and again while they were asked for")
+
+
+def _call(prepared: Prepared, identity: Identity, version: int | None, op: Op, *, at_once: bool = True) -> Call:
+    """Return the call that asks for one permit of each meter, without counting usage."""
+    keys = tuple(getattr(identity, field, field) for field in prepared.fields)
+    costs = (1,) * len(prepared.meters)
+    return Call(prepared.program, keys, costs, identity.owner, version=version, op=op, at_once=at_once)
+
+
+class LiveLimit(NamedTuple):
+    """A rule that applies to an identity, why it applies, and where it stands.
+
+    key          what the rule counts, such as "user:42"; "" if the rule is off or cannot be read
+    standing     None if the rule is off or cannot be read, or if Redis did not answer
+    wait         seconds that one more request would have to wait before it proceeds; 0 if it would not have to
+    retry_after  seconds until one more request would be admitted; 0 if now, None if never or not known
+    """
+
+    why: ExplainedRule
+    key: str
+    standing: Standing | None = None
+    wait: float = 0.0
+    retry_after: float | None = None
+
+
+def live_limits(identity: Identity) -> tuple[list[LiveLimit], Exception | None]:
+    """Return all rules that apply to an identity in some scope, by name; and the error if Redis did not answer.
+
+    Nothing is charged. However many rules there are, a server that hangs is waited for no longer than TIMEOUT
+    altogether. Raise RulesUnavailable.
+    """
+    end = time.monotonic() + conf.TIMEOUT
+    # Read the newest rules first: if no known rule applies to the key, the server is not asked and cannot name newer
+    # ones.
+    snapshot = rules.reload()
+    for _attempt in range(1 + RELOADS):
+        asking = _Asking(identity, snapshot)
+        try:
+            error = asking.ask(end - time.monotonic())
+        except Stale as stale:
+            snapshot = rules.reload(stale.version)
+            continue
+        return asking.limits(), error
+    raise RulesUnavailable("the rules changed again and again while they were asked for")
+
+
+class _Asking:
+    """The rules of an identity in one snapshot, and the answers of Redis so far, which a thread adds."""
+
+    def __init__(self, identity: Identity, snapshot: Snapshot) -> None:
+        self._identity = identity
+        self._found = snapshot.in_any_scope(identity)
+        self._version = snapshot.version if snapshot.versioned else None
+        self._rules = [one.rule for one in self._found if isinstance(one.rule, AppliedRule)]
+        self._standings: dict[str, Standing] = {}
+        self._waits: dict[str, tuple[float, float | None]] = {}
+
+    def ask(self, seconds: float) -> Exception | None:
+        """Ask, and return the error if some answers are missing. Raise Stale."""
+        try:
+            within(seconds, self._ask, "ratelimits-standings")
+        except (TimeoutError, Unavailable, ResponseError) as error:
+            return error
+        return None
+
+    def limits(self) -> list[LiveLimit]:
+        """Return all rules, each with its answers so far."""
+        return [self._limit(one) for one in self._found]
+
+    def _limit(self, why: ExplainedRule) -> LiveLimit:
+        if not isinstance(why.rule, AppliedRule):
+            return LiveLimit(why, "")
+        standing = self._standings.get(why.rule.name)
+        at_once = 0.0 if standing is not None and standing.allowed else None
+        key = str(getattr(self._identity, why.rule.key_kind, why.rule.key_kind))
+        return LiveLimit(why, key, standing, *self._waits.get(why.rule.name, (0.0, at_once)))
+
+    def _ask(self) -> None:
+        for start in range(0, len(self._rules), _TOGETHER):
+            some = self._rules[start : start + _TOGETHER]
+            found = self._decide(some, at_once=True).standings
+            self._standings.update(zip((rule.name for rule in some), found, strict=True))
+        refusing = [rule for rule in self._rules if not self._standings[rule.name].allowed]
+        for rule in refusing[:_MAX_WAITS]:
+            # A decision says nothing of the waits of shadow rules.
+            decision = self._decide([replace(rule, mode=Mode.ENFORCE)], at_once=False)
+            self._waits[rule.name] = decision.wait, decision.retry_after
+
+    def _decide(self, some: Sequence[AppliedRule], *, at_once: bool) -> Decision:
+        prepared = prepare(Selection(tuple(some), self._version), tuple(dict.fromkeys(rule.meter for rule in some)))
+        if prepared.undecidable:
+            raise NotSent(prepared.undecidable)
+        call = _call(prepared, self._identity, self._version, Op.PEEK, at_once=at_once)
+        return decide_call(current_server(), call)
 
 
 def standings(identity: Identity, choose: Choice = billing_rules) -> list[tuple[AppliedRule, str, Standing]]:

@@ -14,7 +14,7 @@ from django.db.models.signals import post_migrate
 from ratelimits.models.versions import raised_above_redis
 from ratelimits.rules.access import AccessRow
 from ratelimits.rules.loader import Loader, RulesUnavailable
-from ratelimits.rules.selection import AppliedRule, Selection, UnreadableRule
+from ratelimits.rules.selection import AppliedRule, ExplainedRule, Selection, UnreadableRule
 from ratelimits.rules.snapshot import Billing, Snapshot
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "AccessRow",
     "AppliedRule",
     "Billing",
+    "ExplainedRule",
     "RulesUnavailable",
     "Selection",
     "Snapshot",

@@ -10,6 +10,8 @@ from ratelimits.algorithms.limits import Algorithm, Mode
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
+    from ratelimits.rules.keyed import OverrideRow
+    from ratelimits.rules.rows import RuleRow
 
 GLOBAL_KEY = "global"
 
@@ -59,6 +61,21 @@ class UnreadableRule(NamedTuple):
         The policy "local" refuses too, since it would need the numbers.
         """
         return self.on_failure != "allow"
+
+
+class ExplainedRule(NamedTuple):
+    """A rule that applies to an identity in some scope, and why.
+
+    row        the rule's row: a default rule, or one of the plan that `on_plan` names
+    rule       the rule as it applies; None if an override switched it off
+    on_plan    "key" or "account" if the rule is of the plan of a key or of the account; "" for a default rule
+    overrides  those in force that change it; of several numbers the first counts
+    """
+
+    row: RuleRow
+    rule: AppliedRule | UnreadableRule | None
+    on_plan: str
+    overrides: tuple[OverrideRow, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

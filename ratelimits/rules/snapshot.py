@@ -10,21 +10,33 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ratelimits.algorithms.billing_periods import Span, periods_around
-from ratelimits.algorithms.limits import Algorithm, Mode
+from ratelimits.algorithms.limits import Mode
 from ratelimits.conf import conf
-from ratelimits.models.keys import COUNTED, COVERS
+from ratelimits.models.keys import COUNTED
 from ratelimits.models.versions import KEY_SHARDS
 from ratelimits.rules.access import AccessRow
 from ratelimits.rules.facts import Facts
 from ratelimits.rules.keyed import OverrideRow
+from ratelimits.rules.narrowing import (
+    ACCOUNT,
+    ADDRESS,
+    API_KEY,
+    USER,
+    counted_kind,
+    covers,
+    for_head,
+    is_alone,
+    one_bill,
+    overridden,
+)
 from ratelimits.rules.rows import Rows, RuleRow
-from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, Selection, UnreadableRule
+from ratelimits.rules.selection import GLOBAL_KEY, AppliedRule, ExplainedRule, Selection, UnreadableRule
 
 if TYPE_CHECKING:
     from ratelimits.identity import Identity
@@ -44,10 +56,6 @@ os.register_at_fork(after_in_child=_forked)
 
 #: Maximum number of Selections that a snapshot keeps. If it is reached, the cache is emptied.
 MAX_SELECTIONS = 4096
-
-#: Bits for the kinds of keys that an identity has.
-_API_KEY, _USER, _ADDRESS, _ACCOUNT = 1, 2, 4, 8
-_NARROWEST = ((_API_KEY, "api_key"), (_USER, "user"), (_ADDRESS, "address"))
 
 
 class Billing(NamedTuple):
@@ -156,10 +164,10 @@ class Snapshot:
         overrides: tuple[OverrideRow, ...] = ()
         facts = self._facts
         for bit, key in (
-            (_API_KEY, identity.api_key),
-            (_USER, identity.user),
-            (_ADDRESS, identity.address),
-            (_ACCOUNT, identity.account),
+            (API_KEY, identity.api_key),
+            (USER, identity.user),
+            (ADDRESS, identity.address),
+            (ACCOUNT, identity.account),
         ):
             if key is None:
                 continue
@@ -170,7 +178,7 @@ class Snapshot:
             fact = shard.get(key)
             if fact is None:
                 continue
-            if bit == _ACCOUNT:
+            if bit == ACCOUNT:
                 account_plan = fact.account.plan if fact.account is not None else 0
             else:
                 key_plan = key_plan or fact.plan
@@ -245,9 +253,42 @@ class Snapshot:
             self.good_until = min(self.good_until, until)
 
     def _compile(self, scope: str, method: str, terms: _Terms) -> Selection:
-        """Make a Selection. Of rules with the same name, the key's plan comes first, then the account's plan.
+        """Compile a Selection."""
+        applied, unreadable = [], []
+        for rank, row, rule, _overrides in self._chosen(
+            terms, lambda row: row.scope in ("*", scope) and covers(row, method)
+        ):
+            if isinstance(rule, AppliedRule):
+                applied.append((rank, row, rule))
+            elif rule is not None:
+                unreadable.append(rule)
+        if method == "HEAD":
+            applied = for_head(applied)
+        rules = one_bill([(rank, rule) for rank, _row, rule in applied])
+        return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
 
-        If neither plan has a rule of this name, use the default rule, which belongs to no plan.
+    def in_any_scope(self, identity: Identity) -> list[ExplainedRule]:
+        """Return the rules that apply to some request of this identity, by name, each with why it applies.
+
+        Rules whose row is switched off are left out. Nothing is cached: this is for people, not for requests.
+        """
+        terms = self._terms_of(identity)
+        if terms is None:
+            return self.having(identity).in_any_scope(identity)
+        found = []
+        for rank, row, rule, overrides in self._chosen(terms, lambda row: True):
+            kind = counted_kind(row.key_kind, terms[0]) or GLOBAL_KEY
+            own = tuple(one for one in overrides if one.mode or (one.numbers and is_alone(kind, one)))
+            if rule is not None or any(one.mode == "off" for one in own):
+                found.append(ExplainedRule(row, rule, ("", "account", "key")[rank], own))
+        return found
+
+    def _chosen(
+        self, terms: _Terms, wanted: Callable[[RuleRow], bool]
+    ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
+        """Yield the wanted rules by name, each with its rank, as it applies (None: not), and its overrides.
+
+        The rule of a name is that of the key's plan (rank 2), else of the account's plan (1), else the default (0).
         """
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
@@ -255,25 +296,17 @@ class Snapshot:
         for rank, plan in enumerate(ranks):
             if rank == 0 or plan:
                 chosen.update({name: (rank, row) for name, row in self._plans.get(plan, {}).items()})
-        applied, unreadable = [], []
         for name in sorted(chosen):
             rank, row = chosen[name]
-            kind = _counted(row.key_kind, present)
-            if row.scope not in ("*", scope) or not _covers(row, method):
+            if not wanted(row):
                 continue
+            kind = counted_kind(row.key_kind, present)
             # Keep a rule with an unknown kind of key, since it may be meant for this request.
             if kind is None and row.key_kind in COUNTED:
                 continue
             gone = [self.rows.deleted_at[plan, name] for plan in ranks[rank:] if (plan, name) in self.rows.deleted_at]
-            rule = self._apply(row, kind or GLOBAL_KEY, [o for o in overrides if o.rule == name], gone, moved)
-            if isinstance(rule, AppliedRule):
-                applied.append((rank, row, rule))
-            elif rule is not None:
-                unreadable.append(rule)
-        if method == "HEAD":
-            applied = _for_head(applied)
-        rules = _one_bill([(rank, rule) for rank, _row, rule in applied])
-        return Selection(rules, self.version if self.versioned else None, tuple(unreadable))
+            own = [one for one in overrides if one.rule == name]
+            yield rank, row, self._apply(row, kind or GLOBAL_KEY, own, gone, moved), own
 
     def _apply(
         self, row: RuleRow, kind: str, overrides: list[OverrideRow], gone: list[tuple[int, int]], moved: int
@@ -283,7 +316,7 @@ class Snapshot:
             return None
         on_failure = row.on_failure or conf.FAILURE_POLICY
         try:
-            algorithm = _overridden(row, kind, overrides)
+            algorithm = overridden(row, kind, overrides)
         except ValueError as error:
             if not row.unreadable:
                 pks = ", ".join(str(override.pk) for override in overrides)
@@ -315,64 +348,3 @@ class Snapshot:
         if message not in self.rows.logged:
             self.rows.logged.add(message)
             logger.error(message)
-
-
-def _covers(row: RuleRow, method: str) -> bool:
-    """Return whether the rule covers this HTTP method: it names the method, or no method. GET covers HEAD too."""
-    return not row.methods or method in row.methods or (method == "HEAD" and "GET" in row.methods)
-
-
-def _for_head(applied: list[tuple[int, RuleRow, AppliedRule]]) -> list[tuple[int, RuleRow, AppliedRule]]:
-    """Leave out rules that name GET but not HEAD if another rule of the same scope and meter names HEAD.
-
-    A shadow rule that names HEAD does not replace another rule, since a shadow rule must never change a decision.
-    """
-    named = {
-        (row.scope, row.meter) for _rank, row, rule in applied if "HEAD" in row.methods and rule.mode is Mode.ENFORCE
-    }
-    return [
-        one
-        for one in applied
-        if not one[1].methods or "HEAD" in one[1].methods or (one[1].scope, one[1].meter) not in named
-    ]
-
-
-def _counted(key_kind: str, present: int) -> str | None:
-    """Return the attribute of Identity that a rule counts; None if the identity does not have it."""
-    if key_kind == GLOBAL_KEY:
-        return GLOBAL_KEY
-    if key_kind == "key":
-        return next((name for bit, name in _NARROWEST if present & bit), None)
-    if key_kind == "account":
-        return "account" if present & _ACCOUNT else None
-    field = "address" if key_kind == "ip" else key_kind
-    return next((name for bit, name in _NARROWEST if name == field and present & bit), None)
-
-
-def _overridden(row: RuleRow, kind: str, overrides: list[OverrideRow]) -> Algorithm:
-    """Return the row's algorithm with the numbers of the overrides. The first override that has a number is used.
-
-    The numbers of an override apply only if the rule counts the override's key alone: a counter that several keys share
-    cannot have two limits. Raise ValueError if the row or the numbers are not valid.
-    """
-    counted = "ip" if kind == "address" else kind
-    numbers: dict[str, object] = {}
-    for override in reversed(overrides):
-        if counted in COVERS[override.key.partition(":")[0]]:
-            numbers |= dict(override.numbers)
-    return row.with_numbers(numbers)
-
-
-def _one_bill(applied: list[tuple[int, AppliedRule]]) -> tuple[AppliedRule, ...]:
-    """Let at most one rule bill for each kind of key and meter.
-
-    It is the rule of the key's plan, then of the account's plan, then a default rule; of several, the first by name.
-    """
-    bills: dict[tuple[str, str], AppliedRule] = {}
-    for _rank, rule in sorted(applied, key=lambda one: -one[0]):
-        if rule.bills:
-            bills.setdefault((rule.key_kind, rule.meter), rule)
-    return tuple(
-        replace(rule, bills=False) if rule.bills and bills[rule.key_kind, rule.meter] is not rule else rule
-        for _rank, rule in applied
-    )

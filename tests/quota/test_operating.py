@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from ratelimits.embedded import free_port
 from ratelimits.identity import Identity
-from ratelimits.models import Access, Account, Batch, KeyOverride, KeyReset, Line, Plan
-from ratelimits.models.ledger import COUNTERS
+from ratelimits.models import Access, Account, KeyOverride, KeyReset, KeyTotal, Plan
+from ratelimits.models.status.totals import DAY, SUMS, newest_days
 from ratelimits.quota import access, checking
 from ratelimits.quota.operating import NotOperatedError, identity_of
 from ratelimits.rules.grants import grant, planned
@@ -53,16 +53,11 @@ def spend(who: Identity = WHO, **more: Any) -> list[bool]:
 
 
 def used_by(key: str, *accounts: str) -> None:
-    """Write ledger lines of a key."""
-    zeros = dict.fromkeys(
-        ("previous_cum", "cum", "opened_at", "sealed_at", "line_count", "first_seq", "first_position"), 0
-    )
-    batch = Batch.objects.create(shard=0, incarnation="a", seq=1, position=1, **zeros)
-    for number, account in enumerate(accounts):
-        Line.objects.create(
-            id=batch.pk * 10 + number, batch=batch, account=account, key=key, meter="requests", rule=0, version=0,
-            period=0, bin=int(time.time()), checksum=0, **dict.fromkeys(COUNTERS, 0),
-        )  # fmt: skip
+    """Let accounts have used a key yesterday."""
+    for account in accounts:
+        subject = {"account": account, "key": key, "rule": 0, "meter": "requests"}
+        start = newest_days(time.time(), 2)[1]
+        KeyTotal.objects.create(span=DAY, start=start, **subject, **dict.fromkeys(SUMS, 1))
 
 
 class TestShowAndReset:
@@ -114,10 +109,7 @@ class TestShowAndReset:
         used_by("user:1", "acme")
         assert identity_of("user:1").account == "account:acme"
         assert identity_of("user:1", "other").account == "account:other"
-        Line.objects.update(key="user:2")
-        used = Line.objects.get()
-        used.pk, used.account = used.pk + 1, "beta"
-        used.save(force_insert=True)
+        used_by("user:2", "acme", "beta")
         with pytest.raises(NotOperatedError, match="acme, beta"):
             identity_of("user:2")
 

@@ -10,7 +10,7 @@ from ratelimits.algorithms.limits import Gcra, Mode, TokenBucket
 from ratelimits.identity import Identity
 from ratelimits.models import Account, KeyOverride, Plan, PlanMembership, Rule
 from ratelimits.rules.loader import Loader
-from ratelimits.rules.selection import AppliedRule
+from ratelimits.rules.selection import AppliedRule, UnreadableRule
 from tests.rules.conftest import Clock
 from tests.support.rows import rule
 
@@ -393,3 +393,47 @@ class TestBilling:
         previous, current, following, last = loader.current().billing(None).boundaries
         for start, end in ((previous, current), (current, following), (following, last)):
             assert timedelta(days=28) <= timedelta(microseconds=end - start) <= timedelta(days=31)
+
+
+class TestInAnyScope:
+    def test_it_has_the_rules_of_every_scope_each_with_its_origin(self, loader: Loader) -> None:
+        pro, gold = (Plan.objects.create(name=name, slug=name) for name in ("pro", "gold"))
+        Account.objects.create(identifier="1", plan=pro)
+        PlanMembership.objects.create(key="user:1", plan=gold)
+        for name, plan in (("burst", None), ("burst", pro), ("day", None), ("day", pro), ("day", gold), ("hour", None)):
+            rule(name, plan=plan, scope=f"{name}:POST")
+        rule("off", mode="off")
+        rule("payer", key_kind="account")
+        found = loader.current().in_any_scope(USER)
+        assert [(one.row.name, one.on_plan, one.overrides) for one in found] == [
+            ("burst", "account", ()),
+            ("day", "key", ()),
+            ("hour", "", ()),
+            ("payer", "", ()),
+        ]
+        assert [one.rule for one in found][:3] == [
+            loader.current().select(f"{name}", "POST", USER).rules[0] for name in ("burst", "day", "hour")
+        ]
+        assert [one.row.name for one in loader.current().in_any_scope(ADDRESS)] == ["burst", "day", "hour"]
+
+    def test_it_has_the_overrides_that_change_a_rule_and_no_others(self, loader: Loader) -> None:
+        for name, kind in (("burst", "user"), ("day", "account"), ("gone", "user"), ("wrong", "user")):
+            rule(name, key_kind=kind)
+        own = KeyOverride.objects.create(key="user:1", rule="burst", capacity=50)
+        of_account = KeyOverride.objects.create(key="account:1", rule="burst", rate=9)
+        KeyOverride.objects.create(key="user:1", rule="day", capacity=50)  # other keys share that counter
+        off = KeyOverride.objects.create(key="user:1", rule="gone", mode="off")
+        wrong = KeyOverride.objects.create(key="user:1", rule="wrong", capacity=5)
+        KeyOverride.objects.filter(pk=wrong.pk).update(capacity=None, period=-1)
+        found = {one.row.name: one for one in loader.current().in_any_scope(USER)}
+        assert {name: [override.pk for override in one.overrides] for name, one in found.items()} == {
+            "burst": [own.pk, of_account.pk],
+            "day": [],
+            "gone": [off.pk],
+            "wrong": [wrong.pk],
+        }
+        applied = found["burst"].rule
+        assert isinstance(applied, AppliedRule)
+        assert applied.algorithm == TokenBucket(50, Decimal(9), Decimal(1))
+        assert found["gone"].rule is None
+        assert isinstance(found["wrong"].rule, UnreadableRule)

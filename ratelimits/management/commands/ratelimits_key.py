@@ -18,8 +18,9 @@ from ratelimits.models import Access
 from ratelimits.models.access.targets import canonical
 from ratelimits.models.fields.durations import seconds
 from ratelimits.models.history import MAX_REASON
-from ratelimits.quota.operating import NotOperatedError, identity_of, limits_of, reset
-from ratelimits.quota.standings import UNAVAILABLE
+from ratelimits.quota.operating import NotOperatedError, identity_of, reset
+from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
+from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
 
 #: Exit status if Redis or the database does not answer. (1 means that nothing was done for another reason, 2 that the
@@ -75,7 +76,7 @@ class Command(BaseCommand):
             raise CommandError("\n".join(_lines(error))) from error
         except NotOperatedError as error:
             raise CommandError(str(error)) from error
-        except (*UNAVAILABLE, DatabaseError) as error:
+        except (*UNAVAILABLE, TimeoutError, DatabaseError) as error:
             raise CommandError(f"Nothing was done: {error}", returncode=AWAY) from error
 
     def _show(self, options: dict[str, Any]) -> None:
@@ -86,13 +87,11 @@ class Command(BaseCommand):
         if row is not None:
             access = Access.objects.using(conf.DATABASE).get(pk=row.pk)
             self.stdout.write(f"{access}, {_until(access)}: {access.reason}")
-        for rule, key, standing in limits_of(identity):
-            plan = f", plan {rule.plan}" if rule.plan else ""
-            self.stdout.write(
-                f"{rule.name} ({rule.mode.name.lower()}{plan}), counted for {key}:"
-                f" {standing.remaining} of {rule.algorithm.quota[0]} {rule.meter} left,"
-                f" as if never used in {standing.reset_after:.0f} s"
-            )
+        limits, error = live_limits(identity)
+        if error is not None:
+            raise error
+        for limit in limits:
+            self.stdout.write(_shown(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
         who = _by(options)
@@ -134,6 +133,20 @@ class Command(BaseCommand):
             row._history_user = who
             row.end(options["reason"])
             self.stdout.write(f"{row}: ended.")
+
+
+def _shown(limit: LiveLimit) -> str:
+    """Return a rule with what is left of it as a line of text."""
+    rule, standing = limit.why.rule, limit.standing
+    if not isinstance(rule, AppliedRule) or standing is None:
+        return f"{limit.why.row.name}: {'off, by an override' if rule is None else 'cannot be read'}"
+    plan = f", plan {rule.plan}" if rule.plan else ""
+    override = ", override" if limit.why.overrides else ""
+    return (
+        f"{rule.name} ({rule.mode.name.lower()}{plan}{override}), counted for {limit.key}:"
+        f" {standing.remaining} of {rule.algorithm.quota[0]} {rule.meter} left,"
+        f" as if never used in {standing.reset_after:.0f} s"
+    )
 
 
 _WHEN = "a moment such as 2026-11-30T18:00+01:00 or 2026-11-30, or a length of time from now such as 2h"

@@ -1,0 +1,32 @@
+"""Ask a server that may hang, and wait no longer than a given time for all of its answers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+
+def within(seconds: float, work: Callable[[], None], name: str) -> None:
+    """Do the work in a thread of this name, and raise what it raises. Raise TimeoutError if it takes longer.
+
+    A timeout of a socket is not enough: it limits a single wait, and connecting and each part of a reply could take as
+    long again. A thread that is still waiting ends by itself. The work must not use a database.
+    """
+    outcome = SimpleQueue[BaseException | None]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (raised again below, where somebody handles it)
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    Thread(target=run, daemon=True, name=name).start()
+    try:
+        error = outcome.get(timeout=max(seconds, 0.0))
+    except Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
