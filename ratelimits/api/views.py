@@ -6,7 +6,6 @@ import time
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Min, Sum
 from django.http import HttpResponseBase
 from django.utils.translation import gettext as _
 from rest_framework.exceptions import PermissionDenied, ValidationError
@@ -22,16 +21,17 @@ from ratelimits.api.serializers import Query, ReportQuery, UsageQuery, cursor, m
 from ratelimits.api.throttle import UnbilledThrottle
 from ratelimits.api.windows import DAY, WindowQuery
 from ratelimits.conf import conf
-from ratelimits.engine.keys import ledger_name, shard_of
+from ratelimits.engine.keys import ledger_name
 from ratelimits.identity import Identity, identify
-from ratelimits.models import PeriodUsage, ShardState
 from ratelimits.models.ledger import moment
 from ratelimits.quota.standings import UNAVAILABLE, standings
 from ratelimits.reports.exports.download import Download
 from ratelimits.reports.periods import SECOND
+from ratelimits.reports.present import MeterUse, present_usage
 from ratelimits.reports.statements import columns_of, statements
 from ratelimits.reports.statements.charges import lines_for
 from ratelimits.reports.terms import Terms, TermsBook
+from ratelimits.usage.complete import complete_until
 
 
 class UsageView(APIView):
@@ -171,38 +171,29 @@ def _instant(name: str, at: datetime, timezone: str) -> int:
 
 
 def _complete_until(account: str) -> datetime | None:
-    shards = ShardState.objects.using(conf.DATABASE)
-    if account:
-        shards = shards.filter(shard=shard_of(f"account:{account}", conf.SHARDS))
-    watermark = shards.aggregate(oldest=Min("watermark"))["oldest"]
-    return moment(watermark) if watermark else None
+    until = complete_until(conf.DATABASE, f"account:{account}" if account else "")
+    return moment(until) if until else None
 
 
 def _quota(identity: Identity, terms: Terms, now: int) -> dict[str, Any]:
-    period = terms.period(now)
-    rows = PeriodUsage.objects.using(conf.DATABASE).filter(account=identity.owner, period=period.start // SECOND)
-    sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
-    used = {meter: admitted - refunded for meter, admitted, refunded in sums}
+    period, meters = present_usage(conf.DATABASE, identity.owner, terms, now)
     return {
         "period_start": moment(period.start),
         "period_end": moment(period.end),
         "plan": terms.plan,
-        "included": [
-            _included(meter, used.get(meter, 0), terms.included.get(meter, 0))
-            for meter in sorted(used.keys() | terms.included.keys())
-        ],
+        "included": [_included(one) for one in meters],
         "limits": _limits(identity),
     }
 
 
-def _included(meter: str, used: int, included: int) -> dict[str, Any]:
+def _included(one: MeterUse) -> dict[str, Any]:
     return {
-        "meter": meter,
-        "unit": _unit(meter),
-        "used": used,
-        "included": included,
-        "remaining": max(included - used, 0),
-        "overage": max(used - included, 0),
+        "meter": one.meter,
+        "unit": _unit(one.meter),
+        "used": one.used,
+        "included": one.included,
+        "remaining": one.remaining,
+        "overage": one.overage,
     }
 
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import redis
+from django.db.models import Min
 from redis.exceptions import RedisError
 
 from ratelimits.conf import conf
 from ratelimits.engine import Unavailable
+from ratelimits.engine.keys import shard_of
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.models.ledger import ShardState, when
+
+
+def complete_until(using: str, owner: str = "") -> int | None:
+    """Return the moment (µs since 1970 UTC) until which the ledger is complete; None if nothing was drained yet.
+
+    `owner` is a key whose shard counts, such as "account:7"; by default all shards do.
+    """
+    shards = ShardState.objects.using(using)
+    if owner:
+        shards = shards.filter(shard=shard_of(owner, conf.SHARDS))
+    oldest: int | None = shards.aggregate(oldest=Min("watermark"))["oldest"]
+    return oldest or None
 
 
 def completeness(using: str) -> str:

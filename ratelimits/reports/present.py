@@ -1,0 +1,43 @@
+"""What an account has used in its present billing period, beside what its plan includes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Sum
+
+from ratelimits.models import PeriodUsage
+from ratelimits.reports.periods import SECOND, Period
+from ratelimits.reports.terms import Terms
+
+
+@dataclass(frozen=True, slots=True)
+class MeterUse:
+    """Units of one meter: those used, without refunded ones, and those that the plan includes."""
+
+    meter: str
+    used: int
+    included: int
+
+    @property
+    def remaining(self) -> int:
+        """Return the included units that are left."""
+        return max(self.included - self.used, 0)
+
+    @property
+    def overage(self) -> int:
+        """Return the units beyond the included ones."""
+        return max(self.used - self.included, 0)
+
+
+def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
+    """Return the billing period of an account that contains `now` (µs since 1970 UTC), and what was used of each meter.
+
+    The numbers are those of the ledger. Usage that was not tallied yet is missing.
+    """
+    period = terms.period(now)
+    rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)
+    sums = rows.values_list("meter").order_by().annotate(Sum("admitted_units"), Sum("refunded_units"))
+    used = {meter: admitted - refunded for meter, admitted, refunded in sums}
+    meters = sorted(used.keys() | terms.included.keys())
+    return period, [MeterUse(meter, used.get(meter, 0), terms.included.get(meter, 0)) for meter in meters]
