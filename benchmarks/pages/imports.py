@@ -1,9 +1,9 @@
-"""How long a file of memberships takes to be compared and imported, with how many queries and how much memory.
+"""Measure how long it takes to compare and import a file of memberships, with how many queries and how much memory.
 
     python -m benchmarks.pages.imports [--lines 100000] [--rows 100000] [--out DIR]
 
-Half of the lines change a row that is there, half add one. The steps are those of the admin's pages, each in a process
-of its own, whose memory is then only that of the step.
+Half of the lines change an existing row, and half add a row. The steps are those of the admin's pages. Each runs in its
+own process, so that its memory can be measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.support import report, servers
 
 DATABASES = ("postgres", "sqlite")
 STEPS = ("compare", "import")
-#: MB that a step may add to its process, and queries that it may make for 500 lines.
+#: Maximum growth of a step's process in MB, and maximum number of queries for 500 lines.
 MEMORY, QUERIES = 256, 40
 
 
@@ -33,7 +33,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=100_000, help="memberships that are there")
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--out", type=Path, help="directory for the run's JSON")
-    parser.add_argument("--process", choices=("fill", *STEPS), help=argparse.SUPPRESS)  # what this command starts
+    parser.add_argument("--process", choices=("fill", *STEPS), help=argparse.SUPPRESS)  # for this command itself
     return parser.parse_args(argv)
 
 
@@ -69,7 +69,7 @@ def _process(what: str, options: argparse.Namespace, environment: dict[str, str]
 
 
 def fill(options: argparse.Namespace) -> dict[str, Any]:
-    """Make the plans and the memberships that are there."""
+    """Make the plans and the existing memberships."""
     from ratelimits.models import Plan, PlanMembership
     from ratelimits.models.versions import editing
 
@@ -82,7 +82,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def step(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the file, or compare and import it; only the second of the two comparisons is then timed."""
+    """Compare the file, or compare and import it. When it is imported, only the second comparison is timed."""
     from django.db import connection
 
     from ratelimits.models import PlanMembership
@@ -121,7 +121,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _memory() -> float:
-    """Return the largest memory that this process has had, in MB."""
+    """Return the peak memory of this process so far, in MB."""
     unit = 1024 if sys.platform == "linux" else 1024 * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

@@ -1,4 +1,4 @@
-"""Files of rows that were uploaded in the admin, and wait there until somebody confirms what they would change."""
+"""Files that were uploaded in the admin. They are kept until a person confirms the changes that they would make."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-#: How long a file waits to be confirmed.
+#: How long a file is kept for confirmation.
 KEPT = timedelta(days=1)
 
 
 class Upload(models.Model):
-    """A CSV file of one table, compressed; any host may show it and import it."""
+    """A compressed CSV file for one table. Every web server can show and import it."""
 
     table = models.CharField(_("table"), max_length=40)
     #: The primary key of the user, as a text: the user may be in another database.
@@ -33,7 +33,7 @@ class Upload(models.Model):
 
     @classmethod
     def keep(cls, table: str, by: Any, raw: bytes, using: str) -> Upload:
-        """Keep a file in place of the user's earlier one of this table; delete everybody's files that are too old."""
+        """Keep a file, and delete the user's earlier file for this table. Also delete all files that are too old."""
         rows = cls.objects.using(using)
         rows.filter(at__lt=timezone.now() - KEPT).delete()
         rows.filter(table=table, by=str(by)).delete()
@@ -41,7 +41,7 @@ class Upload(models.Model):
 
     @classmethod
     def find(cls, pk: int, table: str, by: Any, using: str) -> Upload | None:
-        """Return a user's own file; None if it was imported, replaced, or is too old."""
+        """Return a user's own file; None if it was imported or replaced, or is too old."""
         own = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
         return own.filter(at__gte=timezone.now() - KEPT).first()
 
