@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from project.models import ApiKey
+from ratelimits.admin.inspected import InspectedAdmin
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[ApiKey]
@@ -14,11 +15,15 @@ else:
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(Base):
+class ApiKeyAdmin(InspectedAdmin, Base):
     list_display = ("name", "limit_key", "user", "account", "created_at", "revoked_at")
     list_select_related = ("user", "account")
     search_fields = ("name", "account__identifier")
     readonly_fields = ("limit_key", "created_at")
+
+    def inspected(self, row: ApiKey) -> tuple[str, str]:
+        """The key by which limits know it, and who pays."""
+        return row.limit_key, row.account_id or "-"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return False: keys are made by code, which shows the secret once."""

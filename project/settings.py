@@ -119,6 +119,7 @@ RATELIMITS: dict[str, Any] = {
     "DENY_CACHE_SECONDS": float(os.environ.get("RATELIMITS_DENY_CACHE_SECONDS", "1")),
     "TIMEOUT": float(os.environ.get("RATELIMITS_TIMEOUT", "0.25")),
     "ACCOUNT": "project.authentication.account_of",
+    "KEY_SEARCH": "project.authentication.find_keys",
     # So short that the demo need not be waited for; a busy site keeps the defaults. A drain waits for an fsync of
     # the server, on Redis 6.2 for two seconds: drains that come faster would leave the worker no time to seal.
     "SEAL_INTERVAL": 1,

@@ -6,6 +6,7 @@ from django.contrib import admin
 
 from ratelimits.admin import accounts, adjustments, alerts, push, reports, rules, usage
 from ratelimits.admin.changes import page as changes
+from ratelimits.admin.inspect import page as inspector
 from ratelimits.admin.operate import access, resets
 from ratelimits.admin.status import page as status
 
@@ -15,6 +16,7 @@ __all__ = [
     "adjustments",
     "alerts",
     "changes",
+    "inspector",
     "push",
     "reports",
     "resets",

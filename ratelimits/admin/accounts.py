@@ -17,6 +17,7 @@ from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
 from ratelimits.admin.completed import Completed
+from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rules import InForceFilter
 from ratelimits.admin.typed import TypedNumbers
@@ -114,7 +115,7 @@ class PlanAdmin(AuditedAdmin):
 
 
 @admin.register(PlanMembership)
-class PlanMembershipAdmin(RowFiles, Completed, AuditedAdmin):
+class PlanMembershipAdmin(InspectedAdmin, RowFiles, Completed, AuditedAdmin):
     """The keys that are on plans."""
 
     list_display = ["key", "plan", "valid_from", "valid_until"]
@@ -124,9 +125,12 @@ class PlanMembershipAdmin(RowFiles, Completed, AuditedAdmin):
     autocomplete_fields = ["plan"]
     fields = ["key", "plan", "valid_from", "valid_until"]
 
+    def inspected(self, row: PlanMembership) -> tuple[str, str]:
+        return row.key, ""
+
 
 @admin.register(Account)
-class AccountAdmin(RowFiles, Completed, AuditedAdmin):
+class AccountAdmin(InspectedAdmin, RowFiles, Completed, AuditedAdmin):
     """The accounts, each with its time zone and plan."""
 
     list_display = ["identifier", "name", "plan", "timezone", "billing_anchor"]
@@ -135,3 +139,6 @@ class AccountAdmin(RowFiles, Completed, AuditedAdmin):
     search_fields = ["identifier", "name"]
     autocomplete_fields = ["plan"]
     fields = ["identifier", "name", "plan", "timezone", "billing_anchor"]
+
+    def inspected(self, row: Account) -> tuple[str, str]:
+        return row.key, ""

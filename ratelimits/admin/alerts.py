@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.completed import Completed
+from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import Alert, AlertChannel, AlertDelivery
 from ratelimits.models.ledger import moment
@@ -36,7 +37,7 @@ class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Alert)
-class AlertAdmin(ReadOnlyAdmin):
+class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
     """The alerts, each with its deliveries."""
 
     list_display = ["account", "meter", "reached", "used", "quantity", "basis", "starts", "raised_at"]
@@ -46,6 +47,9 @@ class AlertAdmin(ReadOnlyAdmin):
         *("account", "meter", "reached", "used", "quantity", "basis", "rule_name", "key"),
         *("starts", "ends", "raised_at", "delivered"),
     ]
+
+    def inspected(self, row: Alert) -> tuple[str, str]:
+        return (row.key, row.account) if row.key else (f"account:{row.account}", "")
 
     @admin.display(description=_("reached"), ordering="threshold")
     def reached(self, alert: Alert) -> str:

@@ -20,6 +20,7 @@ from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.completed import Completed
+from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
 from ratelimits.admin.rule_form.forms import MAIN_NUMBERS, RuleForm, SavedRuleForm
@@ -212,7 +213,7 @@ class InForceFilter(admin.SimpleListFilter):
 
 
 @admin.register(KeyOverride)
-class KeyOverrideAdmin(RowFiles, AuditedAdmin):
+class KeyOverrideAdmin(InspectedAdmin, RowFiles, AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm
@@ -238,7 +239,11 @@ class KeyOverrideAdmin(RowFiles, AuditedAdmin):
             changes = ", ".join(f"{name} {number(value)}" for name, value in override.changes().items()) or "–"
             return f"{changes} ({_NOT_IN_FORCE % {'error': reason}})" if reason else changes
 
-        return ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
+        columns: list[Any] = ["key", "rule", numbers, "mode", "valid_from", "valid_until", "reason"]
+        return [*columns, *self.inspect_columns(request)]
+
+    def inspected(self, row: KeyOverride) -> tuple[str, str]:
+        return row.key, ""
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Show a warning above the form of an override that is not in force, with the reason."""

@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
+from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.readonly import ReadOnlyAdmin
 from ratelimits.models import (
     ArchivedRange,
@@ -27,6 +28,8 @@ from ratelimits.models import (
     ShardState,
 )
 from ratelimits.models.ledger import moment
+from ratelimits.quota.operating import NO_ACCOUNT
+from ratelimits.status.known_keys import typed_key
 from ratelimits.usage import resolve
 from ratelimits.usage.packet import values
 
@@ -142,7 +145,7 @@ class BatchAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Line)
-class LineAdmin(ReadOnlyAdmin):
+class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
     """The lines of the ledger."""
 
     list_display = [
@@ -156,11 +159,15 @@ class LineAdmin(ReadOnlyAdmin):
     )
     sortable_by = ()
     ordering = ["-id"]
+    inspected_column = "key"
     readonly_fields = ["start", "rule_link"]
     exclude = ["rule"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Line]:
         return with_rule_names(super().get_queryset(request))
+
+    def inspected(self, row: Line) -> tuple[str, str]:
+        return (row.key, row.account or NO_ACCOUNT) if typed_key(row.key) == row.key else ("", "")
 
     @admin.display(description=_("rule"))
     def rule_link(self, line: Line) -> str:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     # Who a request is
     "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
     "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
+    "KEY_SEARCH": None,  # callable or dotted path: takes a text, returns keys and names, for the admin's inspector
     # The decision
     "TIMEOUT": 0.25,  # maximum seconds for one call of Redis
     "FAILURE_POLICY": "allow",  # the answer while Redis is away: "allow" or "deny"; a rule may have its own
@@ -63,7 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "ALERT_TIMEOUT": 10,  # maximum seconds for one call of a webhook
 }
 
-CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER"}
+CALLABLES = {"ACCOUNT", "BILLING_CUSTOMER", "KEY_SEARCH"}
 A_DICT = 'Write a dict such as {"CACHE_ALIAS": "ratelimits"}.'
 
 
@@ -91,6 +92,7 @@ class Conf:
     DATABASE: str
     ACCOUNT: Callable[[HttpRequest], str | None] | None
     NUM_PROXIES: int | None
+    KEY_SEARCH: Callable[[str], Iterable[tuple[str, str]]] | None
     TIMEOUT: float
     FAILURE_POLICY: str
     RELOAD_INTERVAL: float

@@ -125,6 +125,7 @@ RULES: dict[str, SettingRule] = {
     "NUM_PROXIES": SettingRule(
         "a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)
     ),
+    "KEY_SEARCH": _CALLABLE,
     "TIMEOUT": _seconds(LONGEST_CALL),
     "FAILURE_POLICY": _one_of("allow", "deny"),
     "RELOAD_INTERVAL": _seconds(),

@@ -25,6 +25,7 @@ WRONG: dict[str, list[Any]] = {
     "SHARDS": [0, -1, 6.5, 64.0, 16_385, 10**30, "64", True, None, float("nan")],
     "DATABASE": ["nope", "", None, 7, ["default"]],
     "ACCOUNT": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
+    "KEY_SEARCH": ["no.such.module", "nodots", "", "a..b", ".a.b", 7, "os.sep", "x\0.y"],
     "NUM_PROXIES": ["1", -1, 1.0, 101, True, float("inf")],
     "TIMEOUT": [0, 0.0, 3601, *NUMBERS],
     "FAILURE_POLICY": ["maybe", "", None, "Allow", ["allow"]],

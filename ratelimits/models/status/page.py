@@ -1,4 +1,4 @@
-"""The entry of the status page in the admin's index, with its own permission."""
+"""The entries of the status page and of the inspector in the admin's index, each with its own permission."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ class Status(ShardState):
         proxy = True
         verbose_name = _("status")
         verbose_name_plural = _("status")
+
+
+class Inspect(ShardState):
+    """Stands for the inspector, likewise."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("inspector")
+        verbose_name_plural = _("inspector")

@@ -1,0 +1,205 @@
+"""The inspector's table of rules: each as a sentence, why it applies, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.html import escape, format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from ratelimits.algorithms.limits import Mode, fields_of
+from ratelimits.algorithms.wording import number
+from ratelimits.conf import conf
+from ratelimits.identity import Identity
+from ratelimits.models import Account, KeyOverride, PlanMembership
+from ratelimits.models.fields.sentences import sentence
+from ratelimits.models.ledger import when
+from ratelimits.quota.operating import NO_ACCOUNT
+from ratelimits.quota.standings import LiveLimit
+from ratelimits.rules import AppliedRule, UnreadableRule
+from ratelimits.rules.keyed import NEVER, OverrideRow
+from ratelimits.rules.selection import GLOBAL_KEY
+
+
+class Pages(NamedTuple):
+    """The addresses that a user may follow; "" for others. Those of rows have "{}" for the row."""
+
+    rule: str = ""
+    override: str = ""
+    membership: str = ""
+    account: str = ""
+    reset: str = ""
+    grant: str = ""
+    inspect: str = ""
+
+
+#: A row of the table. Not in a template, which would take five times as long for a thousand of them.
+_ROW = (
+    '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
+    "<td>{}{}</td></tr>"
+)
+_NOTHING = SafeString("")
+_REFUSES = SafeString(' class="ratelimits-refuses"')
+
+
+def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping[int, str], pages: Pages) -> SafeString:
+    """Return the table's rows: first rules that refuse now, then those with the smallest share left.
+
+    Make at most 3 queries, however many rules there are.
+    """
+    table = _Table(identity, plans, pages)
+    return format_html_join("\n", _ROW, (table.row(limit) for limit in sorted(limits, key=_urgency)))
+
+
+def _urgency(limit: LiveLimit) -> tuple[Any, ...]:
+    rule, standing = limit.why.rule, limit.standing
+    if standing is None or not isinstance(rule, AppliedRule):
+        return 1, 2.0, limit.why.row.name
+    return int(standing.allowed), standing.remaining / (rule.algorithm.quota[0] or 1), rule.name
+
+
+class _Table:
+    """What all rows share: the database's rows about the identity's keys, read once, the addresses and the words."""
+
+    def __init__(self, identity: Identity, plans: Mapping[int, str], pages: Pages) -> None:
+        using = conf.DATABASE
+        keys = [key for key in (identity.api_key, identity.user, identity.address, identity.account) if key]
+        self._identity, self._plans, self._pages = identity, plans, pages
+        overrides = KeyOverride.objects.using(using).filter(key__in=keys) if pages.override else []
+        self._reasons = {override.pk: override.reason for override in overrides}
+        joined = _memberships(keys) if pages.membership else []
+        self._joined = {plan: pages.membership.format(pk) for plan, pk in joined}
+        self._account = ""
+        if pages.account and identity.owner:
+            accounts = Account.objects.using(using).filter(identifier=identity.owner)
+            self._account = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
+        # Once for all rows: it takes its time to look up a translation.
+        self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
+        self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
+        self._reset, self._grant = _("Reset"), _("Grant more")
+        self._keys: dict[str, SafeString] = {}
+        self._queries: dict[str, str] = {}
+
+    def row(self, limit: LiveLimit) -> tuple[object, ...]:
+        """Return the values of a row."""
+        row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
+        left = full = ""
+        reset = grant = _NOTHING
+        if isinstance(rule, AppliedRule):
+            if key != GLOBAL_KEY:
+                query = f"?{self._query(key)}&rule={row.name}"
+                reset = _linked(self._reset, self._pages.reset + query) if self._pages.reset else reset
+                if self._pages.grant and "capacity" in fields_of(rule.algorithm.id):
+                    grant = format_html(' <a href="{}">{}</a>', self._pages.grant + query, self._grant)
+            if standing is not None:
+                left = f"{standing.remaining:,} / {rule.algorithm.quota[0]:,}"
+                full = duration(standing.reset_after) if standing.reset_after > 0 else self._full
+        admits = standing is not None and standing.allowed
+        return (
+            _REFUSES if standing is not None and not admits else _NOTHING,
+            self._pages.rule.format(row.pk),
+            row.name,
+            _sentence(limit),
+            self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
+            self._why(limit),
+            self._keys.get(key) or self._counted(key),
+            left,
+            full,
+            self._admits if admits else _now(limit),
+            reset,
+            grant,
+        )
+
+    def _counted(self, key: str) -> SafeString:
+        """Return a counted key, which leads to its own page if this is not it."""
+        known = ("", GLOBAL_KEY, self._identity.narrowest, self._identity.address)
+        alone = key in known or (key == self._identity.account and self._identity.narrowest is None)
+        url = "" if alone or not self._pages.inspect else f"{self._pages.inspect}?{urlencode({'q': key})}"
+        shown = self._keys[key] = _linked(key, url)
+        return shown
+
+    def _query(self, key: str) -> str:
+        if key not in self._queries:
+            owned = not key.startswith(("ip:", "account:"))
+            query = {"key": key} | ({"account": self._identity.owner or NO_ACCOUNT} if owned else {})
+            self._queries[key] = urlencode(query)
+        return self._queries[key]
+
+    def _why(self, limit: LiveLimit) -> SafeString:
+        row, on_plan = limit.why.row, limit.why.on_plan
+        plan = self._plans.get(row.plan, "")
+        if on_plan == "key":
+            base = _linked(_("plan %(plan)s of the key") % {"plan": plan}, self._joined.get(row.plan, ""))
+        elif on_plan == "account":
+            base = _linked(_("plan %(plan)s of the account") % {"plan": plan}, self._account)
+        else:
+            base = self._default
+        parts = [(base,), *((self._override(one),) for one in limit.why.overrides)]
+        return format_html_join(" + ", "{}", parts) if len(parts) > 1 else base
+
+    def _override(self, override: OverrideRow) -> SafeString:
+        changes = [f"{name} {number(value)}" for name, value in override.numbers]
+        changes += [override.mode] if override.mode else []
+        said = _("override of %(key)s: %(changes)s") % {"key": override.key, "changes": ", ".join(changes)}
+        if override.valid_until != NEVER:
+            said += " " + _("until %s") % when(override.valid_until)
+        if reason := self._reasons.get(override.pk):
+            said += f" ({reason})"
+        return _linked(said, self._pages.override.format(override.pk))
+
+
+def _linked(text: str, url: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', url, text) if url else format_html("{}", text)
+
+
+def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
+    """Return plan and row of the memberships of these keys that are in force."""
+    now = timezone.now()
+    rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
+    rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))
+    return rows.filter(Q(valid_until=None) | Q(valid_until__gt=now)).values_list("plan", "pk")
+
+
+def _sentence(limit: LiveLimit) -> str:
+    """Return the rule's sentence with the numbers that apply to this key."""
+    row, rule = limit.why.row, limit.why.rule
+    algorithm = rule.algorithm if isinstance(rule, AppliedRule) else row.algorithm
+    if isinstance(rule, UnreadableRule) or algorithm is None:
+        return _("not in force: %(error)s") % {"error": row.unreadable or _("the override's numbers make no sense")}
+    unit = conf.UNITS.get(row.meter, row.meter)
+    scope = f"{row.scope}:{','.join(sorted(row.methods))}" if row.methods else row.scope
+    return sentence(algorithm, unit, row.key_kind, scope, row.max_wait)
+
+
+def _now(limit: LiveLimit) -> str:
+    """Return what would become of one more request now, if it is not simply admitted."""
+    rule, standing = limit.why.rule, limit.standing
+    if rule is None:
+        return _("switched off")
+    if isinstance(rule, UnreadableRule):
+        return _("its failure policy decides: %s") % rule.on_failure
+    if standing is None:
+        return _("not known")
+    if rule.algorithm.closed:
+        return _("refuses always")
+    if limit.retry_after is None:
+        return _("refuses")
+    if limit.retry_after == 0:
+        return _("lets it wait %s") % duration(limit.wait)
+    return _("refuses, again in %s") % duration(limit.retry_after)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in at most two units, rounded up to the smaller one: "2 h 5 min"."""
+    if seconds < 10:
+        return _("%s s") % f"{max(seconds, 0.1):.1f}"
+    left = int(-(-seconds // 1))
+    parts = [(left // 86_400, _("%s d")), (left % 86_400 // 3_600, _("%s h"))]
+    parts += [(left % 3_600 // 60, _("%s min")), (left % 60, _("%s s"))]
+    first = next(number for number, (count, _unit) in enumerate(parts) if count)
+    return " ".join(unit % f"{count:,}" for count, unit in parts[first : first + 2] if count)

@@ -1,0 +1,238 @@
+"""The inspector: a search for keys, and the page of one key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import models
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+
+from ratelimits import rules
+from ratelimits.admin.inspect.evidence import shown_access, shown_refusals, shown_usage
+from ratelimits.admin.inspect.limits import Pages, shown_limits
+from ratelimits.admin.inspected import inspect_url
+from ratelimits.admin.operate.confirming import may_operate
+from ratelimits.admin.readonly import ReadOnlyAdmin
+from ratelimits.conf import conf
+from ratelimits.identity import Identity
+from ratelimits.models import (
+    Access,
+    Account,
+    Inspect,
+    KeyOverride,
+    KeyReset,
+    KeyTotal,
+    Line,
+    PeriodUsage,
+    PlanMembership,
+    Rule,
+)
+from ratelimits.models.access.targets import canonical
+from ratelimits.quota.operating import NO_ACCOUNT, NotOperatedError, UnknownAccountError, identity_of
+from ratelimits.quota.standings import live_limits
+from ratelimits.rules import RulesUnavailable
+from ratelimits.status.known_keys import MAX_KEYS, keys_of_account, known_keys, typed_key
+
+#: Maximum characters of a text that is searched for: no key is longer.
+MAX_TEXT = 300
+
+
+@admin.register(Inspect)
+class InspectAdmin(ReadOnlyAdmin):
+    """The one page of the inspector, in place of a list. Each part of it needs the permission to view its rows."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the address of the page alone."""
+        return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_inspect_changelist")]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the key that `?q=` names, or the keys that have it in them; `?account=` says whose key it is."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        text, account = (request.GET.get(name, "").strip() for name in ("q", "account"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Inspector"),
+            "opts": self.model._meta,
+            "q": text[:MAX_TEXT],
+            "account": account[:MAX_TEXT],
+            "none": NO_ACCOUNT,
+            **_Answer(self.admin_site, request).to(text, account),
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "ratelimits/admin/inspect.html", context)
+
+
+class _Answer:
+    """What the page says to a user, by what the user may view."""
+
+    def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
+        self._site, self._request = site, request
+
+    def to(self, text: str, account: str) -> dict[str, Any]:
+        """Return what the template needs for a text, and an account if one was typed."""
+        if not text:
+            return {}
+        if max(len(text), len(account)) > MAX_TEXT:
+            return {"problem": _("No key is that long: write at most %s characters.") % MAX_TEXT}
+        if not (text + account).isprintable():
+            return {"problem": _("The text has characters that no key can have. Type the key, or a part of it.")}
+        key = typed_key(text)
+        if key is None:
+            return self._search(text, account)
+        return self._key(key, account)
+
+    def _search(self, text: str, account: str) -> dict[str, Any]:
+        if (network := _network(text)) is not None:
+            blocks = self._list(Access, {"q": text}) if self._may_view(Access) else ""
+            problem = _("%s is a network, and only single addresses are counted: write one of its addresses.") % network
+            return {"problem": problem, "blocks_url": blocks}
+        found = known_keys(text, self._searched())
+        failed = _("RATELIMITS['KEY_SEARCH'] failed: the names that only it knows are missing.") if found.failed else ""
+        if len(found.keys) == 1:
+            return {**self._key(found.keys[0].key, account, found.keys[0].name), "search_failed": failed}
+        return {
+            "matches": [(one, inspect_url(one.key, account, self._site.name)) for one in found.keys],
+            "more": _("There are more: at most %s are listed. Write more of the key or name.") % MAX_KEYS
+            if found.more
+            else "",
+            "guesses": [] if found.keys else self._guesses(text),
+            "search_failed": failed,
+        }
+
+    def _guesses(self, text: str) -> list[tuple[str, str]]:
+        """Return the keys that a text may stand for, with their addresses."""
+        guesses = []
+        for kind in ("user", "api_key", "account"):
+            key = typed_key(f"{kind}:{text}")
+            if key is not None:
+                guesses.append((key, inspect_url(key, "", self._site.name)))
+        return guesses
+
+    def _key(self, key: str, account: str, name: str = "") -> dict[str, Any]:
+        context: dict[str, Any] = {"key": key, "name": name}
+        try:
+            identity = identity_of(key, account)
+        except UnknownAccountError as error:
+            choices = [*error.accounts, NO_ACCOUNT]
+            urls = [(one, inspect_url(key, one, self._site.name)) for one in choices]
+            return context | {"problem": str(error), "choices": urls, "key": ""}
+        except (NotOperatedError, ValidationError) as error:
+            return {"problem": " ".join(error.messages) if isinstance(error, ValidationError) else str(error)}
+        now, limits, silent = time.time(), None, None
+        try:
+            if self._may_view(Rule):
+                limits, silent = live_limits(identity)
+            snapshot = rules.current()
+        except RulesUnavailable as error:
+            return {"problem": _("The rules cannot be read: %s") % error}
+        if limits is not None:
+            context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages())
+        if silent is not None:
+            context["silent"] = _("Redis does not answer, so it is not known what is left: %s") % silent
+        context["owner"] = identity.owner
+        if identity.owner and identity.account != key:
+            context["owner_url"] = inspect_url(f"account:{identity.owner}", "", self._site.name)
+        context["names"] = list(self._names(key))
+        if may_operate(self._request) or self._may_view(Access):
+            context["access"] = shown_access(identity, snapshot)
+        if self._may_view(PeriodUsage) and identity.owner:
+            context["usage"] = shown_usage(identity.owner, now)
+        if self._may_view(Line):
+            context["refusals"] = shown_refusals(identity, now, self._pages().rule)
+            context["lines_url"] = self._lines(identity)
+            if identity.account == key:
+                keys = keys_of_account(identity.owner)
+                context["keys"] = [(one, inspect_url(one, identity.owner, self._site.name)) for one in keys[:MAX_KEYS]]
+                context["more_keys"] = len(keys) > MAX_KEYS
+        context["actions"] = list(self._actions(key))
+        return context
+
+    def _names(self, key: str) -> Iterator[str]:
+        """Yield the names of whoever has a key, as far as the user may see them."""
+        kind, _colon, own = key.partition(":")
+        if kind == "account" and self._may_view(Account):
+            yield from Account.objects.using(conf.DATABASE).filter(identifier=own).values_list("name", flat=True)
+        users: Any = get_user_model()
+        if kind == "user" and self._may_view(users):
+            try:
+                pk = users._meta.pk.to_python(own)
+            except ValidationError:
+                return
+            yield from map(str, users._default_manager.filter(pk=pk).values_list(users.USERNAME_FIELD, flat=True))
+
+    def _actions(self, key: str) -> Iterator[tuple[str, str]]:
+        """Yield what the user may do to a key as a whole, with the address of each form."""
+        if may_operate(self._request) and self._site.is_registered(Access):
+            add = reverse(f"{self._site.name}:ratelimits_access_add")
+            yield _("Block"), f"{add}?{urlencode({'effect': 'block', 'target': key})}"
+            yield _("Allow"), f"{add}?{urlencode({'effect': 'allow', 'target': key})}"
+        page = self._site._registry.get(KeyOverride)
+        if page is not None and page.has_add_permission(self._request):
+            add = reverse(f"{self._site.name}:ratelimits_keyoverride_add")
+            yield _("Add an override"), f"{add}?{urlencode({'key': key})}"
+
+    def _pages(self) -> Pages:
+        site = self._site.name
+        operate = may_operate(self._request)
+        return Pages(
+            rule=self._change(Rule),
+            override=self._change(KeyOverride),
+            membership=self._change(PlanMembership),
+            account=self._change(Account),
+            reset=reverse(f"{site}:ratelimits_keyreset_add") if operate and self._site.is_registered(KeyReset) else "",
+            grant=reverse(f"{site}:ratelimits_access_grant") if operate and self._site.is_registered(Access) else "",
+            inspect=reverse(f"{site}:ratelimits_inspect_changelist"),
+        )
+
+    def _change(self, model: type[models.Model]) -> str:
+        """Return the address of a row's page with "{}" for its number; "" if the user may not open it."""
+        if not self._may_view(model):
+            return ""
+        name = f"{self._site.name}:ratelimits_{model._meta.model_name}_change"
+        return reverse(name, args=[0]).replace("/0/", "/{}/")
+
+    def _list(self, model: type[models.Model], query: dict[str, str]) -> str:
+        if not self._site.is_registered(model):
+            return ""
+        url = reverse(f"{self._site.name}:ratelimits_{model._meta.model_name}_changelist")
+        return f"{url}?{urlencode(query)}" if query else url
+
+    def _lines(self, identity: Identity) -> str:
+        if not identity.owner:
+            return ""
+        term = " ".join(filter(None, (identity.owner, identity.narrowest)))
+        return self._list(Line, {"q": term})
+
+    def _searched(self) -> set[type[models.Model]]:
+        """Return the tables that the user may view, for the search. Totals of keys come from the ledger's lines."""
+        tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
+        may: set[Any] = {model for model in tables if self._may_view(model)}
+        if may_operate(self._request) or self._may_view(Access):
+            may.add(Access)
+        return may | ({KeyTotal} if self._may_view(Line) else set())
+
+    def _may_view(self, model: Any) -> bool:
+        opts, user = model._meta, self._request.user
+        page = self._site._registry.get(model)
+        if page is not None:
+            return bool(page.has_view_permission(self._request))
+        names = (f"{opts.app_label}.{action}_{opts.model_name}" for action in ("view", "change"))
+        return opts.app_label != "ratelimits" and any(user.has_perm(name) for name in names)
+
+
+def _network(text: str) -> str | None:
+    try:
+        target = canonical(text)
+    except ValidationError:
+        return None
+    return target[3:] if target.startswith("ip:") else None

@@ -1,0 +1,75 @@
+"""Links to the inspector from the pages of accounts, keys and what concerns them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    _Base = admin.ModelAdmin[Any]
+else:
+    _Base = object
+
+
+def may_inspect(request: HttpRequest) -> bool:
+    """Return whether the user may open the inspector."""
+    user: Any = request.user
+    return any(user.has_perm(f"ratelimits.{action}_inspect") for action in ("view", "change"))
+
+
+def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
+    """Return the address of the inspector for a key, and the account that used it. `site` names the admin site."""
+    query = {"q": key} | ({"account": account} if account else {})
+    return f"{reverse(f'{site}:ratelimits_inspect_changelist')}?{urlencode(query)}"
+
+
+class InspectedAdmin(_Base):
+    """A page whose rows lead to the inspector: from the list and from the row's own page.
+
+    In the list the values of `inspected_column` are the links, or those of a further column if it is "". A list without
+    `list_display` adds `inspect_columns` by itself.
+    """
+
+    inspected_column = ""
+    change_form_template = "ratelimits/admin/inspected_change_form.html"
+
+    def inspected(self, row: Any) -> tuple[str, str]:
+        """Return the key that a row is about, and its account; "" for no key and for an account that is not known."""
+        raise NotImplementedError
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Return the columns, one of which leads to the inspector."""
+        columns: list[Any] = list(super().get_list_display(request))
+        links = self.inspect_columns(request)
+        if links and self.inspected_column:
+            return [links[0] if name == self.inspected_column else name for name in columns]
+        return [*columns, *links]
+
+    def inspect_columns(self, request: HttpRequest) -> list[Any]:
+        """Return the column that leads to the inspector, for those who may open it."""
+        if not may_inspect(request):
+            return []
+        name = self.inspected_column
+
+        @admin.display(description=self.model._meta.get_field(name).verbose_name if name else _("inspect"))
+        def inspect(row: Any) -> str:
+            key, account = self.inspected(row)
+            text = str(getattr(row, name)) if name else _("Inspect") if key else "–"
+            if not key:
+                return str(text)
+            return format_html('<a href="{}">{}</a>', inspect_url(key, account, self.admin_site.name), text)
+
+        return [inspect]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Show the link above the form of an existing row."""
+        row = kwargs.get("obj")
+        key, account = self.inspected(row) if row is not None and may_inspect(request) else ("", "")
+        context["inspect_url"] = inspect_url(key, account, self.admin_site.name) if key else ""
+        return super().render_change_form(request, context, *args, **kwargs)

@@ -1,0 +1,320 @@
+"""Test the page of one key: rules and why they apply, what is left, usage, blocks and refusals, by permission."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from ratelimits.conf import DEFAULTS
+from ratelimits.identity import Identity
+from ratelimits.models import (
+    Access,
+    Account,
+    Alert,
+    ConfigVersion,
+    KeyOverride,
+    Plan,
+    PlanInclusion,
+    PlanMembership,
+    ProcessTotal,
+    Rule,
+)
+from ratelimits.quota import access, checking
+from tests.support.engine.proxy import Proxy
+from tests.support.entry_points import Clock, away, begin_afresh, short_timeout
+from tests.support.rows import rule, unsaved
+from tests.support.servers import TestServers
+from tests.support.usage.traffic import flow, use
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fsync_at_once")]
+
+URL = "/admin/ratelimits/inspect/"
+#: One client for all users, because making a client reads all static files.
+CLIENT = Client()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
+    settings.RATELIMITS = {**settings.RATELIMITS, "ACCOUNT": None}
+    access.clear()
+    return begin_afresh(monkeypatch)
+
+
+def user_with(*permissions: str) -> Client:
+    user = User.objects.create(username=f"user{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    CLIENT.cookies.clear()
+    CLIENT.force_login(user)
+    return CLIENT
+
+
+def html(client: Client, q: str, **more: str) -> str:
+    response = client.get(f"{URL}?{urlencode({'q': q, **more})}")
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def text(page: str) -> str:
+    shown = unescape(page).partition('id="content-main"')[2]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", shown))
+
+
+class TestRules:
+    def test_each_rule_says_why_it_applies_and_what_is_left(self, admin_client: Client) -> None:
+        pro, gold = (Plan.objects.create(name=name, slug=name) for name in ("pro", "gold"))
+        account = Account.objects.create(identifier="acme", plan=pro)
+        default = rule("minute", "fixed_window", capacity=2, period=60, key_kind="user", scope="search:POST,PUT")
+        of_account = rule("payer", "fixed_window", capacity=7, period=60, key_kind="account", plan=pro)
+        of_key = rule("golden", "fixed_window", capacity=8, period=60, key_kind="user", plan=gold)
+        rule("golden", "fixed_window", capacity=1, period=60, key_kind="user", plan=pro)
+        rule("place", "fixed_window", key_kind="ip")
+        rule("dry", "fixed_window", capacity=0, key_kind="user", mode="shadow")
+        member = PlanMembership.objects.create(key="user:1", plan=gold)
+        until = timezone.now() + timedelta(hours=2)
+        own = KeyOverride.objects.create(key="user:1", rule="golden", capacity=50, valid_until=until, reason="<b>deal")
+        KeyOverride.objects.create(key="account:acme", rule="minute", mode="shadow")
+        who = Identity("user:1", None, "account:acme")
+        assert checking.check(who, "search", "POST").allowed
+        page = html(admin_client, "user:1", account="acme")
+        base = "/admin/ratelimits"
+        rows = {row[0]: row for row in re.findall(r'<tr[^>]*><th scope="row">.*?>(\w+)</a><br>(.*?)</tr>', page)}
+        assert list(rows) == ["dry", "minute", "payer", "golden"], "the smallest share first, and no rule of addresses"
+        assert f'"{base}/rule/{default.pk}/change/">minute' in page
+        assert "2 requests per minute, in fixed windows, per user, on search:POST,PUT" in rows["minute"][1]
+        assert "override of account:acme: shadow" in rows["minute"][1]
+        assert "<td>1 / 2</td>" in rows["minute"][1]
+        assert f'"{base}/account/{account.pk}/change/">plan pro of the account' in rows["payer"][1]
+        assert f'<a href="{URL}?q=account%3Aacme">account:acme</a></td><td>6 / 7</td>' in rows["payer"][1]
+        assert f"{base}/rule/{of_account.pk}/change/" in page
+        assert f"{base}/rule/{of_key.pk}/change/" in page
+        assert f'"{base}/planmembership/{member.pk}/change/">plan gold of the key' in rows["golden"][1]
+        assert f'"{base}/keyoverride/{own.pk}/change/">override of user:1: capacity 50 until' in rows["golden"][1]
+        assert "50 requests per minute" in rows["golden"][1]
+        assert "(&lt;b&gt;deal)" in rows["golden"][1]
+        assert "shadow: refuses nobody" in rows["dry"][1]
+        assert "refuses always" in rows["dry"][1]
+        assert "1 / 2" in html(admin_client, "user:1", account="acme"), "nothing is charged"
+
+    def test_rules_that_refuse_come_first_with_when_they_admit_again(self, admin_client: Client) -> None:
+        rule("hour", "fixed_window", capacity=1, period=3600, key_kind="user", window_start="first_hit")
+        rule("line", "leaky_bucket_queue", capacity=5, rate=1, period=60, max_wait=100, key_kind="user")
+        rule("slow", "leaky_bucket_queue", capacity=5, rate=1, period=60, max_wait=1, key_kind="user", mode="shadow")
+        rule("burst", capacity=5, rate=1, period=1, key_kind="user")
+        assert checking.check(Identity("user:1", None, "account:1")).allowed
+        said = text(html(admin_client, "user:1"))
+        assert re.search(r"hour 1 request per hour.* 0 / 1 (1 h|59 min.*) refuses, again in (1 h|59 min)", said), said
+        assert re.search(r"line 1 request per minute.* lets it wait (1 min|59 s|60 s)", said), said
+        assert re.search(r"slow 1 request per minute.* refuses, again in (59|58) s", said), said
+        assert re.search(r"burst .* [45] / 5 .* admits", said), said
+        assert said.index("hour 1") < said.index("burst 1")
+
+    def test_what_is_switched_off_or_cannot_be_read_is_shown(self, admin_client: Client) -> None:
+        rule("gone", "fixed_window", key_kind="user")
+        rule("broken", "fixed_window", key_kind="user", on_failure="deny")
+        rule("off", "fixed_window", key_kind="user", mode="off")
+        KeyOverride.objects.create(key="user:1", rule="gone", mode="off")
+        row = KeyOverride.objects.create(key="user:1", rule="broken", capacity=5)
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE ratelimits_keyoverride SET capacity = NULL, rate = 3 WHERE id = %s", [row.pk])
+        said = text(html(admin_client, "user:1"))
+        assert "override of user:1: off" in said
+        assert "switched off" in said
+        assert "its failure policy decides: deny" in said
+        assert " off 100 requests" not in said
+
+
+class TestRefusals:
+    def test_why_a_key_was_refused_is_answered_by_quarter_of_an_hour_rule_and_amount(
+        self, admin_client: Client
+    ) -> None:
+        row = rule("search", bills=True)
+        version = ConfigVersion.read("default")[0]
+        now = int(time.time())
+        for at in (now - 3 * 3600, now):
+            for _ in range(4):
+                use("acme", "api_key:9", now=at * 1_000_000, capacity=1, rule=row.pk, configuration=version)
+        use("acme", "api_key:8", now=now * 1_000_000, capacity=5, rule=row.pk, configuration=version)
+        flow()
+        page = html(admin_client, "api_key:9")
+        said = text(page)
+        for at in (now - 3 * 3600, now):
+            start, end = (time.gmtime(at // 900 * 900 + seconds) for seconds in (0, 900))
+            span = f"{time.strftime('%Y-%m-%d %H:%M', start)}–{time.strftime('%H:%M', end)}"
+            assert f"{span} search requests 3 0" in said
+        assert f'<a href="/admin/ratelimits/rule/{row.pk}/change/">search</a></td><td>requests</td><td>3' in page
+        assert f"{time.strftime('%Y-%m-%d', time.gmtime(now))} search requests" in said
+        assert "Single requests are not recorded" in said
+        assert "Complete until" in said
+        of_account = html(admin_client, "account:acme")
+        assert re.search(r"<td>api_key:9</td><td><a [^>]*>search</a></td><td>requests</td><td>3</td>", of_account)
+        assert "api_key:8" in text(of_account), "the keys of the account are listed"
+        assert f"{URL}?q=api_key%3A8&amp;account=acme" in of_account
+        assert "nothing was refused" in text(html(admin_client, "api_key:8"))
+
+    def test_a_block_is_shown_with_what_it_refused(self, admin_client: Client) -> None:
+        now = timezone.now()
+        Access.objects.create(target="ip:203.0.113.0/24", reason="a scan")
+        Access.objects.create(target="ip:203.0.113.9", reason="over", valid_until=now - timedelta(minutes=5))
+        Access.objects.create(target="ip:203.0.114.0/24", reason="elsewhere")
+        ProcessTotal.objects.create(
+            process="p", kind="blocked", key="ip:203.0.113.0/24", meter="requests", bin=int(time.time()) // 900 * 900,
+            requests=12, units=12,
+        )  # fmt: skip
+        said = text(html(admin_client, "203.0.113.9"))
+        assert "ip:203.0.113.0/24 block decides now, before any rule – – a scan 12" in said
+        assert re.search(r"ip:203.0.113.9 block ended .* over 0", said)
+        assert "elsewhere" not in said
+        assert re.search(r"block of ip:203.0.113.0/24 requests 12 0", said)
+        assert "not known for a single address" in said
+        Access.objects.create(target="ip:2001:db8::/32", reason="six")
+        assert "ip:2001:db8::/32 block decides now" in text(html(admin_client, "2001:db8:0:7::5"))
+
+
+class TestUsage:
+    def test_usage_of_the_period_stands_beside_what_is_included(self, admin_client: Client) -> None:
+        pro = Plan.objects.create(name="Pro", slug="pro")
+        Account.objects.create(identifier="acme", name="Acme Inc.", plan=pro)
+        PlanInclusion.objects.create(plan=pro, meter="requests", quantity=1000)
+        PlanInclusion.objects.create(plan=pro, meter="tokens", quantity=100)
+        version = ConfigVersion.read("default")[0]
+        use("acme", "api_key:9", now=None, cost=3, configuration=version)
+        use("acme", "api_key:9", now=None, cost=250, meter="tokens", configuration=version)
+        flow()
+        said = text(html(admin_client, "api_key:9"))
+        assert "requests 3 1,000 997 left" in said
+        assert "tokens 250 100 150 beyond" in said
+        assert "Plan pro." in said
+        assert "account:acme (Acme Inc.)" in text(html(admin_client, "account:acme"))
+
+
+PARTS = {
+    "view_rule": "Rules that apply",
+    "view_periodusage": "Usage of the account",
+    "view_line": "The last refusals",
+    "view_access": "No block or allow concerns it.",
+    "operate": "Block",
+    "add_keyoverride": "Add an override",
+}
+
+
+class TestPermissions:
+    def test_the_page_needs_its_own_permission(self) -> None:
+        assert user_with(*PARTS).get(f"{URL}?q=user:1").status_code == 403
+        assert user_with("change_inspect").get(f"{URL}?q=user:1").status_code == 200
+
+    @pytest.mark.parametrize("permission", PARTS)
+    def test_each_part_needs_the_permission_to_view_it(self, permission: str) -> None:
+        rule("minute", "fixed_window", key_kind="user")
+        alone = text(html(user_with("view_inspect"), "user:1"))
+        assert not [part for part in PARTS.values() if f" {part}" in alone], alone
+        assert "minute" not in alone
+        assert f" {PARTS[permission]}" in text(html(user_with("view_inspect", permission), "user:1"))
+
+    def test_links_lead_only_to_what_a_user_may_open(self) -> None:
+        pro = Plan.objects.create(name="Pro", slug="pro")
+        Account.objects.create(identifier="1", plan=pro)
+        rule("minute", "fixed_window", key_kind="user", plan=pro)
+        KeyOverride.objects.create(key="user:1", rule="minute", capacity=5, reason="a secret deal")
+        page = html(user_with("view_inspect", "view_rule"), "user:1")
+        assert "override of user:1: capacity 5" in page
+        assert "a secret deal" not in page
+        assert set(re.findall(r'href="/admin/ratelimits/(\w+)/', page)) == {"rule", "inspect"}
+        every = html(user_with("view_inspect", "view_rule", "operate", "view_keyoverride", "view_account"), "user:1")
+        assert "/admin/ratelimits/keyreset/add/?key=user%3A1&amp;account=1&amp;rule=minute" in every
+        assert "/admin/ratelimits/access/grant/?key=user%3A1&amp;account=1&amp;rule=minute" in every
+        assert "/admin/ratelimits/access/add/?effect=allow&amp;target=user%3A1" in every
+        assert "a secret deal" in every
+
+
+class TestSpeed:
+    def test_the_number_of_queries_does_not_depend_on_what_there_is(self, admin_client: Client) -> None:
+        def count(q: str) -> int:
+            html(admin_client, q)
+            with CaptureQueriesContext(connection) as queries:
+                html(admin_client, q)
+            return len(queries)
+
+        def make(number: int) -> None:
+            row = rule(f"rule{number}", "fixed_window", key_kind="user", scope=f"scope{number}")
+            KeyOverride.objects.create(key="user:1", rule=row.name, capacity=5)
+            KeyOverride.objects.create(key=f"user:1{number}", rule=row.name, capacity=5)
+            Access.objects.create(target=f"ip:203.0.{number}.0/24", reason="r")
+            version = ConfigVersion.read("default")[0]
+            for _ in range(3):
+                use("1", "user:1", now=None, capacity=1, rule=row.pk, configuration=version)
+            use("1", f"user:1{number}", now=None, rule=row.pk, configuration=version)
+            flow()
+
+        queries = ("user:1", "account:1", "203.0.1.9", "ser:1")
+        make(1)
+        before = [count(q) for q in queries]
+        for number in range(2, 70, 17):
+            make(number)
+        assert [count(q) for q in queries] == before
+
+    def test_a_hanging_redis_adds_its_timeout_once(
+        self, admin_client: Client, settings: Any, servers: TestServers
+    ) -> None:
+        rules = (unsaved(f"rule{number}", "fixed_window", key_kind="user") for number in range(130))
+        Rule.objects.bulk_create(rules)  # more than one call asks for
+        taken = _shortest(lambda: html(admin_client, "user:1"))
+        with short_timeout(settings), Proxy(servers.redis.port) as proxy:
+            proxy.hold()
+            away(settings, proxy.port)
+            hanging = _shortest(lambda: html(admin_client, "user:1"))
+            said = text(html(admin_client, "user:1"))
+        assert "Redis does not answer, so it is not known what is left" in said
+        assert said.count("not known") == 131
+        assert hanging - taken < DEFAULTS["TIMEOUT"] * 2, "a second wait would take as long again"
+
+
+def _shortest(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+class TestLinks:
+    def test_lists_and_pages_lead_to_it_for_those_who_may_open_it(self) -> None:
+        pro = Plan.objects.create(name="Pro", slug="pro")
+        account = Account.objects.create(identifier="acme")
+        member = PlanMembership.objects.create(key="user:1", plan=pro)
+        rule("minute", "fixed_window", key_kind="user")
+        override = KeyOverride.objects.create(key="user:2", rule="minute", capacity=5)
+        use("acme", "api_key:9", now=None, configuration=ConfigVersion.read("default")[0])
+        flow()
+        numbers = dict.fromkeys(("rule", "period", "period_end", "threshold", "used", "quantity"), 1)
+        alert = Alert.objects.create(
+            id="00000000-0000-4000-8000-000000000001", account="acme", meter="requests", basis="included", **numbers
+        )
+        views = [f"view_{name}" for name in ("account", "planmembership", "keyoverride", "line", "alert")]
+        expected = {
+            "account": (account.pk, "?q=account%3Aacme"),
+            "planmembership": (member.pk, "?q=user%3A1"),
+            "keyoverride": (override.pk, "?q=user%3A2"),
+            "line": (None, "?q=api_key%3A9&amp;account=acme"),
+            "alert": (alert.pk, "?q=account%3Aacme"),
+        }
+        for permissions, shown in ((views, False), ([*views, "view_inspect"], True)):
+            client = user_with(*permissions)
+            for name, (pk, query) in expected.items():
+                for url in (f"/admin/ratelimits/{name}/", f"/admin/ratelimits/{name}/{pk}/change/" if pk else ""):
+                    if url:
+                        page = client.get(url).content.decode()
+                        assert (f'href="{URL}{query}"' in page) == shown, url
+            assert (f'href="{URL}"' in client.get("/admin/").content.decode()) == shown
