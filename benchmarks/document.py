@@ -187,6 +187,15 @@ def ledger(runs: dict[str, Run]) -> str:
 
 def pages(runs: dict[str, Run]) -> str:
     """Return the table of the status page and the admin's index."""
+    return _pages(runs["pages.status"])
+
+
+def inspector(runs: dict[str, Run]) -> str:
+    """Return the table of the inspector."""
+    return _pages(runs["pages.inspect"])
+
+
+def _pages(run: Run) -> str:
     names = {"postgres": "PostgreSQL", "sqlite": "SQLite"}
     rows = [
         (
@@ -195,10 +204,10 @@ def pages(runs: dict[str, Run]) -> str:
             page["queries"],
             float(page["hanging_adds_ms"]),
         )
-        for kind, one in runs["pages.status"]["results"].items()
+        for kind, one in run["results"].items()
         for name, page in one["pages"].items()
     ]
-    over = f"{int(runs['pages.status']['options']['lines']):,} lines in the ledger: page"
+    over = f"{int(run['options']['lines']):,} lines in the ledger: page"
     return markdown((over, "ms", "of processor time in its process", "queries", "a hanging Redis adds, ms"), rows)
 
 
@@ -317,6 +326,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Run]], str]]] = {
     "loads": (("growth",), loads),
     "ledger": (("ledger",), ledger),
     "pages": (("pages.status",), pages),
+    "inspector": (("pages.inspect",), inspector),
     "closing": (("closing",), closing),
     "verifying": (("verifying",), verifying),
     "exports": (("exports",), exports),

@@ -29,6 +29,10 @@ COMMANDS = {
     "closing": ("--accounts 6 --keys 2 --gaps 3 --database sqlite", "sqlite"),
     "pages.status": ("--lines 300 --keys 20 --rules 2 --rounds 1 --database sqlite", "the admin's index, on sqlite"),
     "pages.imports": ("--lines 30 --rows 20 --database sqlite", "import, on sqlite"),
+    "pages.inspect": (
+        "--lines 300 --keys 20 --rules 3 --overrides 30 --rounds 1 --database sqlite",
+        "an API key, on sqlite",
+    ),
     "verifying": ("--accounts 6 --keys 2 --database sqlite", "verify"),
     "exports": ("--rows 1001 --format cloudevents-ndjson", "cloudevents-ndjson"),
     "simulate": ("--lines 30 --only bucket", "token_bucket"),

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from ratelimits.conf import conf
 from ratelimits.engine.keys import BIN_SECONDS, shard_of
-from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Rule, ShardState
+from ratelimits.models import DurabilityGap, GapKind, KeyOverride, ProcessTotal, Rule, ShardState
 from ratelimits.usage.apply import insert
 from ratelimits.usage.packet import Packet, canonical, content_digest
 
@@ -26,6 +26,15 @@ def make_rules(count: int) -> list[int]:
             name=f"rule{number}", algorithm="token_bucket", capacity=10, rate=5, period=1, scope=f"scope{number}"
         )
     return list(Rule.objects.order_by("pk").values_list("pk", flat=True))
+
+
+def make_overrides(count: int, rules: int) -> None:
+    """Make so many overrides, each of another API key, spread over the rules of `make_rules`."""
+    for start in range(0, count, BATCH):
+        KeyOverride.objects.bulk_create(
+            KeyOverride(key=f"api_key:{number}", rule=f"rule{number % rules}", capacity=20)
+            for number in range(start, min(start + BATCH, count))
+        )
 
 
 def fill_ledger(lines: int, keys: int, rules: list[int], per_account: int = 4) -> None:

@@ -286,9 +286,10 @@ class Snapshot:
     def _chosen(
         self, terms: _Terms, wanted: Callable[[RuleRow], bool]
     ) -> Iterator[tuple[int, RuleRow, AppliedRule | UnreadableRule | None, list[OverrideRow]]]:
-        """Yield the wanted rules by name, each with its rank, as it applies (None: not), and its overrides.
+        """Yield the wanted rules by name, each with its rank, the rule as it applies (or None), and its overrides.
 
-        The rule of a name is that of the key's plan (rank 2), else of the account's plan (1), else the default (0).
+        Of rules with the same name, the key's plan comes first (rank 2), then the account's plan (rank 1). If neither
+        plan has a rule of this name, use the default rule, which belongs to no plan (rank 0).
         """
         present, key_plan, account_plan, moved, overrides = terms
         ranks = (0, account_plan, key_plan)
