@@ -1,4 +1,4 @@
-"""Verification of the configuration: each row against its history, and its version."""
+"""Verification of the configuration: each row is compared with its history, and the versions are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratelimits.models.versions import Versioned
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
     """Yield an error for each row that differs from its history. The number of rows is added to `checked`.
 
-    Rows without history, which were written without the app, are no errors: see `count_without_history`.
+    Rows without history (raw SQL writes such rows) are not errors: see `count_without_history`.
     """
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
@@ -27,7 +27,7 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
             continue
         checked["rows of the configuration"] += count
         yield from _verify_rows(model, using)
-        # The version is read again, since there may have been an edit meanwhile.
+        # Read the version again: there may have been an edit meanwhile.
         if newest is not None and newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
                 f"the configuration is at version {version}, but the history of {model._meta.verbose_name_plural} has"

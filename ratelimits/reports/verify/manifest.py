@@ -1,8 +1,8 @@
-"""The manifest of a month: a signed file outside the database that proves everything it lists.
+"""The manifest of a month: a signed file outside the database. With it, changes of the rows that it lists are noticed.
 
-It lists all reports of the periods that start in the month, with their digests and totals; the position and digest of
-each shard's chain; and what no digest in the database protects: adjustments, durability gaps, totals of processes,
-quarantined batches, kept periods, what was pushed, and the history of the configuration.
+It lists all reports of the periods that start in the month, with their digests and totals, and the position and digest
+of each shard's chain. It also has digests of rows that no digest in the database protects: adjustments, durability
+gaps, process totals, quarantined batches, kept periods, pushed events, and the history of the configuration.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORMAT = "ratelimits manifest 4"
 #: A manifest of this format proves less: it has no conditional part, and fewer columns of deliveries.
 OLD_FORMAT = "ratelimits manifest 3"
 _TIMES = 3
-#: An edit whose transaction was open when a manifest was written may have begun this long before.
+#: Maximum time from the start of an edit until its commit. An edit that began before a manifest may be committed later.
 _MAX_TRANSACTION = timedelta(hours=1)
 
 
 class ManifestError(ValueError):
-    """Raised for a file that is not a manifest; the message says why."""
+    """Raised if a file is not a manifest; the message says why."""
 
 
 #: The name of an entry in messages, by section.
@@ -46,7 +46,7 @@ _LISTED = {
 }
 #: The sections of a manifest that are objects.
 _SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
-#: Sections from which an entry may disappear legitimately, with the function that says whether it did.
+#: Sections from which the app itself may delete an entry, with the function that says whether it did.
 _EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: manifest_sections.dropped(using, name),
     "kept_periods": lambda using, name, month: _kept_later(using, name, month),
@@ -54,13 +54,16 @@ _EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
 
 
 def build(using: str, month: str) -> dict[str, Any]:
-    """Return the signed manifest of a month like "2026-10". Raises ValueError for what is not a month."""
+    """Return the signed manifest of a month like "2026-10".
+
+    Raises ValueError unless the text is a month.
+    """
     columns = _columns()
     for _try in range(_TIMES):
         before = _newest(using)
         listed = _sections(using, month, columns)
         if _newest(using) == before:
-            break  # Otherwise a report that was finalised meanwhile is in one section but not in another.
+            break  # Else a report was finalised meanwhile: it may be in one section and not in another, so try again.
     states = list(ShardState.objects.using(using).order_by("shard"))
     history = manifest_sections.history(using)
     manifest: dict[str, Any] = {
@@ -146,7 +149,7 @@ def _open(using: str, month: str) -> list[str]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the manifest in the text of a file. Raises ManifestError if it is not one."""
+    """Return the manifest in the text of a file. Raises ManifestError if the text is not a manifest."""
     try:
         manifest = json.loads(text)
         if manifest["format"] not in (FORMAT, OLD_FORMAT):
@@ -188,8 +191,8 @@ def compare(
     """Yield a sentence for each difference between the database and a manifest.
 
     `sources` are the aliases of the databases that contain the ledger's batches, by default `using`. The numbers of
-    compared things are added to `checked`. `without_history` returns the result of `manifest_sections.without_history`,
-    which is the same for all manifests; by default it is read for this one.
+    compared entries are added to `checked`. `without_history` returns the result of
+    `manifest_sections.without_history`; a caller with several manifests can read it once for all of them.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
     if error := signatures.wrong(_signed_text(manifest), manifest["signature"]):
@@ -259,13 +262,13 @@ def _compare_history(
 
 
 def _kept_later(using: str, account: str, month: str) -> bool:
-    """Return whether a later period is kept instead, because the account's terms changed again."""
+    """Return whether the account has a later kept period instead, because its terms changed again."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
 
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:
-    """Yield an error for each shard whose chain has another digest than the manifest; missing archives are skipped."""
+    """Yield an error for each shard whose chain has another digest than the manifest. Skip missing archives."""
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
         if digest == head:
@@ -278,9 +281,9 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
 
 
 def _digest_at(sources: tuple[str, ...], shard: int, position: int) -> str | None:
-    """Return the digest of a shard's chain at a position, which may lie within a compacted batch.
+    """Return the digest of a shard's chain at a position. The position may be within a compacted batch.
 
-    Return "" if there is no batch, and None if the batch is in an archive that was not given.
+    Return "" if there is no batch, and None if the batch is in an archive that is not among the sources.
     """
     archived = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
     moved = archived.filter(last_position__gte=position).first()

@@ -1,4 +1,7 @@
-"""The part of a manifest about columns that may change later: each is compared where no such change took place."""
+"""The part of a manifest about columns that the app itself may change later.
+
+Each column is compared only if the app had no reason to change it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from ratelimits.reports.verify import manifest_sections
 from ratelimits.reports.verify.manifest_sections import digest_of, dropped, rows_of
 from ratelimits.usage.watermark import TOLERANCE
 
-#: By how much the clock of the machine that declared a gap may be behind that of the machine that wrote a manifest.
+#: Maximum difference between the clocks of the machine that declared a gap and the machine that wrote a manifest.
 _CLOCKS = timedelta(hours=1)
 
 
 def build(
     using: str, month: str, states: Sequence[ShardState], history: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return this part. `states` and `history` are those of the manifest's other sections."""
+    """Return this part of a manifest. `states` are the shards' states, `history` is the manifest's section."""
     start, end = month_window(month)
     return {
         "states": {str(each.shard): [each.run, each.watermark, each.ahead] for each in states},
@@ -39,9 +42,10 @@ def build(
 
 
 def compare(using: str, manifest: dict[str, Any], sources: Sequence[str], checked: Counter[str]) -> Iterator[str]:
-    """Yield a sentence for each difference that no legitimate change explains. `sources` are as in `manifest.compare`.
+    """Yield a sentence for each difference that the app itself cannot have made.
 
-    The number of entries is added to `checked`. Manifests of format 3 do not have this part.
+    `sources` are the aliases of the databases that contain the ledger's batches. The number of entries is added to
+    `checked`. Manifests of format 3 do not have this part.
     """
     part: dict[str, Any] = manifest.get("conditional", {})
     checked["entries of manifests"] += sum(map(len, part.values()))
@@ -80,20 +84,20 @@ def _compare_rows(using: str, manifest: dict[str, Any], part: dict[str, Any]) ->
     names = dict(manifest_sections.process_names(using, start, end))
     for name, digest in part["process_names"].items():
         if names.get(name) != digest and not (name not in names and dropped(using, name)):
-            yield f"the totals of processes that were {name} are of other processes than in {of_month}"
+            yield f"the process totals of kind and day {name} have other process names than in {of_month}"
     versions = _kept_versions(using, start, end)
     for account, version in part["kept_versions"].items():
         if versions.get(account, version) != version and not _edited(using, account, manifest["history"]):
-            yield f"the kept billing period of {account} is of another edit than in {of_month}"
+            yield f"the kept billing period of {account} has another version than in {of_month}"
     for name, digest in manifest_sections.newer_than_history(using, manifest["history"]).items():
         if part["newer_than_history"].get(name) != digest:
-            yield f"{name} says that it is newer than its newest edit, which it did not in {of_month}"
+            yield f"{name} has a newer version or start than its newest edit; in {of_month} it was not so"
 
 
 def _changed(
     using: str, sources: Sequence[str], state: ShardState, then: Sequence[Any], position: int, written: datetime
 ) -> Iterator[str]:
-    """Yield the names of the columns of a shard's state that no batch and no gap since a manifest explains."""
+    """Yield the changed columns of a shard's state, unless a batch or a gap after the manifest explains the change."""
     run, watermark, ahead = then
     if run not in ("", state.run) and not _replaced(using, sources, state, position, written):
         yield "run"
@@ -104,7 +108,7 @@ def _changed(
 
 
 def _replaced(using: str, sources: Sequence[str], state: ShardState, position: int, written: datetime) -> bool:
-    """Return whether the server of a shard may have another run than when its chain ended at a position."""
+    """Return whether the shard's server may have another run now than when its chain ended at `position`."""
     newer = {"shard": state.shard, "position__gt": position, "sealed_run": state.run}
     if any(Batch.objects.using(source).filter(**newer).exists() for source in sources):
         return True
@@ -117,9 +121,9 @@ def _replaced(using: str, sources: Sequence[str], state: ShardState, position: i
 
 
 def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield, for each shard, by what its batches were fenced, and a digest of when they were written.
+    """Yield, for each shard, how its batches were fenced, and a digest of the times at which they were written.
 
-    Batches that were sealed after `end` (µs) have digests of their own, since compaction will still join them.
+    Batches that were sealed after `end` (µs) have a separate digest, because compaction may still join them.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")
     rows = Batch.objects.using(using).order_by("shard", "position").values_list(*columns).iterator(CHUNK)
@@ -140,7 +144,7 @@ def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the start of a sentence for each difference of batches. Missing archives are skipped."""
+    """Yield the start of a sentence for each difference in the batches. Skip archives that are missing."""
 
     def between(first: int, last: int) -> list[Any]:
         within = {"shard": shard, "first_position__gte": first, "position__lte": last}
@@ -149,13 +153,13 @@ def _other_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any])
     for first, last, fence in entry["fences"]:
         for batches in between(first, last):
             if (wrong := batches.exclude(fence=fence).first()) is not None:
-                yield f"batch {wrong} was fenced by {wrong.fence!r}, otherwise"
+                yield f"batch {wrong} has another fence ({wrong.fence!r})"
     for first, last, count, listed in entry["written"]:
         now, digest = 0, hashlib.sha256()
         parts = (batches.values_list("position", "applied_at").iterator(CHUNK) for batches in between(first, last))
         for now, row in enumerate(heapq.merge(*parts), 1):  # noqa: B007
             digest.update(digest_of(row).encode())
-        # After batches were joined there are fewer, and without their archive too.
+        # If batches were joined, or if their archive is missing, there are fewer: then the times cannot be compared.
         if now == count and digest.hexdigest() != listed:
             yield f"batches {first} to {last} of shard {shard:02d} were written at other times"
 
@@ -170,7 +174,7 @@ def _kept_versions(using: str, start: int, end: int) -> dict[str, int]:
 
 
 def _edited(using: str, account: str, history: Mapping[str, dict[str, Any]]) -> bool:
-    """Return whether an account, also under another name, was edited since a manifest."""
+    """Return whether an account was edited after a manifest, also if it had another name then."""
     records: Any = Account.history.using(using)
     same = records.filter(identifier=account).values("id")
     return bool(records.filter(id__in=same, pk__gt=history["account"]["newest"]).exists())

@@ -40,7 +40,7 @@ OUTCOME = (
     *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
     "note",
 )
-#: Columns that say how it is sent. Every further attempt changes them.
+#: Columns that say how a delivery is sent. Every attempt changes them.
 _SENDING = ("attempts", "claim", "due_at", "together")
 DELIVERY = (*OUTCOME, *_SENDING)
 _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
@@ -79,7 +79,9 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        frozenset({"id", "version"}),  # Another edit within the same period changes only these: see `conditional`.
+        frozenset(
+            {"id", "version"}
+        ),  # A further edit in the same period changes only these (see manifest_conditional).
     ),
 }
 
@@ -87,7 +89,7 @@ TABLES = {
 def reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each report of the month by its name, with its digest and totals."""
     rows = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
-    # Read before their lines, so that a report finalised in between is not listed without its lines.
+    # Read the reports before their lines, so that no report is listed without its lines.
     listed = list(rows.order_by("period_start", "account", "version").iterator(CHUNK))
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     sums = ReportLine.objects.using(using).filter(**within).values_list("report", "meter").order_by()
@@ -127,7 +129,7 @@ def deliveries(
         digests = {
             mark.receiver_id: hashlib.sha256(digest_of((mark.lines, mark.planned_at)).encode()) for mark in marks
         }
-        # Deliveries without such a mark are errors that the verification of the delivery ledger finds.
+        # Skip deliveries whose report is not planned: push/verify.py names them.
         while ahead is not None and ahead[0] < pk:
             ahead = next(events, None)
         for _report, receiver, *values in ahead[1] if ahead is not None and ahead[0] == pk else ():
@@ -141,7 +143,10 @@ def deliveries(
 
 
 def _settled(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values that will not change, unless the state does: a delivery that was tried is tried again."""
+    """Return the values that do not change while the delivery keeps its state.
+
+    A waiting delivery that was tried will be tried again, so the columns _SENDING are left out for it.
+    """
     named = dict(zip(columns, values, strict=True))
     tried = named.get("state") == PushDelivery.State.WAITING and named.get("attempts")
     return [value for name, value in named.items() if not (tried and name in _SENDING)]
@@ -156,7 +161,7 @@ def unsettled(using: str, start: int, end: int) -> int:
 def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
-    With `listed`, this section of a manifest, use the same newest records and the same columns.
+    With `listed`, which is this section of a manifest, use the newest records and the columns that it names.
     """
     section = {}
     for model in MODELS:
@@ -186,10 +191,10 @@ def without_history(using: str) -> dict[str, str]:
 
 
 def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return a digest of version and start of each row that is newer than its newest record, by model and key.
+    """Return a digest of each row that is newer than its newest record, by model and primary key.
 
-    Fixtures that bring their own history make such rows. Rows with records newer than those of `listed`, the section
-    `history` of a manifest, are left out.
+    The digest covers the row's version and start. Fixtures with their own history can make such rows. `listed` is the
+    section `history` of a manifest; rows that were edited after the manifest are left out.
     """
     found = {}
     for model in MODELS:
@@ -205,7 +210,7 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
 
 
 def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
-    """Yield the names of records newer than a manifest's that claim to be in force since before `since` (µs)."""
+    """Yield the names of records that are newer than a manifest, but claim to be from before `since` (µs)."""
     for model in MODELS:
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
         entry = listed.get(str(model._meta.model_name))
@@ -215,7 +220,7 @@ def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Return the quarantined batches that may have usage of the month; one that cannot be read may have any usage."""
+    """Return the quarantined batches that may have usage of the month. An unreadable batch may have any usage."""
     rows = QuarantinedBatch.objects.using(using)
     names = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _touches(fields, start, end)]
     return rows.filter(pk__in=names)
@@ -235,7 +240,7 @@ def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
 
 
 def digest_of(values: Any) -> str:
-    """Return the digest of values of a row, which is the same from each database."""
+    """Return the digest of values of a row. It is the same for each kind of database."""
     return hashlib.sha256(json.dumps(values, default=_text, sort_keys=True).encode()).hexdigest()
 
 
@@ -246,7 +251,7 @@ def _text(value: Any) -> str:
 
 
 def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the totals for each kind and day, summed over processes, as old totals are stored."""
+    """Yield a digest of the process totals for each kind and day. Sum them over all processes, as old totals are."""
     columns = ("kind", "bin", "account", "key", "meter")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
@@ -258,7 +263,10 @@ def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]
 
 
 def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the processes' totals for each kind and day, unless they will be summed over processes."""
+    """Yield a digest of the process names of the totals, for each kind and day.
+
+    Leave out kinds and days whose totals will still be summed over all processes.
+    """
     columns = ("kind", "bin", "account", "key", "meter", "process")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     unsummed: set[tuple[str, int]] = set()

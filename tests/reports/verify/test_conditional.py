@@ -142,7 +142,7 @@ def test_archived_batches_are_compared_where_the_archive_is_at_hand(
         assert list(compare("default", manifest, "default", moved)) == []
         Batch.objects.using(moved).update(fence="none", applied_at=moment(0))
         findings = list(compare("default", manifest, "default", moved))
-    assert ["was fenced by" in finding or "at other times" in finding for finding in findings] == [True, True]
+    assert ["has another fence" in finding or "at other times" in finding for finding in findings] == [True, True]
 
 
 def test_an_archive_of_an_earlier_version_says_nothing_of_when_its_batches_were_written(

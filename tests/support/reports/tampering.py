@@ -1,6 +1,6 @@
-"""Kinds of tampering with the tables of the ledger and the reports, one function for each.
+"""Functions that tamper with the tables of the ledger and the reports, each in another way.
 
-tampering_beside.py has the tampering with pushed rows and with the configuration that bills.
+tampering_beside.py tampers with pushed rows and with the configuration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NotApplicableError(Exception):
     """Raised if no two rows differ in a column, so there is nothing to exchange."""
 
 
-#: The tables, and their columns that name a row.
+#: The tables, and for each the columns that identify a row.
 TABLES: dict[Model, frozenset[str]] = {
     Batch: frozenset({"id"}),
     Line: frozenset({"id"}),
@@ -57,7 +57,7 @@ TABLES: dict[Model, frozenset[str]] = {
     QuarantinedBatch: frozenset({"id"}),
     ArchivedRange: frozenset({"id"}),
 }
-#: Unique columns, in which an inserted row needs other values; tables that are not named have those below.
+#: Unique columns, in which an inserted row needs other values. Tables that are not listed use _UNIQUE.
 UNIQUE: dict[Model, tuple[str, ...]] = {}
 _UNIQUE = ("event", "reference", "process", "name", "archive")
 _OCTOBER = at("2026-10-01") // 10**6
@@ -94,7 +94,7 @@ def other(value: Any) -> Any:
 
 
 def rows(model: Model) -> Any:
-    # Not through the model's manager, because a write to the configuration through it is an edit.
+    # Do not use the model's manager: a write to the configuration through the manager is an edit.
     return models.QuerySet(model).order_by("pk")
 
 
@@ -117,7 +117,7 @@ def change(model: Model, column: str) -> Damage:
             value = moment(at("2026-11-07"))
         wanted = other(value)
         if (model, column) == (PeriodUsage, "position"):
-            wanted = row.covered + 1  # claim that there is late usage; the value up to there claims nothing
+            wanted = row.covered + 1  # The row then claims that there is late usage. A smaller value claims nothing.
         if column == "report_id":
             wanted = Report.objects.exclude(pk=value).values_list("pk", flat=True)[0]
         rows(model).filter(pk=row.pk).update(**{column: wanted})
@@ -130,7 +130,7 @@ def swap(model: Model, column: str) -> Damage:
         one = touched(model)
         first = getattr(one, column)
         others = [name for name in _columns(model) if name != column]
-        # If all other values are equal, rows that exchange a value remain the same rows.
+        # The rows must differ in another column too: else the exchange would only swap two equal rows.
         two = next(
             (
                 row
@@ -142,7 +142,7 @@ def swap(model: Model, column: str) -> Damage:
         if two is None:
             raise NotApplicableError
         second, free = getattr(two, column), other(other(first))
-        # Through a value that no row has, because the column may be unique.
+        # Use a value that no row has in between, because the column may be unique.
         for pk, value in (
             (two.pk, free if isinstance(first, int | str) else second),
             (one.pk, second),
@@ -190,13 +190,13 @@ def watermark_is_moved_ahead() -> None:
 
 
 def watermark_is_moved_past_redis() -> None:
-    """Move a watermark ahead of usage that was not drained. That stays in Redis, behind no other kind's watermark."""
+    """Move a watermark ahead of usage that was not drained. This usage stays in Redis."""
     spend("acme", "2099-01-07")
     ShardState.objects.update(watermark=at("2099-01-08"))
 
 
 def line_under_an_open_batch() -> None:
-    """Put a line among those of a closed batch, while its own column names the newest batch of the shard."""
+    """Insert a line whose primary key belongs to a closed batch, but whose column names the shard's newest batch."""
     line: Any = Line.objects.filter(account="acme", period=_OCTOBER).earliest("pk")
     newest = Batch.objects.filter(shard=line.batch.shard).order_by("position").last()
     line.pk, line.batch = line.pk + 1000, newest
@@ -228,7 +228,7 @@ def newest_batch_is_gone() -> None:
 
 
 def newest_batch_never_was() -> None:
-    """Set the shard's state back to the batch before."""
+    """Set the shard's state back to the previous batch."""
     newest_batch_is_gone()
     before = _batches().latest("position")
     ShardState.objects.filter(pk=before.shard).update(
@@ -248,9 +248,9 @@ def report_is_gone(**which: Any) -> None:
 
 
 def _rebuild(line: Any, *, chain: bool = True, totals: bool = True, more: int = 1) -> None:
-    """Add a unit to a line, and compute again what depends on it: checksum, batch, chain, state and totals.
+    """Add a unit to a line, and compute its checksum, batch, chain, state and totals again.
 
-    `more` is the amount that this adds to the running sum.
+    `more` is added to the running sum.
     """
     line.admitted_units += 1
     line.checksum = checksum(canonical([getattr(line, name) for name in (*SUBJECT, *COUNTERS)]))
@@ -281,7 +281,7 @@ def _open_line(*, joined: bool) -> Any:
 
 
 def joined_batch_is_rebuilt() -> None:
-    """Add a unit and take off a request in a joined batch, whose lines no link of the chain covers."""
+    """Add a unit and remove a request in a joined batch: no link of the chain covers its lines."""
     line = _open_line(joined=True)
     line.admitted_requests -= 1
     about = {name: getattr(line, name) for name in ("account", "period", "meter", "rule")}
@@ -347,7 +347,7 @@ def _second_version() -> Report:
 
 
 def usage_is_skipped() -> None:
-    """Let a version begin after the usage that it should add, without lines for that usage."""
+    """Let a version begin after the usage that it should add, and remove the lines of that usage."""
     report = _second_version()
     Report.objects.filter(pk=report.pk).update(since=dict.fromkeys(report.since, report.chain))
     report.lines.filter(charge_category="usage")._raw_delete("default")
@@ -370,7 +370,7 @@ def line_without_usage(**about: Any) -> Damage:
 
 
 def adjustment_is_split_otherwise() -> None:
-    """Take units off the billed quantity and not off the included one."""
+    """Let an adjustment take its units from the overage, and not from the included quantity."""
     line = touched(Adjustment).report.lines.get(charge_category="adjustment")
     parts = {"included_quantity": line.included_quantity + 3, "overage_quantity": line.overage_quantity - 3}
     ReportLine.objects.filter(pk=line.pk).update(**parts)
@@ -394,7 +394,7 @@ def quarantine_is_discarded() -> None:
 
 
 def first_version_is_the_second() -> None:
-    """Avoid the checks that are made of first versions only; without the key."""
+    """Make a first version look like a second version, to avoid checks of first versions. The key is not used."""
     report = Report.objects.get(account="acme", period_start=at("2026-09-01"))
     Report.objects.filter(pk=report.pk).update(version=2)
     report.refresh_from_db()
@@ -472,5 +472,5 @@ TAMPERINGS: dict[str, Damage] = {
     "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
     "a signature of no digits": lambda: Report.objects.filter(pk=touched(Report).pk).update(signature="é"),
 }
-#: Tampering with the ranges that were archived; the archive is at hand.
+#: The tampering with archived ranges. The test also has their archive.
 OF_ARCHIVES = kinds_of(ArchivedRange)
