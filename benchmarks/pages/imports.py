@@ -24,7 +24,7 @@ from benchmarks.support import report, servers
 DATABASES = ("postgres", "sqlite")
 STEPS = ("compare", "import")
 #: Maximum growth of a step's process in MB, and maximum number of queries for 500 lines.
-MEMORY, QUERIES = 256, 40
+MEMORY, QUERIES = 100, 20
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
