@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ratelimits.admin.audited import AuditedAdmin
 from ratelimits.admin.changes.page import PARTS, PER_PAGE, shown_change
 from ratelimits.admin.changes.rows import changed_rows
-from ratelimits.admin.completed import Completed
+from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rules import InForceFilter
@@ -115,7 +115,7 @@ class PlanAdmin(AuditedAdmin):
 
 
 @admin.register(PlanMembership)
-class PlanMembershipAdmin(InspectedAdmin, RowFiles, Completed, AuditedAdmin):
+class PlanMembershipAdmin(CompletedKeys, InspectedAdmin, RowFiles, Completed, AuditedAdmin):
     """The keys that are on plans."""
 
     list_display = ["key", "plan", "valid_from", "valid_until"]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AutocompleteSelect
-from django.forms import Select
+from django.db.models import Field
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ratelimits.admin.inspected import may_inspect
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -28,7 +34,36 @@ class ListedAutocomplete(AutocompleteSelect):
         queryset: Any = self.choices.queryset
         if queryset[: MAX_LISTED + 1].count() > MAX_LISTED:
             return super().optgroups(name, value, attrs)
-        return Select.optgroups(self, name, value, attrs)
+        return forms.Select.optgroups(self, name, value, attrs)
+
+
+class KeyInput(forms.TextInput):
+    """A text input that suggests known keys; without JavaScript it is a plain one. `url` is the inspector's search."""
+
+    def __init__(self, url: str, attrs: dict[str, Any] | None = None) -> None:
+        # Browsers' own lists of earlier inputs would cover the suggestions.
+        super().__init__({"autocomplete": "off", **(attrs or {}), "data-ratelimits-keys": url})
+
+    class Media:
+        js = ["ratelimits/keys.js"]
+
+    def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
+        list_id = f"{(attrs or {}).get('id', name)}_keys"
+        shown = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
+        return format_html('{}<datalist id="{}"></datalist>', shown, list_id)
+
+
+class CompletedKeys(_Base):
+    """Mixin for admin pages with keys in `key_fields`: known keys are suggested to those who may use the inspector."""
+
+    key_fields: tuple[str, ...] = ("key",)
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)  # type: ignore[arg-type]
+        if field is not None and request is not None and db_field.name in self.key_fields and may_inspect(request):
+            url = reverse(f"{self.admin_site.name}:ratelimits_inspect_keys")
+            field.widget = KeyInput(url, field.widget.attrs)
+        return field
 
 
 class Completed(_Base):

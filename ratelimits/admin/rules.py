@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from ratelimits.admin.audited import AuditedAdmin
-from ratelimits.admin.completed import Completed
+from ratelimits.admin.completed import Completed, CompletedKeys
 from ratelimits.admin.inspected import InspectedAdmin
 from ratelimits.admin.row_files.page import RowFiles
 from ratelimits.admin.rule_form import starting_points
@@ -213,7 +213,7 @@ class InForceFilter(admin.SimpleListFilter):
 
 
 @admin.register(KeyOverride)
-class KeyOverrideAdmin(InspectedAdmin, RowFiles, AuditedAdmin):
+class KeyOverrideAdmin(CompletedKeys, InspectedAdmin, RowFiles, AuditedAdmin):
     """Overrides for single keys or accounts."""
 
     form = KeyOverrideForm

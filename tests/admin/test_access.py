@@ -23,6 +23,7 @@ from ratelimits.models import (
     Adjustment,
     AlertChannel,
     Change,
+    Inspect,
     KeyOverride,
     KeyReset,
     Plan,
@@ -49,7 +50,7 @@ AUDITED = EDITED - {AlertChannel}
 #: Models whose rows are imported and exported as files.
 IN_FILES = {PlanMembership, Account, KeyOverride}
 #: The pages that are about no single row.
-OF_ALL_ROWS = {"changelist", "add", "preview", "trial", "download_month", "open", "force", "import", "export"}
+OF_ALL_ROWS = {"changelist", "add", "preview", "trial", "download_month", "open", "force", "import", "export", "keys"}
 _numbers = itertools.count(1)
 
 
@@ -230,6 +231,8 @@ def page_of(model: type[models.Model], name: str) -> Page:
     }
     if model in AUDITED:
         pages["simple_history"] = Page(see, may("change"))
+    if model is Inspect:
+        pages["keys"] = Page(see, query="?q=user")
     if model is Rule:
         pages["preview"] = pages["trial"] = Page(lambda held: not held.isdisjoint({"add", "change"}))
     if model in IN_FILES:

@@ -71,3 +71,33 @@ def test_a_plan_in_the_list_has_the_numbers_of_what_is_on_it(admin_client: Clien
         *[("rule_count", "1"), ("key_count", "3"), ("account_count", "2")],
         *[("rule_count", "0"), ("key_count", "0"), ("account_count", "0")],
     ]
+
+
+KEY_FORMS = [("planmembership", "key"), ("keyoverride", "key"), ("access", "target"), ("keyreset", "key")]
+
+
+def test_keys_are_suggested_to_those_who_may_use_the_inspector(client: Client) -> None:
+    user = User.objects.create(username="ada", is_staff=True)
+    client.force_login(user)
+    forms = Permission.objects.filter(codename__in=["add_planmembership", "add_keyoverride", "operate"])
+    for extra, suggested in ((["view_account"], False), (["view_account", "view_inspect"], True)):
+        user.user_permissions.set([*forms, *Permission.objects.filter(codename__in=extra)])
+        for model, name in KEY_FORMS:
+            page = client.get(ADD.format(model)).content.decode()
+            assert ("ratelimits/keys.js" in page) == suggested, model
+            (tag,) = re.findall(rf'<input[^>]*name="{name}"[^>]*>', page)
+            assert ("data-ratelimits-keys" in tag) == suggested
+            assert 'maxlength="' in tag
+            assert (f'<datalist id="id_{name}_keys">' in page) == suggested
+
+
+def test_the_suggestions_are_the_keys_that_a_user_may_see(client: Client) -> None:
+    user = User.objects.create(username="ada", is_staff=True)
+    client.force_login(user)
+    Account.objects.create(identifier="acme-1", name="Acme")
+    PlanMembership.objects.create(key="user:acme-2", plan=Plan.objects.create(name="Pro", slug="pro"))
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_account", "view_inspect"]))
+    url = "/admin/ratelimits/inspect/keys/"
+    assert client.get(url, {"q": "acme"}).json() == {"keys": [["account:acme-1", "Acme"]]}
+    for text in ("", "x" * 301, "a\0"):
+        assert client.get(url, {"q": text}).json() == {"keys": []}

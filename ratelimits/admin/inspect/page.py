@@ -11,7 +11,7 @@ from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
@@ -40,7 +40,7 @@ from ratelimits.models.access.targets import canonical
 from ratelimits.quota.operating import NO_ACCOUNT, NotOperatedError, UnknownAccountError, identity_of
 from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
-from ratelimits.status.known_keys import MAX_KEYS, keys_of_account, known_keys, typed_key
+from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, typed_key
 
 #: Maximum characters of a text that is searched for: no key is longer.
 MAX_TEXT = 300
@@ -51,8 +51,18 @@ class InspectAdmin(ReadOnlyAdmin):
     """The one page of the inspector, in place of a list. Each part of it needs the permission to view its rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the address of the page alone."""
-        return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_inspect_changelist")]
+        """Return the addresses of the page and of its search."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("", wrap(self.changelist_view), name="ratelimits_inspect_changelist"),
+            path("keys/", wrap(self.keys_view), name="ratelimits_inspect_keys"),
+        ]
+
+    def keys_view(self, request: HttpRequest) -> HttpResponse:
+        """Return, as JSON, the known keys that have the text `?q=` in them or in their name, each with its name."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return JsonResponse({"keys": _Answer(self.admin_site, request).keys(request.GET.get("q", "").strip())})
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the key that `?q=` names, or the keys that have it in them; `?account=` says whose key it is."""
@@ -90,6 +100,12 @@ class _Answer:
         if key is None:
             return self._search(text, account)
         return self._key(key, account)
+
+    def keys(self, text: str) -> list[KnownKey]:
+        """Return the known keys for a text."""
+        if not text or len(text) > MAX_TEXT or not text.isprintable():
+            return []
+        return known_keys(text, self._searched()).keys
 
     def _search(self, text: str, account: str) -> dict[str, Any]:
         if (network := _network(text)) is not None:

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ratelimits.admin.audited import REASON, AuditedAdmin
+from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import GrantView
 from ratelimits.admin.rules import InForceFilter
@@ -52,10 +53,11 @@ class EndForm(forms.Form):
 
 
 @admin.register(Access)
-class AccessAdmin(AuditedAdmin):
+class AccessAdmin(CompletedKeys, AuditedAdmin):
     """Blocks and allows. They are ended, not deleted, so that the list also shows what was in force before."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"
+    key_fields = ("target",)
     list_filter = ["effect", InForceFilter]
     search_fields = ["target", "reason", "message"]
     actions = ["end_now"]

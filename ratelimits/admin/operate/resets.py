@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ratelimits.admin.completed import CompletedKeys
 from ratelimits.admin.operate.confirming import Consequences, confirmation, is_confirmed, may_operate
 from ratelimits.admin.operate.grants import rule_choices
 from ratelimits.admin.readonly import ReadOnlyAdmin
@@ -50,7 +51,7 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(KeyReset)
-class KeyResetAdmin(ReadOnlyAdmin):
+class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
     """The resets that were made, and the form for one more."""
 
     list_display = ["key", "rule", "account", "reason", "made_by", "at"]
