@@ -115,8 +115,8 @@ class Call(NamedTuple):
 
     keys         the limited keys, such as "user:42". Keys of users, API keys and the account are in the shard of
                  `account`, if there is one. Every other key is in its own shard
-    costs        one cost for each meter, then the costs of the limits. A `slot` in the program is a position in this
-                 tuple. A cost is negative if a settled receipt used less than it was charged
+    costs        one cost for each meter; further costs of limits may follow. A `slot` in the program is a position in
+                 this tuple. A cost is negative if a settled receipt used less than it was charged
     usage        where the request is counted; None: it is not counted
     timeout      the longest accepted wait, in seconds; ANY for any wait
     version      version of the caller's rules; None for limits that are not from rules

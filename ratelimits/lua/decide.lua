@@ -17,8 +17,8 @@
 --          8 refuse instead of waiting; 16 the limits have no version, so they cannot be too old); numbers of heads, of
 --          meters and of packed states; now (µs; -1: the server's clock); timeout (µs; -1: any); the moment at which a
 --          settled receipt was charged (µs; 0 unknown); the receipt's time to live (ms); start and end of the time for
---          which ARGV is valid (µs). Then the costs, '<d' each: first one for each meter, then those of the limits. A
---          limit names its cost by the position in this list, the slot. A cost is negative if a receipt is settled and
+--          which ARGV is valid (µs). Then the costs, '<d' each: first one for each meter; further costs of limits
+--          may follow. A limit names its cost by the position in this list, the slot. A cost is negative if a receipt is settled and
 --          less was used than charged
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name (crc32), rule, version, algorithm, mode (1
 --          shadow), number of its state, number of its own key (0 none), slot of its cost, eight params, moment from which
