@@ -18,7 +18,7 @@ from tests.traces.traffic import us
 #: Blocks so small that a short trace makes a tree with all levels.
 SMALL = ("sliding_log", "local SPREAD, TOP = 64, 3", "local SPREAD, TOP = 4, 3")
 #: How many ended leases a charge drops.
-FEW = ("concurrency", "local DROPPED = 4", "local DROPPED = 2")
+FEW = ("concurrency", "local MAX_REMOVED = 4", "local MAX_REMOVED = 2")
 
 
 def busy(seed: int, capacity: int, rule: dict[str, Any], length: int = 600) -> list[dict[str, Any]]:
