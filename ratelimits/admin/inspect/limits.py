@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.db.models import Q
@@ -53,14 +53,20 @@ def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping
     Make at most 3 queries, however many rules there are.
     """
     table = _Table(identity, plans, pages)
-    return format_html_join("\n", _ROW, (table.row(limit) for limit in sorted(limits, key=_urgency)))
+    measured = sorted(((limit, _permits(limit)) for limit in limits), key=lambda one: _urgency(*one))
+    return format_html_join("\n", _ROW, (table.row(limit, permits) for limit, permits in measured))
 
 
-def _urgency(limit: LiveLimit) -> tuple[Any, ...]:
-    rule, standing = limit.why.rule, limit.standing
-    if standing is None or not isinstance(rule, AppliedRule):
-        return 1, 2.0, limit.why.row.name
-    return int(standing.allowed), standing.remaining / (rule.algorithm.quota[0] or 1), rule.name
+def _permits(limit: LiveLimit) -> int:
+    """Return how many permits a rule has if none is used; 0 if it does not apply."""
+    rule = limit.why.rule
+    return rule.algorithm.quota[0] if isinstance(rule, AppliedRule) else 0
+
+
+def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
+    """Return the place of a rule in the table."""
+    standing, name = limit.standing, limit.why.row.name
+    return (1, 2.0, name) if standing is None else (int(standing.allowed), standing.remaining / (permits or 1), name)
 
 
 class _Table:
@@ -85,7 +91,7 @@ class _Table:
         self._keys: dict[str, SafeString] = {}
         self._queries: dict[str, str] = {}
 
-    def row(self, limit: LiveLimit) -> tuple[object, ...]:
+    def row(self, limit: LiveLimit, permits: int) -> tuple[object, ...]:
         """Return the values of a row."""
         row, rule, standing, key = limit.why.row, limit.why.rule, limit.standing, limit.key
         left = full = ""
@@ -97,7 +103,7 @@ class _Table:
                 if self._pages.grant and "capacity" in fields_of(rule.algorithm.id):
                     grant = format_html(' <a href="{}">{}</a>', self._pages.grant + query, self._grant)
             if standing is not None:
-                left = f"{standing.remaining:,} / {rule.algorithm.quota[0]:,}"
+                left = f"{standing.remaining:,} / {permits:,}"
                 full = duration(standing.reset_after) if standing.reset_after > 0 else self._full
         admits = standing is not None and standing.allowed
         return (
