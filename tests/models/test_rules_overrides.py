@@ -236,4 +236,4 @@ class TestAccount:
         Account(identifier="7", timezone="Europe/Paris", billing_anchor="2026-01-31T06:00").full_clean()
         with pytest.raises(ValidationError) as caught:
             Account(identifier="7", billing_anchor="2026-01-31T06:00+01:00").full_clean()
-        assert "without one" in caught.value.message_dict["billing_anchor"][0]
+        assert "without an offset" in caught.value.message_dict["billing_anchor"][0]
