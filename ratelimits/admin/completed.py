@@ -1,4 +1,4 @@
-"""Choices that are completed while they are typed, and that can be made without JavaScript too."""
+"""Selects with autocompletion, which can also be used without JavaScript."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: Maximum number of choices that a page lists for those without JavaScript.
+#: Maximum number of choices that a page lists for browsers without JavaScript.
 MAX_LISTED = 500
 
 
 class ListedAutocomplete(AutocompleteSelect):
-    """Django's completed select, which lists its choices as well if there are few: without JavaScript it is a select.
+    """Django's select with autocompletion. If there are few choices, it lists all of them.
 
-    Django's own has only the chosen one, so nothing else could be chosen without JavaScript.
+    Django's own select lists only the chosen one, so without JavaScript nothing else could be chosen.
     """
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
@@ -67,7 +67,7 @@ class CompletedKeys(_Base):
 
 
 class Completed(_Base):
-    """Mixin for admin pages with `autocomplete_fields`: completed for those who may view the rows, else a select."""
+    """Mixin for admin pages with `autocomplete_fields`: only users who may view the rows get autocompletion."""
 
     def get_autocomplete_fields(self, request: HttpRequest) -> Any:
         return [name for name in super().get_autocomplete_fields(request) if self._may_view(name, request)]

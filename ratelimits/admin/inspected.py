@@ -1,4 +1,4 @@
-"""Links to the inspector from the pages of accounts, keys and what concerns them."""
+"""Links to the inspector from admin pages whose rows belong to a key."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
 
 
 class InspectedAdmin(_Base):
-    """A page whose rows lead to the inspector: from the list and from the row's own page.
+    """An admin page whose rows have links to the inspector, in the list and on each row's page.
 
-    In the list the values of `inspected_column` are the links, or those of a further column if it is "". A list without
-    `list_display` adds `inspect_columns` by itself.
+    In the list, the values of the column `inspected_column` are the links; if it is "", one more column has them. A
+    subclass with its own `get_list_display` must add `inspect_columns` itself.
     """
 
     inspected_column = ""

@@ -1,4 +1,4 @@
-"""What an account has used in its present billing period, beside what its plan includes."""
+"""An account's usage in its current billing period, with the quantities that its plan includes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratelimits.reports.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class MeterUse:
-    """Units of one meter: those used, without refunded ones, and those that the plan includes."""
+    """Units of one meter: the used units (without refunded units), and the units that the plan includes."""
 
     meter: str
     used: int
@@ -26,14 +26,14 @@ class MeterUse:
 
     @property
     def overage(self) -> int:
-        """Return the units beyond the included ones."""
+        """Return the used units beyond the included units."""
         return max(self.used - self.included, 0)
 
 
 def present_usage(using: str, account: str, terms: Terms, now: int) -> tuple[Period, list[MeterUse]]:
-    """Return the billing period of an account that contains `now` (µs since 1970 UTC), and what was used of each meter.
+    """Return the billing period of an account that contains `now` (µs since 1970 UTC), and the usage of each meter.
 
-    The numbers are those of the ledger. Usage that was not tallied yet is missing.
+    The numbers come from the ledger. The newest usage, which is not in the totals yet, is missing.
     """
     period = terms.period(now)
     rows = PeriodUsage.objects.using(using).filter(account=account, period=period.start // SECOND)

@@ -1,4 +1,4 @@
-"""Find keys by a part of them, or by the name of whoever has them."""
+"""Find keys by a part of the key, or by a part of the name of its user or account."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ratelimits.models.status.totals import DAY, newest_days
 
 logger = logging.getLogger(__name__)
 
-#: Number of keys that are listed, and of days (today among them) whose usage is searched.
+#: Maximum number of keys that are listed, and number of days (including today) whose usage is searched.
 MAX_KEYS, USED_DAYS = 50, 3
 
 
 class KnownKey(NamedTuple):
-    """A key that was found, and the name of whoever has it, if it is known."""
+    """A key that was found, and the name of its user or account, if it is known."""
 
     key: str
     name: str = ""
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def typed_key(text: str) -> str | None:
-    """Return the key that a text is, also if it is an address without "ip:" or with more than a /64; else None."""
+    """Return the key that a text names; None if it is not a key. An IP address may be written without "ip:"."""
     try:
         validate_key(text)
     except ValidationError:
@@ -50,9 +50,10 @@ def typed_key(text: str) -> str | None:
 
 
 def known_keys(text: str, tables: Container[type[Model]]) -> Found:
-    """Return the keys that have a text in them or in their name, those that are exactly it first.
+    """Return the keys that contain a text, in the key or in its name. Keys that are equal to the text come first.
 
-    Search these tables (accounts, users, overrides, memberships, blocks, totals of keys), and ask KEY_SEARCH.
+    `tables` are the tables to search: accounts, users, overrides, memberships, blocks, totals of keys. The project's
+    function in the setting KEY_SEARCH is called too.
     """
     failed = False
     found: dict[str, KnownKey] = {}
@@ -82,7 +83,7 @@ def keys_of_account(account: str) -> list[str]:
 
 
 def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
-    """Add keys that are not known yet, and the names of those that are. What is not a key is left out."""
+    """Add new keys, and add names to keys that were found already. Texts that are not keys are left out."""
     for one in keys:
         with suppress(ValidationError):
             validate_key(one.key)
@@ -97,7 +98,7 @@ def _used() -> Any:
 def _accounts(text: str) -> Iterator[KnownKey]:
     accounts = Account.objects.using(conf.DATABASE)
     columns = "identifier", "name"
-    # The whole text by itself, since the others may be so many that it is not among the first.
+    # Search for the whole text separately: there may be too many accounts that contain the text.
     whole = accounts.filter(identifier=text)
     parts = accounts.filter(Q(identifier__icontains=text) | Q(name__icontains=text)).order_by("identifier")
     for rows in whole, parts:
@@ -143,7 +144,7 @@ def _used_keys(text: str) -> Iterator[KnownKey]:
     yield from (KnownKey(f"account:{account}") for account in accounts[: MAX_KEYS + 1])
 
 
-#: The searches, each with the table that it needs, which may only be known once Django is ready.
+#: The searches, each with a function that returns its table: the user model is known only after Django has started.
 _SEARCHES: tuple[tuple[Any, Any], ...] = (
     (lambda: Account, _accounts),
     (get_user_model, _users),

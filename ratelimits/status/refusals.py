@@ -1,6 +1,6 @@
-"""Refusals of one key or account: by quarter of an hour for a day, by day for a month, each with its rule.
+"""Refusals of one key or account, each with its rule: by quarter of an hour for a day, and by day for a month.
 
-They come from totals that are found by their account and key. So it takes as long however big the ledger is.
+They come from totals with an index on account and key. So reading them does not take longer as the ledger grows.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ class RefusedRequests:
 
 
 def refused_lately(account: str, key: str, now: float) -> list[RefusedRequests]:
-    """Return the newest refusals of 24 hours by quarter of an hour, newest first; of all keys of the account if none.
+    """Return the refusals of the last 24 hours by quarter of an hour, newest first.
 
-    Return one more than MAX_REFUSALS if there are more. `now` is in seconds since 1970 UTC.
+    If `key` is "", return those of all keys of the account. Return MAX_REFUSALS + 1 rows if there are more than
+    MAX_REFUSALS. `now` is in seconds since 1970 UTC.
     """
     last = int(now) // QUARTER * QUARTER
     return _refused(QUARTER, range(last - 24 * HOUR, last + 1, QUARTER), account, key)
 
 
 def refused_by_day(account: str, key: str, now: float) -> list[RefusedRequests]:
-    """Return the newest refusals of 30 days by day in UTC, newest first, likewise."""
+    """Return the refusals of the last 30 days by day in UTC, newest first. The arguments are as in `refused_lately`."""
     return _refused(DAY, newest_days(now, 30), account, key)
 
 
 def _refused(span: int, starts: Sequence[int], account: str, key: str) -> list[RefusedRequests]:
-    # Every start is named, so that the index leads to each of them.
+    # Name every start, so that the database can use the index.
     rows = KeyTotal.objects.using(conf.DATABASE).filter(span=span, start__in=list(starts), account=account)
     if key:
         rows = rows.filter(key=ledger_name(key))
@@ -67,9 +68,9 @@ def _refused(span: int, starts: Sequence[int], account: str, key: str) -> list[R
 
 
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:
-    """Return what blocks of these targets have refused in 24 hours by quarter of an hour, as processes have counted it.
+    """Return the requests that blocks of these targets refused in 24 hours, by quarter of an hour, newest first.
 
-    It is what a target's block refused altogether, newest first.
+    Processes have counted them. The number of a target covers all requests that its block refused.
     """
     since = int(now) // QUARTER * QUARTER - 24 * HOUR
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind="blocked", bin__gte=since)
@@ -77,7 +78,7 @@ def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests
     found: dict[tuple[int, str], RefusedRequests] = {}
     for start, target, meter, requests in rows.order_by().values_list("bin", "key", "meter").annotate(Sum("requests")):
         known = found.get((start, target))
-        # A request that several meters count is one request.
+        # A request with several meters counts only once.
         if known is None or known.denied < requests:
             found[start, target] = RefusedRequests(start, QUARTER, "", 0, meter, requests, target=target)
     return sorted(found.values(), key=lambda one: (-one.start, one.target))[: MAX_REFUSALS + 1]

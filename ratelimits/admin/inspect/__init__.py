@@ -1,3 +1,3 @@
-"""The inspector: what limits a key, why, what is left, and what was refused lately."""
+"""The inspector: a page that shows which rules limit a key and why, what is left, and the last refusals."""
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from ratelimits.rules import Snapshot
 from ratelimits.status.refusals import MAX_REFUSALS, RefusedRequests, blocked_lately, refused_by_day, refused_lately
 from ratelimits.usage.complete import complete_until
 
-#: How long a block or allow that has ended is shown, and how many of them.
+#: How long blocks and allows are shown after their end, and the maximum number of rows.
 _SHOWN_FOR, _MAX_ACCESS = timedelta(hours=25), 50
 
 
 class ShownAccess(NamedTuple):
-    """A block or allow that concerns the key."""
+    """A block or allow that applies to the key or to a network of its address."""
 
     row: Access
     state: str
@@ -38,7 +38,7 @@ class ShownAccess(NamedTuple):
 
 
 class ShownRefusal(NamedTuple):
-    """A row of the refusals: when, what refused, how many."""
+    """A row of the table of refusals: the time, the rule or block that refused, and the number of requests."""
 
     span: str
     key: str
@@ -50,7 +50,7 @@ class ShownRefusal(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """The refusals of a key. `why_none` says why there can be none to show; "" if there can."""
+    """The refusals of a key. `why_none` says why refusals by rules are not known; "" if they are known."""
 
     lately: list[ShownRefusal]
     by_day: list[ShownRefusal]
@@ -61,7 +61,7 @@ class Refusals(NamedTuple):
 
 
 def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
-    """Return the blocks and allows of an identity's keys and networks: those in force, to come, or ended lately."""
+    """Return the blocks and allows for an identity's keys and networks: in force, later, or ended lately."""
     now, targets = timezone.now(), targets_of(identity)
     rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
     rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_FOR)).order_by("-pk")
@@ -76,7 +76,7 @@ def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
 
 
 def targets_of(identity: Identity) -> list[str]:
-    """Return the targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
+    """Return the possible targets of blocks and allows for an identity: its keys, and the networks of its address."""
     targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
     try:
         address = ip_network((identity.address or "")[3:])
@@ -86,7 +86,7 @@ def targets_of(identity: Identity) -> list[str]:
 
 
 def shown_usage(account: str, now: float) -> dict[str, Any]:
-    """Return what an account has used in its present billing period, beside what its plan includes."""
+    """Return an account's usage in its current billing period, with the quantities that its plan includes."""
     terms = TermsBook(conf.DATABASE).of([account])[account]
     period, meters = present_usage(conf.DATABASE, account, terms, int(now * 1_000_000))
     return {
@@ -98,14 +98,17 @@ def shown_usage(account: str, now: float) -> dict[str, Any]:
 
 
 def _use(one: MeterUse) -> tuple[str, str, str, str]:
-    """Return a meter's name, its used and its included units, and what is left or beyond."""
+    """Return a meter's unit, the used and the included units, and the units that are left or beyond."""
     left = _("%s beyond") % f"{one.overage:,}" if one.overage else _("%s left") % f"{one.remaining:,}"
     unit = conf.UNITS.get(one.meter, one.meter)
     return unit, f"{one.used:,}", f"{one.included:,}" if one.included else "–", left if one.included else "–"
 
 
 def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
-    """Return what was refused of a key in 24 hours and in 30 days. `rule_page` is the address of a rule, or ""."""
+    """Return the refusals of a key in 24 hours and in 30 days.
+
+    `rule_page` is the URL of a rule's page, with "{}" for its primary key; "" for no links.
+    """
     account, key = identity.owner, identity.narrowest or ""
     if not account:
         blocked = blocked_lately(targets_of(identity), now)

@@ -1,4 +1,4 @@
-"""The inspector's table of rules: each as a sentence, why it applies, and where it stands."""
+"""The inspector's table of rules: each rule as a sentence, why it applies, and how many permits are left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ratelimits.rules.selection import GLOBAL_KEY
 
 
 class Pages(NamedTuple):
-    """The addresses that a user may follow; "" for others. Those of rows have "{}" for the row."""
+    """The URLs of pages that the user may open; "" for others. The URL of a row's page has "{}" for the primary key."""
 
     rule: str = ""
     override: str = ""
@@ -38,7 +38,7 @@ class Pages(NamedTuple):
     inspect: str = ""
 
 
-#: A row of the table. Not in a template, which would take five times as long for a thousand of them.
+#: A row of the table. It is not in a template, which would take five times as long for a thousand rows.
 _ROW = (
     '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
     "<td>{}{}</td></tr>"
@@ -48,9 +48,9 @@ _REFUSES = SafeString(' class="ratelimits-refuses"')
 
 
 def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping[int, str], pages: Pages) -> SafeString:
-    """Return the table's rows: first rules that refuse now, then those with the smallest share left.
+    """Return the table's rows: first the rules that refuse now, then the rules with the smallest share left.
 
-    Make at most 3 queries, however many rules there are.
+    There are at most 3 queries, for any number of rules.
     """
     table = _Table(identity, plans, pages)
     measured = sorted(((limit, _permits(limit)) for limit in limits), key=lambda one: _urgency(*one))
@@ -70,7 +70,7 @@ def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
 
 
 class _Table:
-    """What all rows share: the database's rows about the identity's keys, read once, the addresses and the words."""
+    """Makes the rows of the table. Data that all rows need is read only once."""
 
     def __init__(self, identity: Identity, plans: Mapping[int, str], pages: Pages) -> None:
         using = conf.DATABASE
@@ -84,7 +84,7 @@ class _Table:
         if pages.account and identity.owner:
             accounts = Account.objects.using(using).filter(identifier=identity.owner)
             self._account = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
-        # Once for all rows: it takes its time to look up a translation.
+        # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
         self._reset, self._grant = _("Reset"), _("Grant more")
@@ -122,7 +122,7 @@ class _Table:
         )
 
     def _counted(self, key: str) -> SafeString:
-        """Return a counted key, which leads to its own page if this is not it."""
+        """Return a counted key, with a link to its page unless this is its page."""
         known = ("", GLOBAL_KEY, self._identity.narrowest, self._identity.address)
         alone = key in known or (key == self._identity.account and self._identity.narrowest is None)
         url = "" if alone or not self._pages.inspect else f"{self._pages.inspect}?{urlencode({'q': key})}"
@@ -164,7 +164,7 @@ def _linked(text: str, url: str) -> SafeString:
 
 
 def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
-    """Return plan and row of the memberships of these keys that are in force."""
+    """Return, for each membership of these keys that is in force, the primary keys of its plan and of its row."""
     now = timezone.now()
     rows = PlanMembership.objects.using(conf.DATABASE).filter(key__in=keys)
     rows = rows.filter(Q(valid_from=None) | Q(valid_from__lte=now))
@@ -183,7 +183,7 @@ def _sentence(limit: LiveLimit) -> str:
 
 
 def _now(limit: LiveLimit) -> str:
-    """Return what would become of one more request now, if it is not simply admitted."""
+    """Return what would happen to one more request now, if it would not simply be admitted."""
     rule, standing = limit.why.rule, limit.standing
     if rule is None:
         return _("switched off")
@@ -201,7 +201,7 @@ def _now(limit: LiveLimit) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in at most two units, rounded up to the smaller one: "2 h 5 min"."""
+    """Return a length of time such as "2 h 5 min": at most two units, rounded up to the smaller unit."""
     if seconds < 10:
         return _("%s s") % f"{max(seconds, 0.1):.1f}"
     left = int(-(-seconds // 1))

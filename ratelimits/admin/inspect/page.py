@@ -48,7 +48,7 @@ MAX_TEXT = 300
 
 @admin.register(Inspect)
 class InspectAdmin(ReadOnlyAdmin):
-    """The one page of the inspector, in place of a list. Each part of it needs the permission to view its rows."""
+    """The inspector, in place of a list of rows. Each part of the page needs the permission to view its rows."""
 
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of the page and of its search."""
@@ -65,7 +65,7 @@ class InspectAdmin(ReadOnlyAdmin):
         return JsonResponse({"keys": _Answer(self.admin_site, request).keys(request.GET.get("q", "").strip())})
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the key that `?q=` names, or the keys that have it in them; `?account=` says whose key it is."""
+        """Show the key in `?q=`, or the keys that contain this text. `?account=` names the account of the key."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         text, account = (request.GET.get(name, "").strip() for name in ("q", "account"))
@@ -83,13 +83,13 @@ class InspectAdmin(ReadOnlyAdmin):
 
 
 class _Answer:
-    """What the page says to a user, by what the user may view."""
+    """Makes the content of the page, with only the parts that the user may view."""
 
     def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
         self._site, self._request = site, request
 
     def to(self, text: str, account: str) -> dict[str, Any]:
-        """Return what the template needs for a text, and an account if one was typed."""
+        """Return the template's values for a typed text. `account` is "" if none was typed."""
         if not text:
             return {}
         if max(len(text), len(account)) > MAX_TEXT:
@@ -126,7 +126,7 @@ class _Answer:
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
-        """Return the keys that a text may stand for, with their addresses."""
+        """Return the keys that a text may mean, with the URLs of their pages."""
         guesses = []
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
@@ -174,7 +174,7 @@ class _Answer:
         return context
 
     def _names(self, key: str) -> Iterator[str]:
-        """Yield the names of whoever has a key, as far as the user may see them."""
+        """Yield the name of the account or user of a key, if the user of the page may see it."""
         kind, _colon, own = key.partition(":")
         if kind == "account" and self._may_view(Account):
             yield from Account.objects.using(conf.DATABASE).filter(identifier=own).values_list("name", flat=True)
@@ -187,7 +187,7 @@ class _Answer:
             yield from map(str, users._default_manager.filter(pk=pk).values_list(users.USERNAME_FIELD, flat=True))
 
     def _actions(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield what the user may do to a key as a whole, with the address of each form."""
+        """Yield the actions that the user may take for a key, each with the URL of its form."""
         if may_operate(self._request) and self._site.is_registered(Access):
             add = reverse(f"{self._site.name}:ratelimits_access_add")
             yield _("Block"), f"{add}?{urlencode({'effect': 'block', 'target': key})}"
@@ -211,7 +211,7 @@ class _Answer:
         )
 
     def _change(self, model: type[models.Model]) -> str:
-        """Return the address of a row's page with "{}" for its number; "" if the user may not open it."""
+        """Return the URL of a row's page, with "{}" for the primary key; "" if the user may not open it."""
         if not self._may_view(model):
             return ""
         name = f"{self._site.name}:ratelimits_{model._meta.model_name}_change"
@@ -230,7 +230,7 @@ class _Answer:
         return self._list(Line, {"q": term})
 
     def _searched(self) -> set[type[models.Model]]:
-        """Return the tables that the user may view, for the search. Totals of keys come from the ledger's lines."""
+        """Return the tables to search, which the user may view. KeyTotal needs the permission to view ledger lines."""
         tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
         may: set[Any] = {model for model in tables if self._may_view(model)}
         if may_operate(self._request) or self._may_view(Access):
