@@ -166,9 +166,10 @@ def _steward(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(autouse=True)
 def _restored_settings() -> Iterator[None]:
     """Fail a test that leaves settings to later tests: the last change of settings must be the first to end."""
-    before = settings._wrapped
+    current: Any = settings
+    before = current._wrapped
     yield
-    assert settings._wrapped is before
+    assert current._wrapped is before
 
 
 @pytest.fixture(autouse=True)
