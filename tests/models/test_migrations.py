@@ -38,7 +38,7 @@ def schema(connection):
         for kind, query in (SQLITE if connection.vendor == "sqlite" else POSTGRES).items():
             cursor.execute(f"SELECT * FROM ({query}) AS answer WHERE table_name LIKE 'ratelimits_%%'")
             for *row, last in cursor.fetchall():
-                if row[1:2] == ["table"]:
+                if connection.vendor == "sqlite" and row[1] == "table":
                     found |= {(*row, part) for part in parts(last)}
                 else:
                     found.add((kind, *row, last))
