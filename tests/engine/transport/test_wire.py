@@ -78,6 +78,9 @@ def opened() -> Iterator[Callable[..., Wire]]:
     yield open_wire
     for one in made:
         one.client.close()
+        # The garbage collector may come to a socket before it comes to the connection that would have closed it.
+        for owned in one._idle._idle if one._idle is not None else ():
+            owned.connection.disconnect()
     made.clear()
     gc.collect()
 
