@@ -356,6 +356,6 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
 class ArchivedRangeAdmin(ReadOnlyAdmin):
     """The ranges of batches that were moved to archives."""
 
-    list_display = ["archive", "shard", "first_position", "last_position", "archived_at"]
+    list_display = ["archive", "shard", "first_position", "last_position", "archived_at", "restored_at"]
     list_filter = [ShardFilter]
     readonly_fields = ["archived_at"]

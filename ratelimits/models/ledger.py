@@ -323,8 +323,18 @@ class ChainMark(models.Model):
         return f"{self.shard:02d}:{self.position}"
 
 
+class _NotRestored(models.Manager["ArchivedRange"]):
+    """Leave out the ranges that were restored: their batches are in the ledger again."""
+
+    def get_queryset(self) -> models.QuerySet[ArchivedRange]:
+        return super().get_queryset().filter(restored_at=None)
+
+
 class ArchivedRange(models.Model):
-    """Batches of one incarnation that were moved to an archive file; the shard's chain continues in the ledger."""
+    """Batches of one incarnation that were moved to an archive file; the shard's chain continues in the ledger.
+
+    The row of a restored range is kept, because archiving deleted process totals that restoring does not bring back.
+    """
 
     archive = models.CharField(_("archive"), max_length=200)
     shard = models.PositiveIntegerField(_("shard"))
@@ -337,6 +347,10 @@ class ArchivedRange(models.Model):
     digest = models.CharField(_("digest"), max_length=64)
     file_digest = models.CharField(_("digest of the file"), max_length=64)
     archived_at = models.DateTimeField(_("archived at"), auto_now_add=True)
+    restored_at = models.DateTimeField(_("restored at"), null=True, blank=True)
+
+    all_ranges: models.Manager[ArchivedRange] = models.Manager()
+    objects = _NotRestored()
 
     class Meta:
         verbose_name = _("archived range")

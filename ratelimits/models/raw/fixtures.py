@@ -89,7 +89,7 @@ def _stamp(row: Versioned, edit: Edit) -> None:
 def _prefer(loaded: Any, using: str) -> None:
     """Keep a record that the fixture contains, and delete the record that `_edit` added for the same row.
 
-    The row gets a version that is newer than the record's version.
+    The row gets a version that is newer than the record's version, unless the record is of the row as it is.
     """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
     version = _recorded.get(connections[using], {}).get((model, loaded.id))
@@ -99,6 +99,6 @@ def _prefer(loaded: Any, using: str) -> None:
     if ConfigVersion.read(using)[0] < loaded.version:
         ConfigVersion.raise_to(using, loaded.version)
     row = model._base_manager.using(using).filter(pk=loaded.id, version__lte=loaded.version).first()
-    if row is not None:
+    if row is not None and (row.version, row.since) != (loaded.version, loaded.since):
         with editing(using) as edit:
             _stamp(row, edit)

@@ -161,7 +161,8 @@ def unsettled(using: str, start: int, end: int) -> int:
 def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
-    With `listed`, which is this section of a manifest, use the newest records and the columns that it names.
+    With `listed`, which is this section of a manifest, use the newest records, the columns and the precision of times
+    that it names. Times are cut to milliseconds, because fixtures (`dumpdata`) have no more digits.
     """
     section = {}
     for model in MODELS:
@@ -173,11 +174,17 @@ def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[
         known = {field.attname for field in records.model._meta.concrete_fields}
         columns = sorted(known) if before is None else [column for column in before["columns"] if column in known]
         newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if before is None else before["newest"]
+        cut = {} if before is not None and "times" not in before else {"times": "milliseconds"}
         digest = hashlib.sha256()
         for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
-            digest.update(digest_of(row).encode())
-        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest()}
+            values = [_in_milliseconds(value) for value in row] if cut else row
+            digest.update(digest_of(values).encode())
+        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest(), **cut}
     return section
+
+
+def _in_milliseconds(value: Any) -> Any:
+    return value.replace(microsecond=value.microsecond // 1000 * 1000) if isinstance(value, datetime) else value
 
 
 def without_history(using: str) -> dict[str, str]:
@@ -281,8 +288,18 @@ def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]
 
 
 def dropped(using: str, name: str) -> bool:
-    """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived."""
+    """Return whether the totals of a kind and day were deleted because the ledger's lines of that day were archived.
+
+    Restoring an archive brings back the lines, but not the totals.
+    """
     kind, _space, day = name.partition(" ")
     start = int(datetime.fromisoformat(day).timestamp())
+    ranges = ArchivedRange.all_ranges.using(using)
+    restored = ranges.exclude(restored_at=None).filter(
+        shard=OuterRef("batch__shard"),
+        first_position__lte=OuterRef("batch__first_position"),
+        last_position__gte=OuterRef("batch__first_position"),
+    )
     lines = Line.objects.using(using).filter(bin__gte=start, bin__lt=start + 86_400)
-    return kind == "admitted" and ArchivedRange.objects.using(using).exists() and not lines.exists()
+    never_archived = lines.filter(~Exists(restored))
+    return kind == "admitted" and ranges.exists() and not never_archived.exists()

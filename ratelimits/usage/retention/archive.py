@@ -22,6 +22,7 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import F, Min, Q, QuerySet
+from django.utils import timezone
 
 from ratelimits.models.ledger import COUNTERS, SUBJECT, ArchivedRange, Batch, Line, ProcessTotal, ShardState
 from ratelimits.models.reports import PeriodUsage
@@ -248,7 +249,7 @@ def restore(using: str, path: Path) -> int:
             ShardState.lock(using, shard)
         recorded = check(using, path)  # Check again: another process may have restored the file meanwhile.
         count = _insert(using, read(path, recorded))
-        ArchivedRange.objects.using(using).filter(archive=path.name).delete()
+        ArchivedRange.objects.using(using).filter(archive=path.name).update(restored_at=timezone.now())
     return count
 
 

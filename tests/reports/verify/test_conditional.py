@@ -124,13 +124,29 @@ def test_a_legitimate_change_does_not_differ(change: Callable[[Path], None], tmp
 
 
 def test_usage_that_was_archived_and_restored_does_not_differ(tmp_path: Path) -> None:
-    ProcessTotal.objects.filter(kind="admitted").delete()  # Archiving deletes them, and restoring brings none back.
     before, manifest = list(Batch.objects.order_by("position").values_list("position", "applied_at")), written()
     usage_is_archived(tmp_path)
     for path in archive.files(tmp_path):
         archive.restore("default", path)
     assert list(Batch.objects.order_by("position").values_list("position", "applied_at")) == before
+    assert not ArchivedRange.objects.exists()
+    # Archiving deletes the totals of admitted requests, and restoring brings none back.
+    assert not ProcessTotal.objects.filter(kind="admitted").exists()
     assert list(compare("default", manifest)) == []
+
+
+def test_totals_of_a_day_that_was_never_archived_may_not_be_missing(tmp_path: Path) -> None:
+    bin_ = at("2026-11-20") // 10**6
+    process_totals.write("p1", {TotalKey("admitted", "acme", "", "requests", bin_): (1, 7)})
+    spend("acme", "2026-11-20")
+    flow()
+    manifest = parse(json.dumps(build("default", "2026-11")))
+    usage_is_archived(tmp_path)
+    for path in archive.files(tmp_path):
+        archive.restore("default", path)
+    assert list(compare("default", manifest)) == []
+    ProcessTotal.objects.filter(bin=bin_).delete()
+    assert ["admitted" in finding for finding in compare("default", manifest)] == [True]
 
 
 def test_archived_batches_are_compared_where_the_archive_is_at_hand(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from ratelimits.models import DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
+from ratelimits.models import Account, DurabilityGap, GapKind, ProcessTotal, Report, ReportLine
 from ratelimits.quota.process_totals import TotalKey
 from ratelimits.reports.verify.manifest import ManifestError, build, compare, parse
+from ratelimits.reports.verify.manifest_sections import history
 from ratelimits.usage import process_totals
 from ratelimits.usage.gaps import declare
 from tests.reports.verify.test_report import SIGNED
@@ -154,3 +156,25 @@ def test_several_months_are_compared_at_once(tmp_path: Path) -> None:
     Report.objects.all()._raw_delete("default")
     with pytest.raises(CommandError, match="has errors"):
         call_command("ratelimits_verify", manifest=paths, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_a_history_that_was_dumped_and_loaded_does_not_differ(tmp_path: Path) -> None:
+    records: Any = Account.history.all()  # type: ignore[attr-defined]
+    records.update(history_date=datetime(2026, 10, 1, 12, 0, 0, 123_456, UTC))
+    manifest = build("default", "2026-10")
+    call_command("dumpdata", "ratelimits.historicalaccount", output=str(tmp_path / "history.json"), verbosity=0)
+    call_command("loaddata", str(tmp_path / "history.json"), verbosity=0)
+    assert records.first().history_date.microsecond == 123_000
+    assert found(manifest) == []
+    records.update(history_date=datetime(2026, 10, 1, 12, 0, 1, 123_456, UTC))
+    assert any("the history of account" in finding for finding in found(manifest))
+
+
+def test_one_of_an_earlier_version_has_the_history_s_times_in_microseconds() -> None:
+    manifest = build("default", "2026-10")
+    manifest["history"] = history("default", {name: _exact(entry) for name, entry in manifest["history"].items()})
+    assert found(manifest) == []
+
+
+def _exact(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "times"}
