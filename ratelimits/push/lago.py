@@ -1,4 +1,4 @@
-"""Lago, a billing system: it receives batches of events, and accepts a batch as a whole or not at all.
+"""Events for the billing system Lago: each request has a batch of events, and Lago accepts all of them or none.
 
 See https://docs.getlago.com/api-reference/events/batch.
 """
@@ -13,12 +13,12 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import LAGO_BATCH, lago_event
 from ratelimits.reports.rows import Row
 
-#: Lago's error for an event if it has the event's transaction_id already.
-_KNOWN = {"transaction_id": ["value_already_exist"]}
+#: Lago's error for an event with a `transaction_id` that Lago has already.
+_DUPLICATE_ERROR = {"transaction_id": ["value_already_exist"]}
 
 
 class Lago(Service):
-    """Lago events with all quantities of a line. Lago never forgets a transaction_id."""
+    """Send all quantities of a report line to Lago. Lago never forgets a `transaction_id`."""
 
     name, label = "lago", "Lago"
     url, path = "https://api.getlago.com", "/api/v1/events/batch"
@@ -35,15 +35,15 @@ class Lago(Service):
             "User-Agent": "ratelimits",
         }
 
-    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+    def accepted(self, answer: HttpAnswer, event_ids: Sequence[str]) -> bool:
         content = read_json(answer)
         events = content.get("events") if isinstance(content, dict) else None
         if not isinstance(events, list):
             return False
-        return set(names) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
+        return set(event_ids) <= {event.get("transaction_id") for event in events if isinstance(event, dict)}
 
-    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. It names events by their index in the batch."""
+    def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
+        """Read a refusal. A refusal event_ids events by their index in the batch."""
         content = read_json(answer)
         if not isinstance(content, dict) or "status" not in content or "error" not in content:
             return None
@@ -52,11 +52,11 @@ class Lago(Service):
         details = content.get("error_details")
         accepted, refused = {}, {}
         for index, error in details.items() if isinstance(details, dict) else ():
-            if not (index.isascii() and index.isdecimal() and int(index) < len(names)):
+            if not (index.isascii() and index.isdecimal() and int(index) < len(event_ids)):
                 continue
-            if error == _KNOWN:
-                accepted[names[int(index)]] = "Lago had the event already"
+            if error == _DUPLICATE_ERROR:
+                accepted[event_ids[int(index)]] = "Lago had the event already"
             else:
-                refused[names[int(index)]] = f"{answer.summary}: {json.dumps(error)}"
+                refused[event_ids[int(index)]] = f"{answer.summary}: {json.dumps(error)}"
         reason = json.dumps(details) if details else str(content["error"])
         return PushOutcome(accepted, refused, f"{answer.summary}: {reason}")

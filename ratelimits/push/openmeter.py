@@ -1,6 +1,6 @@
-"""OpenMeter, a billing system: it receives batches of CloudEvents (https://openmeter.io/docs/api).
+"""Events for the billing system OpenMeter: each request has a batch of CloudEvents.
 
-It identifies an event by its source and id.
+OpenMeter identifies an event by its `source` and its `id`. See https://openmeter.io/docs/api.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ratelimits.reports.rows import Row
 
 
 class OpenMeter(Service):
-    """CloudEvents with the account as subject and the whole report line as data.
+    """Send each report line as a CloudEvent. Its subject is the account, and its data are the whole line.
 
-    A self-hosted OpenMeter recognises repeated events for 24 hours by default; the option REMEMBERS changes this time.
+    A self-hosted OpenMeter recognises repeated events for 24 hours by default. If yours has another time, set
+    REMEMBERS.
     """
 
     name, label = "openmeter", "OpenMeter"
@@ -37,11 +38,11 @@ class OpenMeter(Service):
             fields["Authorization"] = f"Bearer {key}"
         return f"[{','.join(events)}]".encode(), fields
 
-    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+    def accepted(self, answer: HttpAnswer, event_ids: Sequence[str]) -> bool:
         return answer.status in (202, 204)
 
-    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Read a refusal. It does not name single events."""
+    def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
+        """Read a refusal. A refusal is about the whole batch, and event_ids no events."""
         content = read_json(answer)
         if answer.status == 404 or not isinstance(content, dict):
             return None

@@ -1,7 +1,8 @@
-"""Planning: write a delivery for each new line of a report version to the delivery ledger, in one transaction.
+"""Plan the deliveries of a report version: write one to the delivery ledger for each new line.
 
-If the process dies before the commit, nothing is planned, and the next call finds the report again. After the commit
-the report is never planned again. So each line has exactly one delivery for each receiver.
+This happens in one transaction. If the process dies before the commit, nothing is planned, and the next call finds the
+report again. After the commit the report is never planned again. So each line has exactly one delivery for each
+receiver.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: Number of reports that are planned in one transaction, and of deliveries that one statement writes.
-REPORTS, CHUNK = 100, 1000
+#: Maximum number of reports that are planned in one transaction.
+REPORTS = 100
+#: Maximum number of deliveries that one statement writes.
+CHUNK = 1000
 
 _MAX_CUSTOMER = 255
 
@@ -35,10 +38,10 @@ State = PushDelivery.State
 
 
 def plan(receiver: Receiver, now: datetime | None = None) -> int:
-    """Plan all finalised reports since the receiver's SINCE that are not planned yet; return the number of their lines.
+    """Plan all reports that `unplanned` returns; return the number of their lines.
 
-    A report that cannot be planned (for example because CUSTOMER raises) is logged and skipped; the next call tries it
-    again.
+    Some reports cannot be planned, for example because CUSTOMER raises an error. They are logged and skipped, and the
+    next call tries them again.
     """
     now = now or timezone.now()
     lines, last = 0, 0
@@ -65,12 +68,15 @@ def plan(receiver: Receiver, now: datetime | None = None) -> int:
 
 
 def unplanned(receiver: Receiver) -> QuerySet[Report]:
-    """Return the report versions whose lines are not in the delivery ledger yet, oldest first."""
+    """Return the report versions whose lines are not in the delivery ledger yet, oldest first.
+
+    Reports of months before the receiver's SINCE are left out.
+    """
     planned = PushedReport.objects.filter(receiver=receiver.name, report=OuterRef("pk"))
     start, _end = month_window(receiver.since)
     reports = Report.objects.using(conf.DATABASE).filter(period_start__gte=start)
-    # At `start` the month begins in the easternmost time zone. In other time zones, a period that starts within the
-    # next 26 hours may still belong to the previous month.
+    # At `start` the month begins in the easternmost time zone. In other time zones, a period that starts up to 26 hours
+    # after `start` may still belong to the previous month.
     near_start = reports.filter(period_start__lt=start + 26 * 3600 * SECOND).order_by()
     for at, timezone_ in near_start.values_list("period_start", "timezone").distinct():
         if month_of(at, timezone_) < receiver.since:
@@ -89,7 +95,8 @@ def deliveries(receiver: Receiver, report: Report, now: datetime) -> Iterator[Pu
 def rendered(receiver: Receiver, row: Row) -> tuple[str, str]:
     """Return the customer and the event of a line. The customer is "" if the receiver does not bill the account.
 
-    Raises ValueError if the function CUSTOMER returns neither a text nor None. Its own exceptions are not caught.
+    Raises ValueError if the function CUSTOMER returns neither None nor a short text. Errors that the function raises
+    are not caught.
     """
     customer: object = (receiver.customer(row.account) or "") if row.account else ""
     if not isinstance(customer, str) or len(customer) > _MAX_CUSTOMER:

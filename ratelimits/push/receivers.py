@@ -17,7 +17,7 @@ from ratelimits.push.stripe import Stripe
 
 #: The kinds of billing systems, by name.
 SERVICES: dict[str, Service] = {service.name: service for service in (Stripe(), Lago(), OpenMeter())}
-#: A retry must be sent at least this long before the receiver forgets the first request, because clocks differ and
+#: The last retry must be sent at least this long before the receiver forgets the first request: clocks differ, and
 #: requests take time.
 MARGIN = timedelta(hours=1)
 
@@ -32,14 +32,14 @@ class Receiver:
     url: str
     #: The first month, such as "2026-11", whose reports are sent.
     since: str
-    #: Returns the billing system's customer for an account; None or "" if it does not bill the account.
+    #: Returns the customer for an account; None or "" if the billing system does not bill the account.
     customer: Callable[[str], str | None]
-    #: How long the billing system recognises a repeated event; None for ever.
+    #: How long the billing system recognises a repeated event; None means for ever.
     remembers: timedelta | None
 
     @property
     def retried_for(self) -> timedelta | None:
-        """Return how long a request whose answer was lost may be repeated; None for ever."""
+        """Return how long a request may be repeated if its answer was lost; None means for ever."""
         return None if self.remembers is None else max(self.remembers - MARGIN, timedelta())
 
 
@@ -49,7 +49,7 @@ def receivers() -> list[Receiver]:
 
 
 def receiver(name: str) -> Receiver:
-    """Return the billing system with this name. Raises KeyError if the settings have none."""
+    """Return the billing system with this name. Raises KeyError if the settings do not list it."""
     return _receiver(name, conf.PUSH[name])
 
 

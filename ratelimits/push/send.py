@@ -1,8 +1,8 @@
-"""Sending: a process claims deliveries for some minutes, sends them, and stores the receiver's answer.
+"""Send deliveries: claim some of them for a few minutes, send their events, and store the receiver's answer.
 
-If the process dies in between, the claim ends and the deliveries are sent again, with the same text and identity. This
-is safe as long as the receiver recognises a repetition. Later, only the receiver knows whether it has the events, so a
-person must look there and settle the deliveries.
+If the process dies before it stores the answer, its claim ends, and the events are sent again with the same text and
+identity. This is safe while the receiver recognises repeated events. After that time, a person must ask the receiver
+whether it has the events, and settle the deliveries.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a process may keep deliveries for itself. A request takes less time.
+#: How long a claim lasts. A request takes less time.
 CLAIM = timedelta(minutes=5)
-#: Pause after the first failure of a receiver, and the longest pause. Each pause is twice as long as the previous one.
+#: Pause after the first failure of a receiver. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=1)
 
-#: Seconds between two calls of `give_up` in a long run; much less than receivers.MARGIN.
+#: Seconds between two calls of `give_up` while `send` runs; much less than `receivers.MARGIN`.
 _GIVE_UP_INTERVAL = 300
 
 State = PushDelivery.State
@@ -47,15 +47,15 @@ class Claimed:
     """Deliveries that this process has claimed."""
 
     token: UUID
-    #: When they were claimed, in seconds since 1970 UTC. This clock also runs while the machine sleeps.
-    at: float
+    #: The time of the claim, in seconds since 1970 UTC. A monotonic clock could stand still while the machine sleeps.
+    claimed_at: float
     rows: Sequence[PushDelivery]
     #: Primary keys of the deliveries that were never sent before.
     never_sent: frozenset[int]
 
 
 def send(receiver: Receiver, now: datetime | None = None, *, max_seconds: float | None = None) -> Counter[str]:
-    """Send deliveries until none is due, the receiver fails and is paused, or `max_seconds` are over.
+    """Send deliveries until none is due, a failure pauses the receiver, or `max_seconds` have passed.
 
     Return how many deliveries changed to each state.
     """
@@ -87,7 +87,7 @@ def waiting(receiver: Receiver, now: datetime) -> QuerySet[PushDelivery]:
 
 
 def resume(receiver: Receiver, now: datetime) -> None:
-    """End the pauses of a receiver and of its deliveries. A person calls this after correcting the cause."""
+    """End the pauses of a receiver and of its deliveries, for a person who has corrected the cause of the failure."""
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)
         PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).update(failures=0, paused_until=None)
@@ -96,8 +96,9 @@ def resume(receiver: Receiver, now: datetime) -> None:
 
 
 def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
-    """Mark the deliveries that must not be sent any more, because the receiver would not accept or recognise them.
+    """Mark the deliveries that must not be sent any more.
 
+    The receiver would refuse the event because of its age, or would not recognise it as a repetition.
     Return how many deliveries changed to each state.
     """
     changed: Counter[str] = Counter()
@@ -106,27 +107,28 @@ def give_up(receiver: Receiver, now: datetime) -> Counter[str]:
         PushReceiver.lock(conf.DATABASE, receiver.name)
         rows = waiting(receiver, now)
         if retried_for is not None:
-            note = f"an answer was lost, and {label} may not recognise the event any more: look there whether it has it"
+            note = f"an answer was lost, and {label} may no longer recognise the event: check if {label} has the event"
             lost = rows.filter(unsure_since__lte=now - retried_for)
             changed[State.UNSURE] += lost.update(state=State.UNSURE, note=note)
         if oldest is not None:
             rows = rows.filter(happened_at__lt=now - oldest)
-            note = f"an answer was lost, and {label} accepts no event that is older than {oldest.days} days: look there"
+            too_old = f"{label} accepts no event that is older than {oldest.days} days"
+            note = f"an answer was lost, and {too_old}: check if {label} has the event"
             changed[State.UNSURE] += rows.exclude(unsure_since=None).update(state=State.UNSURE, note=note)
-            note = f"{label} accepts no event that is older than {oldest.days} days: bill it in another way"
+            note = f"{too_old}: bill the line in another way"
             changed[State.EXPIRED] += rows.update(state=State.EXPIRED, note=note)
     return +changed
 
 
 def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
-    """Claim the deliveries of the next request; None if nothing is due or the receiver is paused."""
-    token, at, limit = uuid4(), time(), receiver.service.max_events
+    """Claim deliveries for the next request and return them; None if nothing is due or the receiver is paused."""
+    token, claimed_at, limit = uuid4(), time(), receiver.service.max_events
     with transaction.atomic(using=conf.DATABASE, durable=True):
         state = PushReceiver.lock(conf.DATABASE, receiver.name)
         if state.paused_until is not None and state.paused_until > now:
             return None
         due = waiting(receiver, now)
-        # Send deliveries whose answer was lost first, while the receiver still recognises them.
+        # Deliveries without an answer come first: they must be repeated while the receiver still recognises them.
         rows = list(due.exclude(unsure_since=None).order_by("unsure_since", "pk")[:limit])
         rows = rows or list(due.filter(unsure_since=None).order_by("pk")[:limit])
         if not rows:
@@ -137,10 +139,10 @@ def _claim(receiver: Receiver, now: datetime) -> Claimed | None:
             claim=token,
             due_at=now + CLAIM,
             attempts=F("attempts") + 1,
-            # Write this before the request: a process that dies while sending can write nothing afterwards.
+            # Written before the request, because the process may die during the request.
             unsure_since=Coalesce("unsure_since", Value(now)),
         )
-    return Claimed(token, at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
+    return Claimed(token, claimed_at, rows, frozenset(row.pk for row in rows if row.unsure_since is None))
 
 
 def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
@@ -156,9 +158,9 @@ def _exchange(receiver: Receiver, claimed: Claimed) -> PushOutcome:
     try:
         with connection:
             crash.reached("push:connected")
-            # If this process was paused for long, the claim may have ended, and another process may have sent the
-            # events. The receiver may no longer recognise them as a repetition.
-            if not 0 <= time() - claimed.at < CLAIM.total_seconds() / 2:
+            # If this process did not run for a long time, its claim may have ended, and another process may have sent
+            # the events. The receiver may have forgotten those events, and would accept them a second time.
+            if not 0 <= time() - claimed.claimed_at < CLAIM.total_seconds() / 2:
                 raise NoneAccepted("connecting took too long", suspect=False)
             answer = connection.post(content, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -172,23 +174,23 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
     Return how many deliveries changed to each state.
     """
     changed: Counter[str] = Counter()
-    keys = {row.line_id: row.pk for row in claimed.rows}
+    pks = {row.line_id: row.pk for row in claimed.rows}
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     with transaction.atomic(using=conf.DATABASE, durable=True):
         PushReceiver.lock(conf.DATABASE, receiver.name)
-        _answered(receiver, now)
+        _mark_as_answering(receiver, now)
         crash.reached("push:receiver-written")
-        for note, names in _by_note(outcome.accepted):
+        for note, line_ids in _by_note(outcome.accepted):
             # An accepted event stays accepted, even if another process has claimed its delivery meanwhile.
-            accepted = rows.filter(pk__in=[keys[name] for name in names])
+            accepted = rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
             changed[State.ACCEPTED] += accepted.update(
                 state=State.ACCEPTED, settled_at=now, note=note, claim=None, unsure_since=None
             )
         claimed_rows = rows.filter(claim=claimed.token)
-        for note, names in _by_note(outcome.refused):
-            refused = claimed_rows.filter(pk__in=[keys[name] for name in names])
-            # If an event was sent before, the earlier request may have been accepted, although this one is refused.
-            first_sent = claimed.never_sent & {keys[name] for name in names}
+        for note, line_ids in _by_note(outcome.refused):
+            refused = claimed_rows.filter(pk__in=[pks[line_id] for line_id in line_ids])
+            # If an event was sent in an earlier request, the receiver may have accepted that request.
+            first_sent = claimed.never_sent & {pks[line_id] for line_id in line_ids}
             changed[State.REFUSED] += refused.filter(pk__in=first_sent).update(
                 state=State.REFUSED, note=note[:400], claim=None, unsure_since=None
             )
@@ -201,13 +203,14 @@ def _record(receiver: Receiver, claimed: Claimed, outcome: PushOutcome, now: dat
     return +changed
 
 
-def _by_note(named: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+def _by_note(notes: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     """Return each note with the identities of its events."""
-    pairs = sorted((note, name) for name, note in named.items())
-    return [(note, [name for _note, name in group]) for note, group in groupby(pairs, key=lambda pair: pair[0])]
+    pairs = sorted((note, line_id) for line_id, note in notes.items())
+    return [(note, [line_id for _note, line_id in group]) for note, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
-def _answered(receiver: Receiver, now: datetime) -> None:
+def _mark_as_answering(receiver: Receiver, now: datetime) -> None:
+    """Note that the receiver has answered, and end its pause."""
     PushReceiver.objects.using(conf.DATABASE).filter(name=receiver.name).update(
         failures=0, paused_until=None, error="", answered_at=now
     )
@@ -218,8 +221,8 @@ def _release(
 ) -> None:
     """End the claim of deliveries that were not accepted, so that they are sent again at `due`.
 
-    `together` is the maximum number of events in their next request; None changes nothing. `never_sent` are the primary
-    keys of the rows that certainly did not reach the receiver.
+    `together` is the maximum number of events in their next request; None keeps the present number. `never_sent` has
+    the primary keys of the deliveries that certainly did not reach the receiver.
     """
     values: dict[str, object] = {"claim": None, "due_at": due, "note": note[:400]}
     if together is not None:
@@ -242,8 +245,8 @@ def _pause(receiver: Receiver, claimed: Claimed, failure: PushFailed, now: datet
         state.save(using=conf.DATABASE)
         due, together = now, None
         if failure.suspect:
-            # An event may cause the failure. Send these events later and in smaller requests, so that it delays fewer
-            # others.
+            # One of the events may have caused the failure. Send all of them later and in smaller requests, so that
+            # this event delays fewer others.
             attempts = max(row.attempts for row in claimed.rows) + 1
             due += max(min(FIRST_PAUSE * 2 ** min(attempts, 20), 2 * MAX_PAUSE), pause)
             together = max(len(claimed.rows) // 2, 1)

@@ -1,4 +1,4 @@
-"""The base class of billing systems: it makes the requests and reads the answers."""
+"""The base class of billing systems. It makes requests and reads answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ratelimits.reports.rows import Row
 MAX_WAIT = 86_400.0
 #: HTTP statuses of an answer that refuses a request because of its content.
 _ABOUT_CONTENT = frozenset({400, 402, 404, 413, 422})
-#: HTTP statuses that do not say whether the request was accepted. All statuses from 500 up do not say it either.
+#: After an answer with one of these HTTP statuses, the request may have been accepted or not. The same is true for all
+#: statuses of 500 or more.
 _UNCLEAR = frozenset({408, 409, 425})
 
 
 class PushFailed(Exception):
     """A request failed, and the receiver is paused.
 
-    `after` is the receiver's Retry-After in seconds, if it sent one. `suspect` says whether the content of the request
-    may be the cause.
+    `after` is the receiver's Retry-After in seconds, if the receiver sent one. `suspect` is true if the content of the
+    request may be the cause.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, suspect: bool = True) -> None:
@@ -38,17 +39,19 @@ class NoneAccepted(PushFailed):
 
 
 class OutcomeUnknown(PushFailed):
-    """The request may have been accepted or not."""
+    """Nobody knows whether the request was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """The outcome of a request: a note for each event that was accepted or finally refused, by the event's identity.
+    """The outcome of a request for each of its events.
 
-    Events that are in neither mapping were not accepted, but can be sent again.
+    Events that are neither in `accepted` nor in `refused` were not accepted, but can be sent again.
     """
 
+    #: A note for each accepted event. The keys are the identities of the events.
     accepted: Mapping[str, str] = field(default_factory=dict)
+    #: The same for the events that must not be sent again.
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Why the other events were not accepted.
     reason: str = ""
@@ -59,54 +62,56 @@ class Service(ABC):
 
     name: str
     label: str
-    #: The URL that is used if the settings name none, and the path that is added to the URL.
+    #: The default URL of the service. The settings can give another URL.
     url: str
+    #: The path that is added to the URL.
     path: str
     #: Maximum number of events in one request.
     max_events: int
-    #: Maximum age of an event; None for any age.
+    #: Maximum age of an event that the service accepts; None means any age.
     oldest: timedelta | None = None
-    #: For how many hours it recognises an event that is sent again; None for ever.
+    #: For how many hours the service recognises an event that is sent again; None means for ever.
     remembers: float | None = None
-    #: Whether requests need an API key, and whether the setting BILLING_CUSTOMER names its customers.
+    #: Whether requests need an API key.
     needs_key = True
+    #: Whether the setting BILLING_CUSTOMER gives the customers of this service.
     uses_billing_customer = True
 
     @abstractmethod
     def event(self, row: Row, customer: str) -> str:
-        """Return the event of a final line as JSON; "" if there is nothing to bill."""
+        """Return the event for a line of a final report as JSON; "" if the line has nothing to bill."""
 
     @abstractmethod
     def request(self, events: Sequence[str], key: str) -> tuple[bytes, dict[str, str]]:
         """Return the body and the headers of a request with these events."""
 
     @abstractmethod
-    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
-        """Return whether an answer with a status of 200 to 299 says that the service has accepted these events."""
+    def accepted(self, answer: HttpAnswer, event_ids: Sequence[str]) -> bool:
+        """Return whether an answer with a status of 200 to 299 shows that the service accepted these events."""
 
     @abstractmethod
-    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
-        """Return the outcome that an error answer describes; None if it is not an error answer of this service."""
+    def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
+        """Return the outcome that an error answer describes; None if the answer is not from this service."""
 
-    def outcome(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome:
-        """Return the outcome for the events with the identities `names`.
+    def outcome(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome:
+        """Return the outcome of a request with these events.
 
-        Raises NoneAccepted if no event was accepted, and OutcomeUnknown if the answer does not say.
+        Raises NoneAccepted if no event was accepted, and OutcomeUnknown if nobody knows whether events were accepted.
         """
         status = answer.status
         if 200 <= status < 300:
-            if self.accepted(answer, names):
-                return PushOutcome(accepted=dict.fromkeys(names, answer.summary))
+            if self.accepted(answer, event_ids):
+                return PushOutcome(accepted=dict.fromkeys(event_ids, answer.summary))
             raise OutcomeUnknown(f"{answer.summary}, but the answer is not from {self.label}: is the URL right?")
         if status == 429:
             raise NoneAccepted(answer.summary, answer.retry_after(), suspect=False)
         if status in _UNCLEAR or status >= 500:
             raise OutcomeUnknown(answer.summary, answer.retry_after())
-        refusal = self.refused(answer, names) if status in _ABOUT_CONTENT else None
+        refusal = self.refused(answer, event_ids) if status in _ABOUT_CONTENT else None
         if refusal is None:
             raise NoneAccepted(f"{answer.summary}: are URL and KEY right?", answer.retry_after())
-        if not (refusal.accepted or refusal.refused) and len(names) == 1:
-            return PushOutcome(refused={names[0]: refusal.reason})
+        if not (refusal.accepted or refusal.refused) and len(event_ids) == 1:
+            return PushOutcome(refused={event_ids[0]: refusal.reason})
         return refusal
 
 

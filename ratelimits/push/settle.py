@@ -1,4 +1,4 @@
-"""Settling: a person decides about deliveries that failed, or of which nobody knows whether they arrived."""
+"""Settle deliveries: a person decides about each delivery that failed, or whose answer was lost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ratelimits.push.receivers import Receiver
 from ratelimits.reports.statements import version_rows
 
 State = PushDelivery.State
-#: The states that need a person's decision, and those that a person may change.
+#: The states in which a delivery needs a person's decision.
 OPEN = (State.REFUSED, State.UNSURE, State.EXPIRED)
-_SETTLED = (*OPEN, State.SKIPPED)
+#: The states in which a person may settle a delivery.
+_CAN_BE_SETTLED = (*OPEN, State.SKIPPED)
 
 
 class Settlement(StrEnum):
@@ -40,11 +41,12 @@ class NotSettledError(ValueError):
 def settle(
     receiver: Receiver, lines: Collection[str], decision: Settlement, by: str, reason: str, now: datetime | None = None
 ) -> int:
-    """Settle the deliveries of these lines, all or none; return their number.
+    """Settle the deliveries of these lines; return their number.
 
-    With AGAIN, an event that the receiver certainly does not have is built again, with its identity and the customer
-    that CUSTOMER returns now. Deliveries whose account still has no customer are left as they are. Raises
-    NotSettledError.
+    With AGAIN, an event that the receiver certainly does not have is made anew. It has the same identity, and the
+    customer that CUSTOMER returns now. A delivery whose account still has no customer does not change.
+
+    Raises NotSettledError, and settles nothing, if the decision does not fit one of the deliveries.
     """
     now = now or timezone.now()
     note = f"{decision} by {by}: {reason}"[:400]
@@ -57,7 +59,7 @@ def settle(
             raise NotSettledError(f"{receiver.name} has no delivery of the line {missing[0]}.")
         for row in chosen:
             state = f"The line {row.line_id} is {row.state}"
-            if row.state not in _SETTLED:
+            if row.state not in _CAN_BE_SETTLED:
                 raise NotSettledError(f"{state}: there is nothing to settle.")
             if decision == Settlement.ACCEPTED and row.state != State.UNSURE:
                 raise NotSettledError(f"{state}, so it was never accepted.")
@@ -73,14 +75,14 @@ def lines_in(receiver: Receiver, state: str) -> list[str]:
 
 
 def _send_again(receiver: Receiver, chosen: Sequence[PushDelivery], now: datetime, note: str) -> int:
-    """Let these deliveries wait to be sent again; return their number. They must be sorted by report."""
+    """Mark the deliveries `chosen`, sorted by report, to be sent again; return how many were marked."""
     waiting = []
     for report, group in groupby(chosen, key=lambda row: row.report):
         rows = {row.line_id: row for row in group}
-        # If an event may have been accepted, send the same text again, so that the receiver can recognise it.
-        rebuilt = {name for name, row in rows.items() if row.unsure_since is None}
-        for line in version_rows(report) if rebuilt else ():
-            if line.line_id in rebuilt:
+        # An event that may have been accepted keeps its text, so that the receiver can recognise the event.
+        to_rebuild = {line_id for line_id, row in rows.items() if row.unsure_since is None}
+        for line in version_rows(report) if to_rebuild else ():
+            if line.line_id in to_rebuild:
                 delivery = rows[line.line_id]
                 delivery.customer, delivery.event = rendered(receiver, line)
         for row in rows.values():

@@ -17,15 +17,18 @@ from ratelimits.push.receivers import Receiver
 from ratelimits.push.settle import OPEN
 
 State = PushDelivery.State
-#: Maximum number of unplanned reports that are tried: before the first push there may be many.
+#: How many unplanned reports `status` tries to plan, to find those that cannot be planned. Before the first push, there
+#: may be very many unplanned reports.
 _MAX_TRIED = 50
 
 
 class Former(NamedTuple):
-    """The lines that were skipped because they have a former name of an account, with their overage."""
+    """A former name of an account, with the lines that were skipped because their report has this name."""
 
     name: str
+    #: The account, as people see it now.
     current: str
+    #: The number of skipped lines, and the sum of their overage.
     lines: int
     overage: int
 
@@ -35,7 +38,7 @@ class PushStatus:
     """The state of a receiver."""
 
     name: str
-    #: By state: the number of deliveries, and the sum of their overage.
+    #: For each state, the number of deliveries and the sum of their overage.
     counts: dict[str, tuple[int, int]]
     #: Number of report versions whose lines are not in the delivery ledger yet.
     unplanned: int
@@ -45,7 +48,7 @@ class PushStatus:
     error: str
     #: The deliveries that need a person.
     open: QuerySet[PushDelivery]
-    #: Accounts with lines under a former name for which CUSTOMER returns no customer: nobody bills these lines.
+    #: Former names of accounts. CUSTOMER returns no customer for them, so nobody bills their lines.
     former: list[Former]
 
     @property
@@ -75,20 +78,22 @@ def status(receiver: Receiver, now: datetime) -> PushStatus:
 
 
 def _former(rows: QuerySet[PushDelivery]) -> list[Former]:
-    """Return the skipped lines by account name, for names that no account has now but an existing account had."""
+    """Return the names with skipped lines that no account has now, but that an existing account had before."""
     named = Account.objects.using(conf.DATABASE).filter(identifier=OuterRef("report__account"))
     skipped = rows.filter(state=State.SKIPPED).exclude(report__account="").exclude(Exists(named))
     sums = skipped.order_by("report__account").values_list("report__account").annotate(Count("pk"), Sum("overage"))
-    found = {name: (lines, overage) for name, lines, overage in sums if overage}
+    counts = {name: (lines, overage) for name, lines, overage in sums if overage}
     history: Any = Account.history
-    records = history.using(conf.DATABASE).filter(identifier__in=list(found)).order_by("version", "history_id")
-    rows_of = dict(records.values_list("identifier", "id"))
-    current = Account.objects.using(conf.DATABASE).in_bulk(set(rows_of.values()))
-    return [Former(name, str(current[row]), *found[name]) for name, row in sorted(rows_of.items()) if row in current]
+    records = history.using(conf.DATABASE).filter(identifier__in=list(counts)).order_by("version", "history_id")
+    account_pks = dict(records.values_list("identifier", "id"))
+    accounts = Account.objects.using(conf.DATABASE).in_bulk(set(account_pks.values()))
+    return [
+        Former(name, str(accounts[pk]), *counts[name]) for name, pk in sorted(account_pks.items()) if pk in accounts
+    ]
 
 
 def preview(receiver: Receiver, now: datetime) -> Iterator[tuple[PushDelivery, bool]]:
-    """Yield the deliveries that wait or would be planned, and for each whether it would be sent now. Write nothing."""
+    """Yield each delivery that waits or would be planned, with whether it would be sent now. Write nothing."""
     rows = PushDelivery.objects.using(conf.DATABASE).filter(receiver=receiver.name, state=State.WAITING)
     for row in rows.select_related("report").order_by("pk").iterator():
         yield _preview_row(receiver, row, now)
@@ -116,5 +121,5 @@ def _preview_row(receiver: Receiver, row: PushDelivery, now: datetime) -> tuple[
     if oldest is not None and row.happened_at < now - oldest:
         row.state, row.note = State.EXPIRED, f"{receiver.service.label} accepts no event older than {oldest.days} days"
     elif retried_for is not None and row.unsure_since is not None and row.unsure_since <= now - retried_for:
-        row.state, row.note = State.UNSURE, f"{receiver.service.label} may not recognise it any more"
+        row.state, row.note = State.UNSURE, f"{receiver.service.label} may no longer recognise the event"
     return row, row.state == State.WAITING

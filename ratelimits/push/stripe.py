@@ -1,4 +1,7 @@
-"""Stripe, a billing system: one meter event per request (https://docs.stripe.com/api/billing/meter-event/create)."""
+"""Events for the billing system Stripe: each request has one meter event.
+
+See https://docs.stripe.com/api/billing/meter-event/create.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from ratelimits.push.service import PushOutcome, Service, read_json
 from ratelimits.reports.exports.billing import STRIPE_OLDEST, stripe_event
 from ratelimits.reports.rows import Row
 
-#: Start of Stripe's error message if it has the identifier already. This error has no code.
-_KNOWN = "An event already exists with identifier"
+#: Start of Stripe's error message for an event with an `identifier` that Stripe has already. This error has no code.
+_DUPLICATE_ERROR = "An event already exists with identifier"
 
 
 class Stripe(Service):
-    """Meter events for the overage of a line.
+    """Send the overage of a report line as a meter event.
 
-    No Idempotency-Key is sent: with it, Stripe would repeat its first answer for a day, even an internal error. A retry
-    is harmless without it, because Stripe recognises the event's identifier.
+    The header Idempotency-Key is not sent. With this header, Stripe would repeat its first answer for a day, even an
+    internal error. Retries are safe without the header, because Stripe recognises the event's `identifier`.
     """
 
     name, label = "stripe", "Stripe"
@@ -43,11 +46,11 @@ class Stripe(Service):
             "User-Agent": "ratelimits",
         }
 
-    def accepted(self, answer: HttpAnswer, names: Sequence[str]) -> bool:
+    def accepted(self, answer: HttpAnswer, event_ids: Sequence[str]) -> bool:
         content = read_json(answer)
-        return isinstance(content, dict) and content.get("identifier") == names[0]
+        return isinstance(content, dict) and content.get("identifier") == event_ids[0]
 
-    def refused(self, answer: HttpAnswer, names: Sequence[str]) -> PushOutcome | None:
+    def refused(self, answer: HttpAnswer, event_ids: Sequence[str]) -> PushOutcome | None:
         content = read_json(answer)
         error = content.get("error") if isinstance(content, dict) else None
         if not isinstance(error, dict):
@@ -55,6 +58,6 @@ class Stripe(Service):
         message, code = str(error.get("message", "")), str(error.get("code") or "")
         if answer.status == 404 and code != "resource_missing":
             return None  # The URL is wrong.
-        if message.startswith(_KNOWN) and names[0] in message:
-            return PushOutcome(accepted={names[0]: "Stripe had the event already"})
-        return PushOutcome(refused={names[0]: f"{answer.summary}: {code} {message}"})
+        if message.startswith(_DUPLICATE_ERROR) and event_ids[0] in message:
+            return PushOutcome(accepted={event_ids[0]: "Stripe had the event already"})
+        return PushOutcome(refused={event_ids[0]: f"{answer.summary}: {code} {message}"})

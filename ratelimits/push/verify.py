@@ -1,8 +1,8 @@
-"""Verification of the delivery ledger.
+"""Verify the delivery ledger.
 
-Each report line with something to bill must have one delivery with the same values. No change of a column may keep a
-delivery from being sent. Only a billing system itself knows which events it accepted, so the state of a delivery is
-only compared with the other columns of its row.
+Each report line with something to bill must have one delivery with the same values. No column may have a value with
+which the delivery would never be sent. Only the billing system knows which events it accepted. So the state of a
+delivery is compared only with the other columns of its row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ratelimits.reports.statements import version_rows
 _CHUNK = 500
 #: Maximum time from now until a delivery is due, or until the pause of a receiver ends.
 _MAX_DELAY = max(timedelta(seconds=MAX_WAIT), 2 * MAX_PAUSE) + CLAIM
-#: Fields of an event that may differ, because settings or the version of the app have changed.
+#: Fields of an event that may differ, because settings or the version of the app may have changed.
 _IGNORED = ("source", "dataschema")
 
 State = PushDelivery.State
@@ -41,9 +41,9 @@ _SETTLED = (State.ACCEPTED, State.ELSEWHERE)
 
 
 def verify_pushed(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield a finding for each delivery that differs from its report line, or that will not be sent.
+    """Yield a finding for each delivery that differs from its report line, or that would never be sent.
 
-    The number of deliveries is added to `checked`.
+    Add the number of deliveries to `checked`.
     """
     planned = PushedReport.objects.using(using).order_by("report_id", "receiver_id").select_related("report")
     for _report, group in groupby(planned.iterator(_CHUNK), key=lambda pushed: pushed.report_id):
@@ -59,25 +59,26 @@ def _verify_report(using: str, planned: list[PushedReport], checked: Counter[str
     titles = {pushed.receiver_id: f"pushing {report} to {pushed.receiver_id}" for pushed in planned}
     services = {name: _service(name) for name in titles}
     deliveries = PushDelivery.objects.using(using).filter(report=report)
-    of_lines: Counter[str] = Counter()
+    # For each receiver, how many deliveries belong to a line of this report.
+    with_line: Counter[str] = Counter()
     rows = version_rows(report)
     while chunk := {row.line_id: row for row in islice(rows, _CHUNK)}:
         by_line = {
             (delivery.receiver_id, delivery.line_id): delivery for delivery in deliveries.filter(line_id__in=chunk)
         }
-        of_lines.update(name for name, _line in by_line)
+        with_line.update(name for name, _line in by_line)
         for name, title in titles.items():
             for line, row in chunk.items():
                 yield from (f"{title}: {error}" for error in _errors(services[name], row, by_line.get((name, line))))
-    # Count after the lines were read: a report gets all its deliveries at once, so none is added meanwhile.
+    # Nothing was added while the lines were read: all deliveries of a report are written in one transaction.
     counts = dict(deliveries.order_by().values_list("receiver").annotate(Count("pk")))
     for pushed in planned:
         name, count = pushed.receiver_id, counts.get(pushed.receiver_id, 0)
         checked["deliveries"] += count
         if count != pushed.lines:
             yield f"{titles[name]}: {pushed.lines} lines were planned, and the delivery ledger has {count}"
-        if count != of_lines[name]:
-            yield f"{titles[name]}: {count - of_lines[name]} deliveries are of lines that the report did not add"
+        if count != with_line[name]:
+            yield f"{titles[name]}: {count - with_line[name]} deliveries belong to lines that the report did not add"
 
 
 def _service(receiver: str) -> Service | None:
@@ -90,7 +91,7 @@ def _errors(service: Service | None, row: Row, delivery: PushDelivery | None) ->
     """Yield the differences between a line and its delivery."""
     if delivery is None:
         if service is not None and service.event(row, "somebody"):
-            yield f"the line {row.line_id} has something to bill, and no delivery"
+            yield f"the line {row.line_id} has something to bill, but no delivery"
         return
     expected = row.meter, row.overage_quantity, moment(second(row) * SECOND)
     if (delivery.meter, delivery.overage, delivery.happened_at) != expected:
@@ -118,7 +119,8 @@ def _verify_states(using: str) -> Iterator[str]:
     latest = timezone.now() + _MAX_DELAY
     rows = PushDelivery.objects.using(using).order_by("pk")
     empty = Q(customer="") | Q(event="")
-    # One query for each condition: a process that sends meanwhile changes all columns of a row in one statement.
+    # Each condition is one query, so that a process that sends meanwhile cannot cause a finding: it changes all columns
+    # of a row in one statement.
     conditions = (
         (~Q(state__in=State.values), "has an unknown state"),
         (Q(state__in=_SETTLED, settled_at=None), "is settled, but has no time of settlement"),
@@ -129,10 +131,10 @@ def _verify_states(using: str) -> Iterator[str]:
         (Q(state=State.WAITING, due_at__gt=latest), "waits longer than any delivery may"),
         (Q(state=State.WAITING, together__lt=1), "is never sent, since a request may have less than one event"),
     )
-    # Rows are almost never wrong, so first look for all conditions in one query.
+    # Wrong rows are rare, so one query first looks for all conditions together.
     suspect = rows.filter(reduce(or_, (condition for condition, _error in conditions))).exists()
     for condition, error in conditions if suspect else ():
         for row in rows.filter(condition).iterator(_CHUNK):
             yield f"delivery {row.line_id} to {row.receiver_id} {error}: {row.state}"
     for receiver in PushReceiver.objects.using(using).filter(paused_until__gt=latest).order_by("pk"):
-        yield f"nothing is sent to {receiver} before {receiver.paused_until}: no failure pauses a receiver that long"
+        yield f"nothing is sent to {receiver} before {receiver.paused_until}: no failure pauses a receiver for so long"

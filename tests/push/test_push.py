@@ -217,7 +217,7 @@ def test_an_answer_lost_more_than_a_day_ago_is_stated_and_not_guessed(name: str,
     assert push(name, 99) == {}
     assert len(fake.taken) == 1
     row = PushDelivery.objects.get()
-    assert "look there whether it has it" in row.note
+    assert f"check if {receiver(name).service.label} has the event" in row.note
     assert settle(receiver(name), [row.line_id], Settlement.ACCEPTED, "ada", "found in its log", NOW) == 1
     assert push(name, 100) == {}
     row.refresh_from_db()
