@@ -1,27 +1,31 @@
-"""Put an apostrophe in front of texts in a file, so that a spreadsheet does not read them as formulae."""
+"""Put an apostrophe before a text in a file, so that a spreadsheet does not read the text as a formula."""
 
 from __future__ import annotations
 
 import re
 
-#: Signs that start a formula. East Asian spreadsheets also accept the full-width forms.
+#: Signs that start a formula. Spreadsheets in East Asia also accept the full-width forms of these signs.
 SIGNS = "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
-#: Characters that end a cell if the spreadsheet does not use the comma as separator, for a regular expression.
+#: Separators of cells in spreadsheets that do not separate cells by commas. They are escaped for a regular expression.
 ENDS = ";|\\t\\r\\n"
-_SET = re.escape(SIGNS)
-#: Matches where a text needs an apostrophe: at its start or after a character of ENDS, if a formula follows.
-_FORMULA = re.compile(f'^(?=[{_SET}\\t\\r\\n])|(?<=[{ENDS}])(?=[ "]*[{_SET}])')
-#: Matches an apostrophe where `neutral` could have put one.
-_MARK = re.compile(f"(?:^|(?<=[{ENDS}]))'(?='*[ \"]*[{_SET}\\t\\r\\n])")
+_SIGNS_PATTERN = re.escape(SIGNS)
+#: Matches each place where a text needs an apostrophe: the start of a formula, at the start of the text or after a
+#: character of `ENDS`.
+_FORMULA = re.compile(f'^(?=[{_SIGNS_PATTERN}\\t\\r\\n])|(?<=[{ENDS}])(?=[ "]*[{_SIGNS_PATTERN}])')
+#: Matches an apostrophe at a place where `neutral` could have put an apostrophe.
+_MARK = re.compile(f"(?:^|(?<=[{ENDS}]))'(?='*[ \"]*[{_SIGNS_PATTERN}\\t\\r\\n])")
 
 
 def neutral(text: str) -> str:
-    """Return a text with an apostrophe wherever a spreadsheet would see the start of a formula."""
+    """Return a text with an apostrophe before each place where a spreadsheet would see the start of a formula."""
     return _FORMULA.sub("'", text)
 
 
 def restorable(text: str) -> str:
-    """Return a text like `neutral`, which `restored` can undo: an apostrophe that was there before is doubled."""
+    """Return a text with apostrophes as in `neutral`, from which `restored` can make the original text again.
+
+    Where the original text already has an apostrophe at such a place, the result has two.
+    """
     return neutral(_MARK.sub("''", text))
 
 

@@ -127,7 +127,7 @@ class Verification:
         counts = [f"{self.checked[kind]:,} {kind}" for kind in _KINDS if self.checked[kind]]
         return f"Checked {', '.join(counts) or 'nothing: there is no usage and no report yet'}."
 
-    def unseen(self) -> Iterator[str]:
+    def unchecked(self) -> Iterator[str]:
         """Yield a sentence for each thing that could not be checked."""
         if self._account is not None:
             yield (
@@ -169,10 +169,10 @@ class Verification:
                 " ratelimits_reload gives them one."
             )
         for manifest in self._manifests:
-            yield from _unseen_with(manifest)
+            yield from _unchecked_with(manifest)
 
 
-def _unseen_with(manifest: dict[str, Any]) -> Iterator[str]:
+def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each thing that could not be checked with a manifest."""
     month = manifest["month"]
     if manifest["format"] == OLD_FORMAT:

@@ -25,8 +25,9 @@ __all__ = [
     "usage",
 ]
 
-# The app's index shows the status, and the tables in the order of work. A project that sets its own index keeps it. The
-# templates have other names than Django's: overriding Django's would depend on the order of INSTALLED_APPS.
+# The app's index page shows the status, and lists the tables in the order in which people use them. A project that has
+# set an index template keeps its template. The app's templates have other file names than Django's. With Django's file
+# names, the order of `INSTALLED_APPS` would decide which template is used.
 if admin.site.index_template is None:
     admin.site.index_template = "ratelimits/admin/index.html"
 if admin.site.app_index_template is None:

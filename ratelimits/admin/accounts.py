@@ -26,7 +26,7 @@ from ratelimits.models import Account, Plan, PlanInclusion, PlanMembership, Plan
 
 
 def _count_of(model: type[Model]) -> Coalesce:
-    """Return the number of rows of a table that are on each plan of a query."""
+    """Return an expression for a query of plans: the number of rows of `model` that refer to the plan."""
     rows = model._default_manager.filter(plan=OuterRef("pk")).order_by().values("plan")
     return Coalesce(Subquery(rows.annotate(total=Count("*")).values("total")), 0)
 
@@ -59,14 +59,15 @@ class PlanAdmin(AuditedAdmin):
     object_history_template = "ratelimits/admin/plan_history.html"
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the rules out for users who may not view rules."""
+        """Return the fields. Only users who may view rules see the plan's rules."""
         rules = self.admin_site.get_model_admin(Rule)
-        shown = rules.has_view_permission(request)
-        return [name for name in super().get_fields(request, obj) if shown or name != "rules_listed"]
+        may_view = rules.has_view_permission(request)
+        return [name for name in super().get_fields(request, obj) if may_view or name != "rules_listed"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Plan]:
         plans: QuerySet[Plan] = super().get_queryset(request).prefetch_related("inclusions")
-        # Counted in queries of their own: joins of the three would have as many rows as their numbers multiplied.
+        # A subquery counts each of the three tables. A join of all three would have a row for each combination of a
+        # rule, a key and an account.
         return plans.annotate(
             rule_total=_count_of(Rule), key_total=_count_of(PlanMembership), account_total=_count_of(Account)
         )
@@ -74,7 +75,7 @@ class PlanAdmin(AuditedAdmin):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show, below the plan's history, the newest changes of its included quantities and prices."""
+        """Show the plan's history, and below it the newest changes of the plan's included quantities and prices."""
         pk = self._primary_key(unquote(object_id))
         rows = changed_rows(PARTS, None, 0, PER_PAGE, Q(plan=pk))
         changes = [shown_change(self.admin_site, request, row) for row in rows]
@@ -102,7 +103,7 @@ class PlanAdmin(AuditedAdmin):
 
     @admin.display(description=_("rules"))
     def rules_listed(self, plan: Plan | None) -> str:
-        """Return the plan's rules as sentences, each with a link to its page."""
+        """Return a list of the plan's rules, as HTML. Each item is a rule's sentence, with a link to the rule."""
         if plan is None or plan.pk is None:
             return "–"
         add = reverse(f"{self.admin_site.name}:ratelimits_rule_add") + f"?plan={plan.pk}"
@@ -110,8 +111,8 @@ class PlanAdmin(AuditedAdmin):
             (reverse(f"{self.admin_site.name}:ratelimits_rule_change", args=[rule.pk]), rule.name, rule.sentence())
             for rule in plan.rules.all()
         ]
-        listed = format_html_join("", '<li><a href="{}">{}</a>: {}</li>', rows)
-        return format_html('<ul>{}<li><a href="{}">{}</a></li></ul>', listed, add, _("Add a rule"))
+        items = format_html_join("", '<li><a href="{}">{}</a>: {}</li>', rows)
+        return format_html('<ul>{}<li><a href="{}">{}</a></li></ul>', items, add, _("Add a rule"))
 
 
 @admin.register(PlanMembership)

@@ -1,4 +1,4 @@
-"""Adjustments in the admin: units that a person adds to a period, or takes off it.
+"""Adjustments in the admin. With an adjustment, a person adds units to a period, or takes units off the period.
 
 Before an adjustment is saved, a page shows its effect on the report. If the settings require approval, another person
 must approve the adjustment.
@@ -29,14 +29,20 @@ from ratelimits.reports import adjusting
 from ratelimits.reports.closing import close
 from ratelimits.reports.statements.effect import Effect, effect_of
 
-#: Inputs of the page that shows the effect. SEEN: the user has seen the effect. LARGE: the user intends to adjust by
-#: more than all usage. REFERENCE: the new adjustment's reference, so that a page that is posted twice adds only one.
+#: Names of three inputs on the page that shows the effect of a new adjustment:
+#:
+#: SEEN       the user has seen the effect
+#: LARGE      the user confirms an adjustment by more units than were used in the period
+#: REFERENCE  the reference of the adjustment. It is unique, so only the first POST of a page adds an adjustment
 SEEN, LARGE, REFERENCE = "_effect_seen", "_large_meant", "_reference"
 
 
 @admin.register(Adjustment)
 class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Adjustments: they are added, but never changed or deleted. A further adjustment corrects a wrong one."""
+    """The adjustments. Users add adjustments, but cannot change or delete them.
+
+    To correct a wrong adjustment, a user adds another one.
+    """
 
     list_display = [
         *("payer", "period_start", "meter", "quantity", "reason", "made_by", "created_at", "approval", "report"),
@@ -62,12 +68,15 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def has_approve_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may approve and refuse. The permission to change adjustments allows only this."""
+        """Return whether the user may approve and refuse adjustments.
+
+        The permission to change adjustments allows to approve and to refuse, and nothing else.
+        """
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_adjustment"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Adjustment]:
-        """Read the users with separate queries, because they may be in another database."""
+        """Return the adjustments with their users, which separate queries read: users may be in another database."""
         return super().get_queryset(request).prefetch_related("author", "decided_by")
 
     @admin.display(description=_("account"), ordering="account")
@@ -82,11 +91,14 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description=_("effect on the report"))
     def effect(self, adjustment: Adjustment) -> str:
-        """Return the report's totals before and after the adjustment; "–" if it is on a report or was refused."""
+        """Return the report's totals before and after the adjustment.
+
+        Return "–" for an adjustment that is on a report or was refused.
+        """
         if adjustment._state.adding or adjustment.report_id is not None or adjustment.approval == "refused":
             return "–"
         try:
-            return _sentence(effect_of(adjustment))
+            return _effect_sentence(effect_of(adjustment))
         except ValueError as error:  # The account's time zone no longer exists.
             return str(error)
 
@@ -101,7 +113,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the effect of a valid adjustment on the report, and save it only after the effect was seen."""
+        """Show the effect of a valid adjustment on the report. Save the adjustment if the user has seen the effect."""
         if request.method == "POST" and self.has_add_permission(request):
             form: Any = self.get_form(request)(request.POST)
             if form.is_valid():
@@ -111,14 +123,14 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         try:
             return super().add_view(request, form_url, extra_context)
         except IntegrityError:
-            # The same page was posted twice at the same time, and the other request was faster.
+            # The page was posted twice at the same time, and the other request has saved the adjustment.
             saved = self._saved_before(request)
             if saved is None:
                 raise
             return saved
 
     def _saved_before(self, request: HttpRequest) -> HttpResponse | None:
-        """Return a response with a warning if this page was posted and saved before; None if it was not."""
+        """Return a response with a warning if an earlier POST of this page saved the adjustment; else None."""
         reference = _reference(request)
         saved = None if reference is None else Adjustment.objects.filter(reference=reference).first()
         if saved is None:
@@ -128,9 +140,9 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:ratelimits_adjustment_changelist"))
 
     def _effect_page(self, request: HttpRequest, adjustment: Adjustment) -> HttpResponse | None:
-        """Return the page that shows the effect, or a warning if the page was posted before.
+        """Return the page that shows the effect; None if the adjustment must be saved now.
 
-        Return None if the adjustment must be saved now.
+        If an earlier POST of the page saved the adjustment, return a response with a warning instead.
         """
         if (saved := self._saved_before(request)) is not None:
             return saved
@@ -154,6 +166,7 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             "typed": typed,
             "seen": SEEN,
             "large": LARGE,
+            # The user has seen the effect, but has not ticked the box that a large adjustment needs.
             "unconfirmed": SEEN in request.POST,
             "approval": conf.ADJUSTMENT_APPROVAL,
         }
@@ -164,18 +177,17 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
         obj.reference = _reference(request) or obj.reference
         super().save_model(request, obj, form, change)
         if obj.approval == Adjustment.Approval.WAITING:
-            self.message_user(
-                request, _("The adjustment counts once another person has approved it."), messages.WARNING
-            )
+            text = _("Reports do not include the adjustment until another person has approved it.")
+            self.message_user(request, text, messages.WARNING)
 
-    @admin.action(description=_("Approve the selected adjustments, so that they count"), permissions=["approve"])
+    @admin.action(description=_("Approve the selected adjustments"), permissions=["approve"])
     def approve(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Approve adjustments of other people."""
+        """Approve adjustments that other people added."""
         self._decide(request, queryset, adjusting.approve, str(_("approved")))
 
-    @admin.action(description=_("Refuse the selected adjustments, so that they never count"), permissions=["approve"])
+    @admin.action(description=_("Refuse the selected adjustments"), permissions=["approve"])
     def refuse(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Refuse adjustments of other people."""
+        """Refuse adjustments that other people added."""
         self._decide(request, queryset, adjusting.refuse, str(_("refused")))
 
     def _decide(self, request: HttpRequest, queryset: QuerySet[Adjustment], decide: Any, decision: str) -> None:
@@ -190,12 +202,12 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description=_("Put the selected adjustments on reports now"), permissions=["add"])
     def finalise(self, request: HttpRequest, queryset: QuerySet[Adjustment]) -> None:
-        """Make new versions of the adjustments' reports now, without waiting for the worker."""
-        waiting = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
-        for account in list(waiting.values_list("account", flat=True).distinct()):
+        """Make new versions of reports with the adjustments now, without waiting for the worker."""
+        unreported = queryset.filter(report=None, approval__in=Adjustment.COUNTS).order_by("account")
+        for account in list(unreported.values_list("account", flat=True).distinct()):
             for report in close.finalise(account=account):
                 self.message_user(request, _("Report %(report)s was finalised.") % {"report": report}, messages.SUCCESS)
-        # The worker may have been faster, so read each adjustment again.
+        # The worker may have put an adjustment on a report before, so read each adjustment again.
         for adjustment in queryset.select_related("report").order_by("pk"):
             values = {"adjustment": adjustment, "report": adjustment.report}
             if adjustment.report is not None:
@@ -203,24 +215,26 @@ class AdjustmentAdmin(TypedNumbers, admin.ModelAdmin):  # type: ignore[type-arg]
             elif adjustment.approval == Adjustment.Approval.WAITING:
                 self.message_user(request, _("%(adjustment)s waits for approval.") % values, messages.WARNING)
             elif adjustment.approval in Adjustment.COUNTS:
-                text = _("%(adjustment)s waits until its period is closed; then the report will contain it.")
+                text = _(
+                    "%(adjustment)s waits until its period is closed. The report will then contain the adjustment."
+                )
                 self.message_user(request, text % values, messages.WARNING)
             else:
                 self.message_user(request, _("%(adjustment)s was refused.") % values, messages.WARNING)
 
 
 def _reference(request: HttpRequest) -> UUID | None:
-    """Return the reference that the page with the effect has sent; None if the form was posted directly."""
+    """Return the reference in a POST of the page that shows the effect; None in a POST of the form itself."""
     try:
         return UUID(request.POST.get(REFERENCE, ""))
     except ValueError:
         return None
 
 
-def _sentence(effect: Effect) -> str:
+def _effect_sentence(effect: Effect) -> str:
     text = _(
-        "{before} billed before ({overage_before} of them overage), {after} after ({overage_after} overage);"
-        " {used} used"
+        "before the adjustment, {before} units are billed ({overage_before} of them overage); after the adjustment,"
+        " {after} units are billed ({overage_after} of them overage); {used} units were used"
     )
     if effect.owed is not None:
         text = format_lazy(

@@ -1,4 +1,4 @@
-"""Alerts in the admin: the channels, the raised alerts and their deliveries."""
+"""Alerts in the admin: the channels, the alerts that were raised, and the deliveries of alerts to channels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratelimits.models.ledger import moment
 
 @admin.register(AlertChannel)
 class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
-    """The channels that an account's alerts are sent to."""
+    """The channels: mail addresses and webhooks that get the alerts of an account."""
 
     list_display = ["account", "email", "webhook_url", "active"]
     list_filter = ["active"]
@@ -31,7 +31,7 @@ class AlertChannelAdmin(Completed, admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ["account", "email", "webhook_url", "secret", "active"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the secret out for users who may not change it: with the secret they could sign webhooks."""
+        """Return the fields. Only users who may edit the channel see the secret, because it can sign webhooks."""
         may_edit = self.has_add_permission(request) if obj is None else self.has_change_permission(request, obj)
         return [name for name in super().get_fields(request, obj) if may_edit or name != "secret"]
 
@@ -53,7 +53,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
 
     @admin.display(description=_("reached"), ordering="threshold")
     def reached(self, alert: Alert) -> str:
-        """Return the threshold in percent."""
+        """Return the threshold as text, in percent."""
         return f"{alert.threshold} %"
 
     @admin.display(description=_("billing period"), ordering="period")
@@ -68,7 +68,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
 
     @admin.display(description=_("deliveries"))
     def delivered(self, alert: Alert) -> str:
-        """Return the deliveries with their states, channels and errors."""
+        """Return the alert's deliveries as HTML, each with its state, channel and error."""
         deliveries = alert.deliveries.select_related("channel")
         rows = ((str(delivery), delivery.channel or "", delivery.error) for delivery in deliveries)
         return format_html_join("", "<div>{} {} {}</div>", rows)
@@ -76,7 +76,7 @@ class AlertAdmin(InspectedAdmin, ReadOnlyAdmin):
 
 @admin.register(AlertDelivery)
 class AlertDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries. An action retries deliveries that were given up."""
+    """The deliveries of alerts. An action retries deliveries that the worker no longer tries."""
 
     list_display = ["alert", "kind", "channel", "state", "attempts", "due_at", "done_at", "error"]
     list_filter = ["state", "kind"]
@@ -85,12 +85,12 @@ class AlertDeliveryAdmin(ReadOnlyAdmin):
     actions = ["again"]
 
     def has_again_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may change deliveries."""
+        """Return whether the user may retry deliveries. This needs the permission to change deliveries."""
         return request.user.has_perm("ratelimits.change_alertdelivery")
 
     @admin.action(description=_("Retry deliveries that were given up"), permissions=["again"])
     def again(self, request: HttpRequest, queryset: QuerySet[AlertDelivery]) -> None:
-        """Retry deliveries that were given up, with the same ids."""
+        """Retry failed deliveries. They keep their ids, so a receiver can recognise an alert that comes twice."""
         failed = queryset.filter(state=AlertDelivery.State.FAILED)
         count = failed.update(state=AlertDelivery.State.WAITING, attempts=0, due_at=timezone.now())
         message = ngettext("%(n)d delivery is due again.", "%(n)d deliveries are due again.", count)

@@ -1,4 +1,4 @@
-"""Admin pages on which every change is recorded with the user who made it."""
+"""Admin pages that record every change, with the user who made the change."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ else:
     _Base = SimpleHistoryAdmin
 
 
-#: Name of the input for the reason of a change; all audited forms have it.
+#: Name of the input for the reason of a change. The form of each audited page has this input.
 REASON = "change_reason"
 
 
 class ReasonField(forms.CharField):
-    """An input for the reason of a change. Typing a reason alone does not count as a change of the row."""
+    """An input for the reason of a change. If only the reason was typed, the row counts as not changed."""
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
@@ -60,9 +60,9 @@ class ReasonedActionForm(ActionForm):
 
 @contextmanager
 def recorded_user(request: HttpRequest) -> Iterator[None]:
-    """Record the request's user and reason in the history.
+    """Record the user and the reason of the request in the history, for all changes in the `with` block.
 
-    The user is recorded whether or not django-simple-history's middleware is installed.
+    This also works if django-simple-history's middleware is not installed.
     """
     context = HistoricalRecords.context
     with because(request.POST.get(REASON)):
@@ -77,7 +77,7 @@ def recorded_user(request: HttpRequest) -> Iterator[None]:
 
 
 class AuditedAdmin(TypedNumbers, _Base):
-    """An admin page that records the user and the version of every change, whether by a form or by an action."""
+    """An admin page that records the user and the version of every change. A form or an action makes the change."""
 
     history_list_display = ["version"]
     action_form = ReasonedActionForm
@@ -85,20 +85,22 @@ class AuditedAdmin(TypedNumbers, _Base):
     delete_selected_confirmation_template = "ratelimits/admin/delete_selected_confirmation.html"
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return the form with an input for the reason. The reason is not a column of the row."""
-        asking = type(self.form.__name__, (self.form,), {REASON: reason_field(), "__module__": self.form.__module__})
-        return super().get_form(request, obj, change, **{"form": asking, **kwargs})
+        """Return the form with an input for the reason. The table of the row has no column for the reason."""
+        form_with_reason = type(
+            self.form.__name__, (self.form,), {REASON: reason_field(), "__module__": self.form.__module__}
+        )
+        return super().get_form(request, obj, change, **{"form": form_with_reason, **kwargs})
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Put the reason at the end of the form, if the user may save the form."""
+        """Return the fieldsets. If the user may save the form, the input for the reason comes last."""
         fieldsets = [*super().get_fieldsets(request, obj)]
-        may = self.has_change_permission(request, obj) if obj else self.has_add_permission(request)
-        shown = flatten_fieldsets(fieldsets)
-        return [*fieldsets, (None, {"fields": [REASON]})] if may and REASON not in shown else fieldsets
+        may_save = self.has_change_permission(request, obj) if obj else self.has_add_permission(request)
+        names = flatten_fieldsets(fieldsets)
+        return [*fieldsets, (None, {"fields": [REASON]})] if may_save and REASON not in names else fieldsets
 
     @contextmanager
     def _edit(self, request: HttpRequest) -> Iterator[None]:
-        """Validate and write everything of a POST in one edit, so that no other edit can come in between."""
+        """Validate and write all rows of a POST in one edit, so that no other edit happens at the same time."""
         with recorded_user(request):
             if request.method != "POST":
                 yield
@@ -106,8 +108,8 @@ class AuditedAdmin(TypedNumbers, _Base):
             with editing(router.db_for_write(self.model)):
                 yield
 
-    def _saved(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Return the response. Roll the edit back if the response shows the form again, with errors."""
+    def _checked_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        """Return the response. If it shows the form again with errors, roll the edit back."""
         if request.method == "POST" and response.status_code == 200:
             transaction.set_rollback(True, using=router.db_for_write(self.model))
         return response
@@ -120,7 +122,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         with self._edit(request):
-            return self._saved(request, super().changeform_view(request, object_id, form_url, extra_context))
+            return self._checked_response(request, super().changeform_view(request, object_id, form_url, extra_context))
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
         self._warn(request, obj)
@@ -131,7 +133,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().response_change(request, obj)
 
     def _warn(self, request: HttpRequest, row: Any) -> None:
-        """Show a warning for each name in a saved row that refers to nothing."""
+        """Show a warning for each name in a saved row that the project does not know, such as an unknown scope."""
         for sentence in unknown_names.in_row(row):
             self.message_user(request, sentence, messages.WARNING)
 
@@ -152,7 +154,7 @@ class AuditedAdmin(TypedNumbers, _Base):
         return super().history_view(request, object_id, extra_context)
 
     def get_history_queryset(self, request: HttpRequest, history_manager: Any, pk_name: str, object_id: Any) -> Any:
-        """Read the users with a separate query, because they may be in another database."""
+        """Return the history with its users. A separate query reads the users: they may be in another database."""
         records: Any = super().get_history_queryset(request, history_manager, pk_name, object_id)  # type: ignore[misc]
         return records.select_related(None)._select_related_history_tracked_objs().prefetch_related("history_user")
 
@@ -161,7 +163,8 @@ class AuditedAdmin(TypedNumbers, _Base):
     ) -> HttpResponse:
         """Show a former state of the row. A POST restores that state as a new edit.
 
-        Raises PermissionDenied if a user who may only view posts: django-simple-history would save the row.
+        Raises PermissionDenied for a POST of a user who may only view the row. django-simple-history itself would save
+        the row.
         """
         pk = self._primary_key(unquote(object_id))
         if not version_id.isdecimal():
@@ -170,12 +173,13 @@ class AuditedAdmin(TypedNumbers, _Base):
             if request.method == "POST" and self.revert_disabled(request, self.model(pk=pk)):
                 raise PermissionDenied
             response = super().history_form_view(request, pk, version_id, extra_context)  # type: ignore[misc]
-            return self._saved(request, response)
+            return self._checked_response(request, response)
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may not restore the row.
 
-        Restoring needs the permission to change rows; for a deleted row, also the permission to add rows.
+        To restore a row, a user needs the permission to change rows. To restore a deleted row, the user also needs the
+        permission to add rows.
         """
         if super().revert_disabled(request, obj) or not self.has_change_permission(request, obj):  # type: ignore[misc]
             return True
@@ -185,17 +189,17 @@ class AuditedAdmin(TypedNumbers, _Base):
     def render_history_view(
         self, request: HttpRequest, template: str, context: dict[str, Any], **kwargs: Any
     ) -> HttpResponse:
-        """Show a former state as text instead of a form to users who may not restore it."""
+        """Show a former state of a row. Users who may not restore the row see text instead of a form."""
         form = context.get("adminform")
         if form is not None and context["revert_disabled"]:
             fieldsets: Any = self.get_fieldsets(request, context["original"])
-            shown = flatten_fieldsets(fieldsets)
-            context["adminform"] = AdminForm(form.form, fieldsets, {}, shown, model_admin=self)
+            readonly_names = flatten_fieldsets(fieldsets)
+            context["adminform"] = AdminForm(form.form, fieldsets, {}, readonly_names, model_admin=self)
         response: HttpResponse = super().render_history_view(request, template, context, **kwargs)  # type: ignore[misc]
         return response
 
     def _primary_key(self, text: str) -> Any:
-        """Return the primary key in a URL. Raises Http404 if the text cannot be a primary key."""
+        """Return the primary key that a part of a URL names. Raises Http404 if the text cannot be a primary key."""
         try:
             return self.model._meta.pk.to_python(text)
         except ValidationError as error:

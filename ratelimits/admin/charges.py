@@ -20,47 +20,48 @@ from ratelimits.reports.statements.charges import version_charges
 
 
 def summary(report: Report) -> str:
-    """Return, as HTML, the amount of each meter, the amount of the version, and the total owed; "–" without prices."""
+    """Return, as HTML, the amount of each meter, the amount of the version, and the amount that the account owes.
+
+    Return "–" for a report without prices.
+    """
     try:
         with readable(report):
-            rows = format_html_join("", "<div>{}</div>", ((text,) for text in _meters(report)))
+            rows = format_html_join("", "<div>{}</div>", ((text,) for text in _priced_meters(report)))
             owed = report.amounts.get("total", {}) if report.amounts else {}
-            totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _totals(owed))
+            totals = format_html_join("", "<div><strong>{}: {} {}</strong></div>", _owed_amounts(owed))
     except UnreadableError as error:
         return str(error)
     return format_html("{}{}", rows, totals) if owed else "–"
 
 
-def _totals(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _owed_amounts(owed: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     for currency, amount in owed.items():
         yield _("owed for this report up to this version"), amount, currency
 
 
-def _meters(report: Report) -> Iterator[str]:
+def _priced_meters(report: Report) -> Iterator[str]:
     for period, record in report.prices.get("periods", {}).items():
         amounts = report.amounts["periods"][period]
         for meter, price in prices_of(record).items():
             before, after = amounts["quantities"][meter]
             amount = minus(price.of(after), price.of(before) if before is not None else Decimal(0))
-            shown: dict[str, Any] = {"meter": meter, "currency": record["currency"], "amount": written(amount)}
-            shown |= {"after": f"{after:,}", "before": f"{before or 0:,}"}
+            values: dict[str, Any] = {"meter": meter, "currency": record["currency"], "amount": written(amount)}
+            values |= {"after": f"{after:,}", "before": f"{before or 0:,}"}
             text = _("%(meter)s: %(after)s beyond the included quantity, %(amount)s %(currency)s")
             if before is not None:
                 text = _(
                     "%(meter)s: %(after)s beyond the included quantity (%(before)s before), %(amount)s %(currency)s"
                 )
-            yield text % shown
-        shown = {"start": f"{moment(int(period) * SECOND):%Y-%m-%d}", "amount": amounts["amount"]}
-        yield _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded") % {
-            **shown,
-            "currency": record["currency"],
-        }
+            yield text % values
+        text = _("this version, for the period from %(start)s: %(amount)s %(currency)s, rounded")
+        start = f"{moment(int(period) * SECOND):%Y-%m-%d}"
+        yield text % {"start": start, "amount": amounts["amount"], "currency": record["currency"]}
 
 
 def line_amounts(report: Report, limit: int) -> dict[str, str]:
-    """Return the amounts of the first `limit` lines of a version, by line_id."""
+    """Return the amounts of the first `limit` lines of a version of a report, by `line_id`."""
     amounts = {}
-    with suppress(UnreadableError):  # The summary shows this error.
+    with suppress(UnreadableError):  # `summary` shows the error.
         for charge in islice(version_charges(report), limit):
             if charge.amount is not None:
                 amounts[charge.row.line_id] = f"{written(charge.amount)} {charge.currency}"

@@ -24,7 +24,10 @@ def may_inspect(request: HttpRequest) -> bool:
 
 
 def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
-    """Return the address of the inspector for a key, and the account that used it. `site` names the admin site."""
+    """Return the URL of the inspector's page about a key and, if it is given, the account that used the key.
+
+    `site` is the name of the admin site.
+    """
     query = {"q": key} | ({"account": account} if account else {})
     return f"{reverse(f'{site}:ratelimits_inspect_changelist')}?{urlencode(query)}"
 
@@ -32,19 +35,19 @@ def inspect_url(key: str, account: str = "", site: str = "admin") -> str:
 class InspectedAdmin(_Base):
     """An admin page whose rows have links to the inspector, in the list and on each row's page.
 
-    In the list, the values of the column `inspected_column` are the links; if it is "", one more column has them. A
-    subclass with its own `get_list_display` must add `inspect_columns` itself.
+    In the list, the values of the column `inspected_column` are the links. If `inspected_column` is "", the list gets
+    another column with the links. A subclass that overrides `get_list_display` must call `inspect_columns` there.
     """
 
     inspected_column = ""
     change_form_template = "ratelimits/admin/inspected_change_form.html"
 
     def inspected(self, row: Any) -> tuple[str, str]:
-        """Return the key that a row is about, and its account; "" for no key and for an account that is not known."""
+        """Return the key that a row is about, and the key's account. Each is "" if it is not known."""
         raise NotImplementedError
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns, one of which leads to the inspector."""
+        """Return the columns. One column has links to the inspector, if the user may open it."""
         columns: list[Any] = list(super().get_list_display(request))
         links = self.inspect_columns(request)
         if links and self.inspected_column:
@@ -52,7 +55,7 @@ class InspectedAdmin(_Base):
         return [*columns, *links]
 
     def inspect_columns(self, request: HttpRequest) -> list[Any]:
-        """Return the column that leads to the inspector, for those who may open it."""
+        """Return a list with the column of links to the inspector; an empty list if the user may not open it."""
         if not may_inspect(request):
             return []
         name = self.inspected_column
@@ -68,7 +71,7 @@ class InspectedAdmin(_Base):
         return [inspect]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show the link above the form of an existing row."""
+        """Show a link to the inspector above the form of an existing row."""
         row = kwargs.get("obj")
         key, account = self.inspected(row) if row is not None and may_inspect(request) else ("", "")
         context["inspect_url"] = inspect_url(key, account, self.admin_site.name) if key else ""

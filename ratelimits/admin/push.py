@@ -1,4 +1,4 @@
-"""The delivery ledger in the admin, read-only: the events that were sent to billing systems, and their answers."""
+"""The delivery ledger in the admin, read-only. It has the events for billing systems, and the systems' answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimits.models import PushDelivery, PushReceiver
 
 @admin.register(PushReceiver)
 class PushReceiverAdmin(ReadOnlyAdmin):
-    """The billing systems, with the result of the last request to each."""
+    """The billing systems. Each has the result of the last request to it."""
 
     list_display = ["name", "answered_at", "paused_until", "failures", "error"]
     fields = ["name", "answered_at", "paused_until", "failures", "error"]
@@ -19,7 +19,7 @@ class PushReceiverAdmin(ReadOnlyAdmin):
 
 @admin.register(PushDelivery)
 class PushDeliveryAdmin(ReadOnlyAdmin):
-    """The deliveries. `ratelimits_push --settle` settles those that need a person's decision."""
+    """The deliveries. If a person must decide about a delivery, the person uses `ratelimits_push --settle`."""
 
     list_display = ["line_id", "receiver", "on_report", "meter", "overage", "customer", "state", "settled_at", "note"]
     list_filter = ["state", "receiver"]
@@ -32,5 +32,5 @@ class PushDeliveryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("report"))
     def on_report(self, delivery: PushDelivery) -> str:
-        """Return the version of the report that added the line."""
+        """Return the report with the version that added the line, as text."""
         return str(delivery.report)

@@ -22,7 +22,7 @@ MAX_ROWS = 10_000
 
 
 class BoundedPaginator(_Paginator):
-    """A paginator over the first MAX_ROWS rows, because counting all rows of a large table takes long."""
+    """A paginator over the first `MAX_ROWS` rows. To count all rows of a large table would take long."""
 
     @cached_property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class BoundedPaginator(_Paginator):
 
 
 class ReadOnlyAdmin(_Base):
-    """An admin page without adding, changing and deleting."""
+    """An admin page on which nobody can add, change or delete rows."""
 
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -48,16 +48,22 @@ class ReadOnlyAdmin(_Base):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the whole term if the page has one `__exact` field. Django would search for each single word."""
+        """Search for the whole term if the page has only one search field, an `__exact` field.
+
+        Django would search for each word of the term.
+        """
         fields = self.get_search_fields(request)
         if search_term and len(fields) == 1 and fields[0].endswith("__exact"):
             return queryset.filter(**{fields[0]: search_term}), False
         return super().get_search_results(request, queryset, search_term)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the page's `fields`. Without `fields`, return all columns except `exclude`, and `readonly_fields`."""
+        """Return the page's `fields`.
+
+        If the page has none, return all columns that are not in `exclude`, then the `readonly_fields`.
+        """
         if self.fields:
             return self.fields
         names = (field.name for field in self.model._meta.concrete_fields if field.editable)
-        shown = [name for name in names if name not in (self.exclude or ())]
-        return [*shown, *(str(name) for name in self.readonly_fields if name not in shown)]
+        columns = [name for name in names if name not in (self.exclude or ())]
+        return [*columns, *(str(name) for name in self.readonly_fields if name not in columns)]

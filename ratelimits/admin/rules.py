@@ -66,16 +66,19 @@ class RuleAdmin(Completed, AuditedAdmin):
         js = ["ratelimits/rule_form.js"]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out fields that only a new rule has, and fields that only users who may save rules can use."""
-        left_out = set() if obj is None else {"starts"}
+        """Return the fieldsets.
+
+        Only a new rule has links to starting points. Only users who may save rules see what the rule admits.
+        """
+        hidden = set() if obj is None else {"starts"}
         if not self._may_try(request):
-            left_out.add("admits")
-        shown = []
+            hidden.add("admits")
+        fieldsets = []
         for title, options in super().get_fieldsets(request, obj):
-            fields = [name for name in options["fields"] if name not in left_out]
+            fields = [name for name in options["fields"] if name not in hidden]
             if fields:
-                shown.append((title, {**options, "fields": fields}))
-        return shown
+                fieldsets.append((title, {**options, "fields": fields}))
+        return fieldsets
 
     def _may_try(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request) or self.has_change_permission(request)
@@ -87,19 +90,22 @@ class RuleAdmin(Completed, AuditedAdmin):
 
     @admin.display(description=_("reads as"))
     def reads(self, rule: Rule | None) -> str:
-        """Return the sentences of the saved rule. The page's script updates them while the user types."""
+        """Return the sentences of the saved rule. A script of the page changes the sentences while the user types."""
         url = self._url("preview", rule)
         saved = reading(rule) if rule is not None and rule.pk is not None else "–"
         return format_html('<output data-ratelimits-preview="{}">{}</output>', url, saved)
 
     @admin.display(description=_("start from"))
     def starts(self, rule: Rule | None) -> str:
-        """Return links to this form with some fields filled in."""
+        """Return links that open this form with some fields already filled in."""
         return format_html_join(" · ", '<a href="{}" data-ratelimits-start>{}</a>', starting_points.links())
 
     @admin.display(description=_("under load"))
     def admits(self, rule: Rule | None) -> str:
-        """Return an empty place for the chart, and a button that opens the chart on another page without scripts."""
+        """Return the place where a script shows the chart, and a button.
+
+        Without JavaScript, the button opens the chart on another page.
+        """
         return format_html(
             '<div data-ratelimits-trial="{0}" aria-live="polite"></div><button type="submit" class="button"'
             ' formaction="{0}" formtarget="_blank" formnovalidate>{1}</button>',
@@ -113,13 +119,13 @@ class RuleAdmin(Completed, AuditedAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         views = (("preview", self.preview_view), ("trial", self.trial_view))
-        own = [
+        urls = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"ratelimits_rule_{name}") for name, view in views
         ]
-        return [*own, *super().get_urls()]
+        return [*urls, *super().get_urls()]
 
-    def _typed(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
-        """Return the rule that a request's values describe, or the errors in them.
+    def _typed_rule(self, request: HttpRequest) -> tuple[Rule | None, dict[str, list[str]]]:
+        """Return the rule that the user has typed into the form, and no errors; or None, and the errors by field.
 
         Raises PermissionDenied if the user may not save rules.
         """
@@ -130,16 +136,16 @@ class RuleAdmin(Completed, AuditedAdmin):
         return RuleForm(request.POST or request.GET, instance=edited).typed_rule()
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the sentences for the form's values, or the errors in them."""
-        rule, errors = self._typed(request)
+        """Return, as JSON, the sentences of the typed rule, or the errors in the typed values."""
+        rule, errors = self._typed_rule(request)
         return JsonResponse({"errors": errors} if rule is None else {"sentence": reading(rule)})
 
     def trial_view(self, request: HttpRequest) -> HttpResponse:
-        """Return a page with what the form's rule admits and how many keys it applies to.
+        """Return a page that shows what the typed rule admits, and the number of keys that it applies to.
 
-        With `?fragment=1`, return only the part that the page's script inserts into the form.
+        With `?fragment=1`, return only the HTML that a script inserts into the form.
         """
-        rule, errors = self._typed(request)
+        rule, errors = self._typed_rule(request)
         context = trial_of(rule, errors)
         if "fragment" in request.GET:
             return TemplateResponse(request, "ratelimits/admin/rule_trial.html", context)
@@ -149,17 +155,17 @@ class RuleAdmin(Completed, AuditedAdmin):
 
     @admin.action(description=_("Enforce the selected rules"), permissions=["change"])
     def enforce(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Set the rules' mode to enforce, so that they refuse requests."""
+        """Set the mode of rules to `enforce`, so that the rules refuse requests."""
         self._set_mode(request, queryset, Rule.Mode.ENFORCE)
 
     @admin.action(description=_("Let the selected rules only record (shadow mode)"), permissions=["change"])
     def shadow(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Set the rules' mode to shadow, so that they only record what they would refuse."""
+        """Set the mode of rules to `shadow`, so that the rules only record what they would refuse."""
         self._set_mode(request, queryset, Rule.Mode.SHADOW)
 
     @admin.action(description=_("Switch the selected rules off"), permissions=["change"])
     def switch_off(self, request: HttpRequest, queryset: QuerySet[Rule]) -> None:
-        """Set the rules' mode to off, so that they apply to no request."""
+        """Set the mode of rules to `off`, so that the rules apply to no request."""
         self._set_mode(request, queryset, Rule.Mode.OFF)
 
     def _set_mode(self, request: HttpRequest, queryset: QuerySet[Rule], mode: Rule.Mode) -> None:
@@ -174,7 +180,7 @@ class RuleAdmin(Completed, AuditedAdmin):
 
 
 class KeyOverrideForm(TypedRates):
-    """A form for an override. The user chooses from the names of the existing rules."""
+    """A form for an override. The user chooses one of the names of existing rules."""
 
     rule = forms.ChoiceField(
         label=_("Rule"), help_text=_("Name of the rule. The override applies in every plan that the key is on.")
@@ -193,7 +199,7 @@ class KeyOverrideForm(TypedRates):
 
 
 class InForceFilter(admin.SimpleListFilter):
-    """Filter for rows whose validity period is now, later or over."""
+    """Filter rows by their validity period: valid now, valid later, or no longer valid."""
 
     title = _("in force")
     parameter_name = "in_force"
@@ -230,7 +236,7 @@ class KeyOverrideAdmin(CompletedKeys, InspectedAdmin, RowFiles, AuditedAdmin):
     ]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns. The column of numbers reads the rules only once for all rows."""
+        """Return the columns. The column with the numbers reads the rules only once for all rows of the list."""
         rules = cache(lambda: readable_rules(conf.DATABASE))
 
         @admin.display(description=_("what differs"))
@@ -246,7 +252,7 @@ class KeyOverrideAdmin(CompletedKeys, InspectedAdmin, RowFiles, AuditedAdmin):
         return row.key, ""
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show a warning above the form of an override that is not in force, with the reason."""
+        """Show the form. If the override is not in force, a warning above the form says why."""
         override = kwargs.get("obj")
         if override is not None:
             reason = override.numbers_error(readable_rules(conf.DATABASE).get(override.rule, ()))

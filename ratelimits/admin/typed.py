@@ -1,4 +1,4 @@
-"""Text inputs for numbers, which send the text exactly as the user typed it."""
+"""Text inputs for numbers. They send exactly what the user typed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ else:
 
 
 class TypedNumbers(_Base):
-    """Mixin for admin pages and inlines: numbers get text inputs.
+    """Mixin for admin pages and inlines: a number has a text input.
 
-    An input of type "number" would drop letters: "10k" would become 10.
+    An input of type "number" would lose letters: from "10k" it would send 10.
     """
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any) -> Any:

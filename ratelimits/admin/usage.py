@@ -1,4 +1,4 @@
-"""The ledger in the admin. It is read-only, but people can accept or discard quarantined batches."""
+"""The ledger in the admin. It is read-only. People can only accept or discard quarantined batches."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def link_to_lines(site: admin.AdminSite, **filters: object) -> str:
 
 
 def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
-    """Yield the filters that a search term may mean: an account, or an account, a space and a key.
+    """Yield all filters that a search term can mean.
 
-    Accounts and keys may contain spaces, so each space of the term may be the space between account and key.
+    A term is an account, or an account, a space and a key. Accounts and keys may contain spaces too. So for each space
+    in the term, yield the filters for which this space is between the account and the key.
     """
     yield {"account": term}
     for space in (index for index, letter in enumerate(term) if letter == " "):
@@ -59,14 +60,17 @@ def accounts_and_keys(term: str) -> Iterator[dict[str, str]]:
 
 
 def with_rule_names(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Return the rows with the names of their rules. The names are read only for the rows of the page."""
+    """Return the rows, each with the name of its rule. The query reads names only for the rows of the page."""
     names = Rule.objects.filter(pk=OuterRef("rule")).values("name")
     named: QuerySet[Any] = rows.annotate(rule_name=Subquery(names[:1]))
     return named
 
 
 def link_to_rule(site: admin.AdminSite, row: Any) -> str:
-    """Return a link with the name of a row's rule. Return the rule's number if it was deleted, "–" without a rule."""
+    """Return a link to the rule of a row. The link shows the rule's name.
+
+    Return the number of a rule that was deleted, and "–" for a row without a rule.
+    """
     if not row.rule:
         return "–"
     if not row.rule_name:
@@ -77,7 +81,7 @@ def link_to_rule(site: admin.AdminSite, row: Any) -> str:
 
 
 class ShardFilter(admin.SimpleListFilter):
-    """Filter by shard. The choices come from the small table of shards, because the list itself can be very long."""
+    """Filter rows by shard. The choices come from the table of shards, because it is much smaller than other tables."""
 
     title = _("shard")
     parameter_name = "shard"
@@ -94,7 +98,7 @@ class ShardFilter(admin.SimpleListFilter):
 
 @admin.register(ShardState)
 class ShardStateAdmin(ReadOnlyAdmin):
-    """The state of the ledger in each shard."""
+    """The state of each shard: its watermark and its last batch in the ledger."""
 
     list_display = ["__str__", "complete_until", "position", "seq", "frozen"]
     list_filter = ["frozen"]
@@ -113,7 +117,7 @@ class BatchAdmin(ReadOnlyAdmin):
     list_display = ["__str__", "position", "line_count", "sealed", "fence", "applied_at"]
     list_filter = [ShardFilter]
     search_fields = ["incarnation"]  # Only shows the search box: see get_search_results.
-    search_help_text = _("Search for a whole incarnation: that of batch 00:3f9c:17 is 3f9c.")
+    search_help_text = _("Search for a whole incarnation. The incarnation of batch 00:3f9c:17 is 3f9c.")
     sortable_by = ()
     exclude = ["opened_at", "sealed_at"]
     readonly_fields = ["opened", "sealed", "applied_at", "ledger_lines"]
@@ -121,7 +125,10 @@ class BatchAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search for the batches of an incarnation in all shards: the database's index is by shard and incarnation."""
+        """Search for the batches of an incarnation.
+
+        The search names all shards, because the index of the table starts with the shard.
+        """
         if not search_term:
             return queryset, False
         shards = ShardState.objects.using(queryset.db).values_list("shard", flat=True)
@@ -146,7 +153,7 @@ class BatchAdmin(ReadOnlyAdmin):
 
 @admin.register(Line)
 class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
-    """The lines of the ledger."""
+    """The lines of the ledger. Each has the usage of a key in 15 minutes."""
 
     list_display = [
         *("start", "account", "key", "meter", "rule_link"),
@@ -176,7 +183,7 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
 
     @admin.display(description=_("batch"))
     def in_batch(self, line: Line) -> str:
-        """Return a link with the shard and number of the line's batch. Its whole name would make the list too wide."""
+        """Return a link to the line's batch. It shows only the shard and the number, so that the column is narrow."""
         url = reverse(f"{self.admin_site.name}:ratelimits_batch_change", args=[line.batch_id])
         return format_html('<a href="{}">{}</a>', url, f"{line.batch.shard:02d}:{line.batch.seq}")
 
@@ -190,8 +197,8 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         """Search for the lines of an account, or of one key of the account.
 
-        The search names the billing periods in which the account has usage, because the index of lines starts with the
-        period.
+        The search names the billing periods of the account's usage, because the index of the table starts with the
+        billing period.
         """
         if not search_term:
             return queryset, False
@@ -205,7 +212,7 @@ class LineAdmin(InspectedAdmin, ReadOnlyAdmin):
 
 @admin.register(PeriodUsage)
 class PeriodUsageAdmin(ReadOnlyAdmin):
-    """The totals of accounts' usage in their billing periods."""
+    """The totals of usage, by account and billing period."""
 
     list_display = [
         "account",
@@ -229,7 +236,7 @@ class PeriodUsageAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("rule"))
     def rule_link(self, usage: PeriodUsage) -> str:
-        """Return the rule under which the usage was counted."""
+        """Return a link to the rule that counted the usage."""
         return link_to_rule(self.admin_site, usage)
 
     @admin.display(description=_("billing period"))
@@ -287,37 +294,40 @@ class QuarantinedBatchAdmin(ReadOnlyAdmin):
     ]
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may change quarantined batches."""
+        """Return whether the user may accept and discard batches. This needs the permission to change them."""
         user: Any = request.user
         return bool(user.has_perm("ratelimits.change_quarantinedbatch"))
 
     @admin.display(description=_("lines that the ledger does not have"))
     def missing_lines(self, quarantined: QuarantinedBatch) -> str:
-        """Return the lines that would be added to the ledger if the batch were accepted."""
+        """Return, as HTML, the lines that `accept` would add to the ledger."""
         if quarantined.resolved_at is not None:
             return "–"
         try:
             lines = resolve.missing_lines(quarantined._state.db or "default", quarantined)
         except resolve.UnresolvableError as error:
             return str(error)
+        if not lines:
+            return str(_("None: the ledger has all lines of the batch."))
         rows = [values(line) for line in lines[:_MAX_LINES]]
-        listed = format_html_join("", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows))
-        more = (
-            format_html("<div>{}</div>", _("%(n)d lines in all") % {"n": len(lines)}) if len(lines) > _MAX_LINES else ""
+        first_lines = format_html_join(
+            "", "<div>{} {}: {} {}</div>", ((row[0], row[1], row[8], row[2]) for row in rows)
         )
-        return format_html("{}{}", listed, more) if lines else str(_("None: the ledger has all of them."))
+        if len(lines) <= _MAX_LINES:
+            return first_lines
+        return format_html("{}<div>{}</div>", first_lines, _("%(n)d lines in all") % {"n": len(lines)})
 
     @admin.action(
         description=_("Accept the selected batches: add their missing lines to the ledger"), permissions=["resolve"]
     )
     def accept(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
-        """Add the lines that the ledger does not have, after a page has shown them."""
+        """Show the lines that the ledger does not have. When the user confirms, add these lines to the ledger."""
         meaning = _("The missing lines are added to the ledger, and reports bill them.")
         return self._resolve(request, queryset, resolve.accept, str(_("Accept")), str(meaning))
 
     @admin.action(description=_("Discard the selected batches: leave the ledger as it is"), permissions=["resolve"])
     def discard(self, request: HttpRequest, queryset: QuerySet[QuarantinedBatch]) -> HttpResponse | None:
-        """Leave the batches out of the ledger, after a page has shown their missing lines."""
+        """Show the lines that the ledger does not have. When the user confirms, discard these lines."""
         meaning = _("The ledger stays as it is: the missing lines are never billed.")
         return self._resolve(request, queryset, resolve.discard, str(_("Discard")), str(meaning))
 

@@ -75,9 +75,9 @@ def test_what_an_adjustment_makes_of_the_report_is_shown_before_it_is_saved(admi
     assert admin_client.post(ADD, sent_again(page)).status_code == 302
     made = Adjustment.objects.get()
     assert (made.quantity, made.key, made.approval) == (-20, "api_key:<1>", "unasked")
-    assert "50 billed before (10 of them overage), 30 after (0 overage)" in text(
-        admin_client.get(url(Adjustment, "change", made.pk))
-    )
+    saved = text(admin_client.get(url(Adjustment, "change", made.pk)))
+    assert "before the adjustment, 50 units are billed (10 of them overage)" in saved
+    assert "after the adjustment, 30 units are billed (0 of them overage); 50 units were used" in saved
 
 
 @pytest.mark.usefixtures("used")
@@ -241,8 +241,8 @@ def test_an_adjustment_counts_when_another_person_has_approved_it(client: Client
     ada, bob, cyd = staff("ada", "add", "change"), staff("bob", "change"), staff("cyd", "add")
     client.force_login(ada)
     page = client.post(ADD, typed())
-    assert "The adjustment counts once another person has approved it." in text(page)
-    assert "The adjustment counts once another person has approved it." in text(
+    assert "Reports do not include the adjustment until another person has approved it." in text(page)
+    assert "Reports do not include the adjustment until another person has approved it." in text(
         client.post(ADD, sent_again(page), follow=True)
     )
     made = Adjustment.objects.get()

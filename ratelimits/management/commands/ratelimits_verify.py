@@ -30,7 +30,7 @@ class Command(BaseCommand):
             type=Path,
             action="append",
             metavar="FILE",
-            help="compare the database with this file, which ratelimits_manifest wrote; may be repeated",
+            help="a file of ratelimits_manifest, to compare with the database; may be given several times",
         )
         parser.add_argument("--all", action="store_true", help="print all errors, not only the first")
 
@@ -45,22 +45,23 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         try:
-            count = self._tell(verification, every=options["all"])
+            count = self._print_findings(verification, every=options["all"])
         except archive.ArchiveError as error:
             raise CommandError(_printable(str(error))) from error
-        self.stderr.write(f"{verification.summary()}{'' if options['all'] or not count else ' Then it stopped.'}")
+        stopped = " Then the command stopped." if count and not options["all"] else ""
+        self.stderr.write(f"{verification.summary()}{stopped}")
         if count:
             raise CommandError("the ledger or a report has errors", returncode=1)
         self.stdout.write(self.style.SUCCESS("No errors were found."))
         self.stderr.write(completeness(conf.DATABASE))
-        for sentence in verification.unseen():
+        for sentence in verification.unchecked():
             self.stderr.write(_printable(sentence))
 
-    def _tell(self, verification: Verification, *, every: bool) -> int:
-        """Write the findings, or the first one, and return how many there were."""
+    def _print_findings(self, verification: Verification, *, every: bool) -> int:
+        """Print all findings, or only the first one. Return the number of printed findings."""
         count = 0
-        # Close the database cursor here. If the garbage collector closed it while its connection runs another
-        # statement, the connection would wait for ever.
+        # Close the database cursor here. Otherwise the garbage collector may close the cursor while its connection runs
+        # another statement. The connection would then wait for ever.
         with closing(verification.findings()) as findings:
             for finding in findings:
                 count += 1
@@ -70,9 +71,12 @@ class Command(BaseCommand):
         return count
 
 
-def _printable(finding: str) -> str:
-    """Return a finding on one line, with control characters escaped. In a name they could hide or fake other lines."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in finding)
+def _printable(sentence: str) -> str:
+    """Return a sentence with all control characters escaped.
+
+    The sentence may contain a name with such characters, and they could hide other lines or look like other lines.
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in sentence)
 
 
 def _archives(directory: Path | None) -> list[Path]:
@@ -80,7 +84,7 @@ def _archives(directory: Path | None) -> list[Path]:
         return []
     paths = archive.files(directory)
     if not paths:
-        raise CommandError(f"{directory} holds no archive")
+        raise CommandError(f"{directory} contains no archive")
     return paths
 
 
