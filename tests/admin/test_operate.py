@@ -152,7 +152,7 @@ class TestBlocks:
         assert row.history.latest().history_change_reason == "over"
         assert LogEntry.objects.count() == 2
         over = client.post(BLOCKS, {**again, "reason": "over"}, follow=True)
-        assert "All of them have ended already." in over.content.decode()
+        assert "All selected blocks and allows have already ended." in over.content.decode()
 
     def test_whoever_blocks_themselves_is_warned(self) -> None:
         client = user_with("operate")

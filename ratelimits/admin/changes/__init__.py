@@ -1,3 +1,3 @@
-"""All changes of the configuration: who changed what, from what to what, when and why."""
+"""The changes of the configuration, each with its user, its time, its reason, and the values before and after."""
 
 from __future__ import annotations

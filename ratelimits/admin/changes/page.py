@@ -1,4 +1,4 @@
-"""The page of all changes of the configuration, and its table, which other pages show too."""
+"""The page that lists all changes of the configuration. Other pages show the table of this page too."""
 
 from __future__ import annotations
 
@@ -20,14 +20,21 @@ from ratelimits.models import Change, Plan, PlanInclusion, PlanPrice
 from ratelimits.models.ledger import moment
 from ratelimits.models.versions import Versioned
 
-#: Number of changes on a page, and the maximum of `?skip=`.
-PER_PAGE, MAX_SKIP = 50, 10_000
-#: Rows that are edited on their plan's page.
+#: Number of changes on a page.
+PER_PAGE = 50
+#: Highest value of `?skip=`.
+MAX_SKIP = 10_000
+#: Tables whose rows have no page: users edit these rows on the page of their plan.
 PARTS: tuple[type[Versioned], ...] = (PlanInclusion, PlanPrice)
 
 
 class ShownChange(NamedTuple):
-    """One line of the table. `url` and `undo_url` are "" if the user may not open or undo the change."""
+    """A line of the table of changes.
+
+    url       the page with the history of the changed row
+    undo      the text of the link that undoes the change; "" if the user cannot undo it
+    undo_url  the URL of that link, or ""
+    """
 
     when: str
     who: str
@@ -40,7 +47,7 @@ class ShownChange(NamedTuple):
 
 
 def visible_models(site: AdminSite, request: HttpRequest) -> list[type[Versioned]]:
-    """Return the audited tables that the user may view. Who may view plans may also view their parts (PARTS)."""
+    """Return the audited tables that the user may view. Users who may view plans may view the tables of `PARTS` too."""
     return [model for model in audited_models() if _may(site, request, model, "view")]
 
 
@@ -48,35 +55,34 @@ def _may(site: AdminSite, request: HttpRequest, model: Any, name: str) -> bool:
     page = site._registry.get(Plan if model in PARTS else model)
     if page is None:
         return False
-    # To add, change or delete a part is to change its plan.
+    # Whoever adds, changes or deletes such a row changes its plan.
     permission = "change" if model in PARTS and name != "view" else name
     return bool(getattr(page, f"has_{permission}_permission")(request))
 
 
 def shown_change(site: AdminSite, request: HttpRequest, row: ChangedRow) -> ShownChange:
-    """Return a changed row as a line of the table, with the links that the user may follow."""
+    """Return the line of the table for a changed row, with the links that the user may open."""
     record, instance, model = row.record, row.instance, row.model
     what = f"{model._meta.verbose_name} {instance}"
     if model in PARTS:
         what += f" ({instance.plan})"
-    if model in PARTS:
         name, pk = f"{site.name}:ratelimits_plan", record.plan_id
         return ShownChange(*_when_and_who(row), what, reverse(f"{name}_history", args=[pk]), row, _reason(row), "", "")
     name = f"{site.name}:ratelimits_{model._meta.model_name}"
     undo, undo_url = "", ""
     if row.kind == "+" and row.newest and _may(site, request, model, "delete"):
-        undo, undo_url = _("Undo: delete it"), reverse(f"{name}_delete", args=[instance.pk])
+        undo, undo_url = _("Undo: delete the row"), reverse(f"{name}_delete", args=[instance.pk])
     elif row.kind == "-" and row.newest and _may(site, request, model, "add") and _may(site, request, model, "change"):
-        undo, undo_url = _("Undo: bring it back"), _url_of_record(name, record)
+        undo, undo_url = _("Undo: add the row again"), _record_url(name, record)
     elif row.kind == "~" and row.before is not None and _may(site, request, model, "change"):
-        undo = _("Undo") if row.newest else _("State before it")
-        undo_url = _url_of_record(name, row.before)
+        undo = _("Undo") if row.newest else _("State before the change")
+        undo_url = _record_url(name, row.before)
     return ShownChange(
         *_when_and_who(row), what, reverse(f"{name}_history", args=[instance.pk]), row, _reason(row), undo, undo_url
     )
 
 
-def _url_of_record(name: str, record: Any) -> str:
+def _record_url(name: str, record: Any) -> str:
     return reverse(f"{name}_simple_history", args=[record.id, record.history_id])
 
 
@@ -90,36 +96,36 @@ def _reason(row: ChangedRow) -> str:
 
 @admin.register(Change)
 class ChangeAdmin(ReadOnlyAdmin):
-    """The page of all changes, in place of a list of rows. It shows the tables that the user may view."""
+    """The page that lists all changes of the tables that the user may view. It replaces Django's list of rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return only the address of this page: there are no pages of single rows."""
+        """Return only the URL of this page. Single rows have no pages."""
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_change_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show changes, newest first.
 
-        `?table=` chooses one table. The page begins with the changes at the moment `?until=` (µs since 1970 UTC), after
-        the first `?skip=` of them.
+        `?table=` chooses one table. `?until=` (µs since 1970 UTC) leaves out all later changes. `?skip=` is the number
+        of the remaining changes that are left out at the start.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
         models = visible_models(self.admin_site, request)
         table = request.GET.get("table", "")
-        chosen = [model for model in models if model._meta.model_name == table] or models
-        until, skip = _moment(request.GET.get("until", "")), _whole(request.GET.get("skip", ""))
-        rows = changed_rows(chosen, until, skip, PER_PAGE + 1)
+        chosen_models = [model for model in models if model._meta.model_name == table] or models
+        until, skip = _moment(request.GET.get("until", "")), _skip(request.GET.get("skip", ""))
+        rows = changed_rows(chosen_models, until, skip, PER_PAGE + 1)
         context = {
             **self.admin_site.each_context(request),
             "title": _("All changes"),
             "opts": self.model._meta,
             "changes": [shown_change(self.admin_site, request, row) for row in rows[:PER_PAGE]],
-            "older": _older(rows, until, skip, table) if len(rows) > PER_PAGE else "",
+            "older": _older_page(rows, until, skip, table) if len(rows) > PER_PAGE else "",
             "tables": [
-                (model._meta.verbose_name_plural, f"?table={model._meta.model_name}", chosen == [model])
+                (model._meta.verbose_name_plural, f"?table={model._meta.model_name}", chosen_models == [model])
                 for model in models
             ],
-            "all_tables": chosen == models,
+            "all_tables": chosen_models == models,
             **(extra_context or {}),
         }
         return TemplateResponse(request, "ratelimits/admin/changes.html", context)
@@ -132,14 +138,15 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def _whole(text: str) -> int:
+def _skip(text: str) -> int:
     return min(int(text), MAX_SKIP) if text.isdecimal() and len(text) <= 9 else 0
 
 
-def _older(rows: list[ChangedRow], until: datetime | None, skip: int, table: str) -> str:
-    """Return the query string of the next page. It begins at the moment of the last row that this page shows.
+def _older_page(rows: list[ChangedRow], until: datetime | None, skip: int, table: str) -> str:
+    """Return the query string of the next page.
 
-    Its `skip` is the number of rows of that moment which were shown already.
+    Its `until` is the moment of the last row on this page. Its `skip` is the number of rows with this moment that were
+    already shown.
     """
     last: datetime = rows[PER_PAGE - 1].record.history_date
     shown = sum(row.record.history_date == last for row in rows[:PER_PAGE])

@@ -1,4 +1,7 @@
-"""Read changes of several tables from their histories, newest first, with a fixed number of queries."""
+"""Read the changes of several tables from the tables' histories, newest first.
+
+The number of queries does not depend on the number of changes.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from ratelimits.conf import conf
 from ratelimits.models import Plan
 from ratelimits.models.versions import Versioned
 
-#: Columns that are not shown: they follow from other columns, or from the edit.
+#: Columns that are not shown. Their values result from other columns, or from the edit itself.
 _HIDDEN = {"id", "version", "since", "shard"}
 
 
 class Difference(NamedTuple):
-    """One field of a change: its name, and its values as texts ("–" for none)."""
+    """A changed field: its name, and its values before and after the change as texts ("–" for no value)."""
 
     field: str
     before: str
@@ -32,12 +35,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """One row that an edit added, changed or deleted.
+    """A row that an edit added, changed or deleted.
 
     record    the record of the change in the row's history
-    before    the previous record of the row, or None
-    instance  the row with the values of the record
-    newest    whether this is the row's last change
+    before    the previous record of the same row, or None
+    instance  the row, with the values of `record`
+    newest    whether the row has not changed since
     """
 
     record: Any
@@ -48,7 +51,7 @@ class ChangedRow:
 
     @property
     def kind(self) -> str:
-        """Return "+" for an added row, "~" for a changed one, "-" for a deleted one."""
+        """Return "+" for an added row, "~" for a changed row, "-" for a deleted row."""
         return str(self.record.history_type)
 
     @property
@@ -72,10 +75,11 @@ def audited_models() -> list[type[Versioned]]:
 def changed_rows(
     models: Iterable[type[Versioned]], until: datetime | None, skip: int, count: int, chosen: Q | None = None
 ) -> list[ChangedRow]:
-    """Return at most `count` changes of these tables, newest first, without the first `skip`.
+    """Return at most `count` changes of these tables, newest first.
 
-    Changes after `until` are left out; None stands for now. `chosen` is a condition for the records. One edit may
-    change many rows at the same moment, so the start of a page needs both `until` and `skip`.
+    Changes after the moment `until` are left out (None: no change is left out). Of the remaining changes, the first
+    `skip` are left out too. A moment alone cannot say where a page starts, because one edit may change many rows at the
+    same moment. `chosen` is a further condition for the records.
     """
     records = merge(
         *(_records(model, until, skip + count, chosen) for model in models),
@@ -83,11 +87,11 @@ def changed_rows(
         reverse=True,
     )
     page = list(records)[skip : skip + count]
-    before = _records_before(page)
-    plans = _plan_names([*page, *before.values()])
+    previous_records = _previous_records(page)
+    plans = _plan_names([*page, *previous_records.values()])
     rows = []
     for record in page:
-        previous = before.get((type(record), record.previous_id)) if record.history_type != "+" else None
+        previous = previous_records.get((type(record), record.previous_id)) if record.history_type != "+" else None
         differences = tuple(_differences(record, previous, plans))
         rows.append(ChangedRow(record, previous, _instance(record, plans), not record.is_followed, differences))
     return rows
@@ -104,28 +108,30 @@ def _records(model: type[Versioned], until: datetime | None, count: int, chosen:
     older = same_row.filter(history_id__lt=OuterRef("history_id")).order_by("-history_id").values("history_id")[:1]
     newer = Exists(same_row.filter(history_id__gt=OuterRef("history_id")))
     records = records.annotate(previous_id=Subquery(older), is_followed=newer)
-    # The users may be in another database, so they are read with a separate query.
+    # A separate query reads the users, because users may be in another database.
     return list(records.prefetch_related("history_user").order_by("-history_date", "-history_id")[:count])
 
 
-def _records_before(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
-    before: dict[tuple[type[Any], int], Any] = {}
+def _previous_records(records: Sequence[Any]) -> dict[tuple[type[Any], int], Any]:
+    """Return the record before each of these records, by table of the history and primary key."""
+    previous_records: dict[tuple[type[Any], int], Any] = {}
     for history in {type(record) for record in records}:
-        wanted = [record.previous_id for record in records if type(record) is history and record.previous_id]
-        found = history._base_manager.using(conf.DATABASE).in_bulk(wanted)
-        before |= {(history, pk): record for pk, record in found.items()}
-    return before
+        ids = [record.previous_id for record in records if type(record) is history and record.previous_id]
+        by_id = history._base_manager.using(conf.DATABASE).in_bulk(ids)
+        previous_records |= {(history, pk): record for pk, record in by_id.items()}
+    return previous_records
 
 
 def _plan_names(records: Iterable[Any]) -> dict[int, str]:
-    wanted = {record.plan_id for record in records if getattr(record, "plan_id", None) is not None}
+    """Return the newest names of the records' plans, by primary key. Deleted plans are included."""
+    ids = {record.plan_id for record in records if getattr(record, "plan_id", None) is not None}
     history: Any = Plan.history
-    rows = history.using(conf.DATABASE).filter(id__in=wanted).order_by("history_id").values_list("id", "name")
-    return dict(rows) if wanted else {}
+    rows = history.using(conf.DATABASE).filter(id__in=ids).order_by("history_id").values_list("id", "name")
+    return dict(rows) if ids else {}
 
 
 def _instance(record: Any, plans: dict[int, str]) -> Any:
-    """Return the row of a record. Its plan is not read from the database, so it has only a name."""
+    """Return the row of a record. Its plan has only a key and a name: the other columns are not read."""
     instance = record.instance
     if getattr(instance, "plan_id", None) is not None:
         instance.plan = Plan(pk=instance.plan_id, name=plans.get(instance.plan_id, f"#{instance.plan_id}"))
@@ -133,17 +139,17 @@ def _instance(record: Any, plans: dict[int, str]) -> Any:
 
 
 def _differences(record: Any, before: Any, plans: dict[int, str]) -> Iterator[Difference]:
-    """Yield the fields that differ. For a row that was added or deleted, yield the fields that are not empty."""
+    """Yield the fields with different values. For an added or deleted row, yield all fields that are not empty."""
     old, new = {"+": (None, record), "-": (record, None)}.get(record.history_type, (before, record))
     for field in record.tracked_fields:
         if field.name in _HIDDEN:
             continue
-        values = [None if one is None else getattr(one, field.attname) for one in (old, new)]
+        values = [None if state is None else getattr(state, field.attname) for state in (old, new)]
         if values[0] != values[1] and not all(value is None or value is False or value == "" for value in values):
-            yield Difference(str(field.verbose_name), *(_shown(value, field, plans) for value in values))
+            yield Difference(str(field.verbose_name), *(_text_of(value, field, plans) for value in values))
 
 
-def _shown(value: Any, field: Any, plans: dict[int, str]) -> str:
+def _text_of(value: Any, field: Any, plans: dict[int, str]) -> str:
     if value is None or value == "":
         return "–"
     if field.name == "plan":

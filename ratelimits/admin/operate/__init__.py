@@ -1,3 +1,3 @@
-"""The pages on which staff block, allow, reset or grant more to a key. Each asks for a reason and a confirmation."""
+"""The pages on which staff block, allow or reset a key, or grant it more. Each page asks for a reason."""
 
 from __future__ import annotations

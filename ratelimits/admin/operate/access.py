@@ -1,4 +1,7 @@
-"""Blocks and allows in the admin."""
+"""Blocks and allows in the admin.
+
+A block refuses all requests of a key or network. An allow exempts these requests from all rules.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +35,29 @@ _DAY = 86_400
 
 
 def requests_of(targets: list[str] | None = None, seconds: int = _DAY) -> dict[str, int]:
-    """Return, by target, the number of requests that blocks refused or allows exempted in the last `seconds`.
+    """Return the number of requests in the last `seconds` that blocks refused or allows exempted, by target.
 
-    Processes count these requests. A request with several meters counts once.
+    The web processes count these requests. A request with several meters is counted as one request.
     """
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind__in=("blocked", "exempt"))
     rows = rows.filter(bin__gte=int(time.time()) - seconds)
     if targets is not None:
         rows = rows.filter(key__in=[ledger_name(target) for target in targets])
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for key, _meter, requests in rows.order_by().values_list("key", "meter").annotate(Sum("requests")):
-        found[key] = max(found.get(key, 0), requests)
-    return found
+        counts[key] = max(counts.get(key, 0), requests)
+    return counts
 
 
 class EndForm(forms.Form):
-    """Asks why a block or allow ends."""
+    """A form that asks why a block or allow ends."""
 
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=MAX_REASON)
 
 
 @admin.register(Access)
 class AccessAdmin(CompletedKeys, AuditedAdmin):
-    """Blocks and allows. They are ended, not deleted, so that the list also shows what was in force before."""
+    """The blocks and allows. Users end a block or allow, but cannot delete it: the list shows former ones too."""
 
     change_list_template = "ratelimits/admin/access_change_list.html"
     key_fields = ("target",)
@@ -87,21 +90,21 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
         return [grant, *super().get_urls()]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns. The column of requests reads the totals only once for all rows."""
-        counted: dict[str, int] | None = None
+        """Return the columns. The column of requests reads the totals only once for all rows of the list."""
+        counts: dict[str, int] | None = None
 
         @admin.display(description=gettext_lazy("requests in 24 hours"))
         def requests(row: Access) -> str:
-            nonlocal counted
-            if counted is None:
-                counted = requests_of()
-            return f"{counted.get(ledger_name(row.target), 0):,}"
+            nonlocal counts
+            if counts is None:
+                counts = requests_of()
+            return f"{counts.get(ledger_name(row.target), 0):,}"
 
         return ["target", "effect", "state", "valid_from", "valid_until", requests, "reason"]
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, row: Access) -> str:
-        """Return whether the row is in force."""
+        """Return a word that says whether the row is in force."""
         now = timezone.now()
         if row.in_force(now):
             return _("in force")
@@ -109,7 +112,7 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
 
     @admin.display(description=gettext_lazy("requests in 30 days"))
     def requests(self, row: Access | None) -> str:
-        """Return how many requests of the row's target were refused or exempted."""
+        """Return the number of requests that were refused or exempted for the row's target in 30 days."""
         if row is None or row.pk is None:
             return "–"
         return f"{sum(requests_of([row.target], 30 * _DAY).values()):,}"
@@ -125,7 +128,7 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show what a valid form will do, and save it only after the user has confirmed it."""
+        """Show what a valid form will do. Save the form only after the user has confirmed this."""
         if request.method == "POST" and may_operate(request) and not is_confirmed(request):
             row = self.get_object(request, object_id) if object_id is not None else None
             if object_id is None or row is not None:
@@ -137,9 +140,11 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the reason of the change out for a new row, which has a reason of its own."""
+        """Return the fieldsets. The form of a new row has a field for its reason, so it does not ask for a second one."""
         fieldsets: Any = super().get_fieldsets(request, obj)
-        return fieldsets if obj is not None else [one for one in fieldsets if one[1]["fields"] != [REASON]]
+        return (
+            fieldsets if obj is not None else [fieldset for fieldset in fieldsets if fieldset[1]["fields"] != [REASON]]
+        )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         obj._change_reason = (request.POST.get(REASON) or obj.reason)[:MAX_REASON]
@@ -147,22 +152,22 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
 
     @admin.action(description=gettext_lazy("End the selected blocks and allows now"), permissions=["change"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[Access]) -> HttpResponse | None:
-        """Ask for a reason, then end the rows that have not ended. Rows that have not begun are deleted."""
+        """Ask for a reason. Then end the rows that are in force, and delete the rows that begin later."""
         now = timezone.now()
         rows = [row for row in queryset.order_by("pk") if row.valid_until is None or row.valid_until > now]
         if not rows:
-            self.message_user(request, _("All of them have ended already."), messages.WARNING)
+            self.message_user(request, _("All selected blocks and allows have already ended."), messages.WARNING)
             return None
         form = EndForm(request.POST if is_confirmed(request) else None, initial={"reason": request.POST.get(REASON)})
         if not form.is_valid():
-            shown = Consequences(
+            page = Consequences(
                 _("End now"),
-                [_("Requests of these are decided by the rules again, in every process within about a second.")],
+                [_("The rules decide these requests again. Every process follows within about a second.")],
                 heads=[_("key or network"), _("effect"), _("reason")],
                 rows=[(row.target, row.get_effect_display(), row.reason) for row in rows],
             )
             back = reverse(f"{self.admin_site.name}:ratelimits_access_changelist")
-            return confirmation(request, self.admin_site, self.model._meta, shown, back, form=form)
+            return confirmation(request, self.admin_site, self.model._meta, page, back, form=form)
         for row in rows:
             row.end(form.cleaned_data["reason"])
         assert request.user.pk is not None
@@ -175,27 +180,34 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
 
 
 def consequences(request: HttpRequest, row: Access) -> Consequences:
-    """Return what an unsaved row will do, with a warning if it concerns the user who saves it."""
+    """Return the consequences of an unsaved row, with a warning if the row blocks the user of this page."""
     blocks = row.effect == Access.Effect.BLOCK
     count, values = addresses(row.target), {"target": row.target, "status": row.status}
     if blocks:
-        said = [_("Every request of %(target)s is refused with %(status)s, whatever the rules say.") % values]
+        sentences = [_("Every request of %(target)s is refused with %(status)s, whatever the rules say.") % values]
     else:
-        said = [_("No rule limits %(target)s. Its requests are not counted as usage and not billed.") % values]
+        sentences = [_("No rule limits %(target)s. Its requests are not counted as usage and not billed.") % values]
     if count is not None and count > 1:
         ipv6 = ":" in row.target[3:]
-        text = _("The network has %(n)s networks of one subscriber (/64).") if ipv6 else _("It has %(n)s addresses.")
-        said.append(text % {"n": f"{count:,}"})
+        text = (
+            _("The network has %(n)s networks of one subscriber (/64).")
+            if ipv6
+            else _("The network has %(n)s addresses.")
+        )
+        sentences.append(text % {"n": f"{count:,}"})
     elif row.target.startswith("account:"):
-        said.append(_("That is all keys of the account."))
+        sentences.append(_("This concerns all keys of the account."))
     begins = timezone.localtime(row.valid_from) if row.valid_from else None
     ends = timezone.localtime(row.valid_until) if row.valid_until else None
-    said.append(
+    sentences.append(
         (_("From %s") % f"{begins:%Y-%m-%d %H:%M %Z}" if begins else _("From the next request"))
         + " "
         + (_("until %s.") % f"{ends:%Y-%m-%d %H:%M %Z}" if ends else _("without an end."))
     )
     warnings = []
     if blocks and AccessIndex([of_model(row)._replace(valid_from=0)]).find(identify(request), 0) is not None:
-        warnings.append(_("Your own requests are among them: the API will refuse you. This admin is not blocked."))
-    return Consequences(_("Block %(target)s") % values if blocks else _("Allow %(target)s") % values, said, warnings)
+        warnings.append(
+            _("Your own requests are among these requests: the API will refuse you. This admin is not blocked.")
+        )
+    title = _("Block %(target)s") % values if blocks else _("Allow %(target)s") % values
+    return Consequences(title, sentences, warnings)

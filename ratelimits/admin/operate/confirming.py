@@ -9,14 +9,18 @@ from django.contrib.admin import AdminSite
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-#: The permission to block, allow, reset and grant.
+#: The permission to block, allow and reset keys, and to grant them more.
 OPERATE = "ratelimits.operate"
 #: Name of the hidden input that says that the user has confirmed the page.
 CONFIRMED = "_confirmed"
 
 
 class Consequences(NamedTuple):
-    """The consequences of an action: sentences, warnings, and a table with its column heads."""
+    """The consequences of an action, as a page shows them.
+
+    heads  the heads of the columns of a table, or none
+    rows   the rows of this table
+    """
 
     title: str
     sentences: Sequence[Any]
@@ -26,24 +30,24 @@ class Consequences(NamedTuple):
 
 
 def may_operate(request: HttpRequest) -> bool:
-    """Return whether the user may block, allow, reset and grant."""
+    """Return whether the user may block, allow and reset keys, and grant them more."""
     return request.user.has_perm(OPERATE)
 
 
 def is_confirmed(request: HttpRequest) -> bool:
-    """Return whether the page was seen and confirmed."""
+    """Return whether the user has confirmed the consequences."""
     return bool(request.POST.get(CONFIRMED))
 
 
 def confirmation(
     request: HttpRequest, site: AdminSite, opts: Any, consequences: Consequences, back: str, *, form: Any = None
 ) -> HttpResponse:
-    """Return the page. Its form posts the typed values again.
+    """Return the page with the consequences. When the user confirms, the page posts the typed values again.
 
-    `form` has further inputs. `back` is the URL of the link that cancels.
+    `form` has more inputs for this page. `back` is the URL of the link that cancels the action.
     """
-    asked = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
-    typed = [(name, value) for name, values in request.POST.lists() if name not in asked for value in values]
+    excluded = {CONFIRMED, "csrfmiddlewaretoken", *(form.fields if form is not None else ())}
+    typed = [(name, value) for name, values in request.POST.lists() if name not in excluded for value in values]
     context = {
         **site.each_context(request),
         "title": consequences.title,

@@ -1,4 +1,4 @@
-"""The page that gives a key a higher capacity under a rule until a time."""
+"""The page that grants a key more: until a given time, the key has a higher capacity under a rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rule_choices() -> list[tuple[str, str]]:
 
 
 class GrantForm(forms.Form):
-    """Asks for the key, the rule, how much more and until when."""
+    """A form that asks for the key, the rule, the additional capacity and its end."""
 
     key = forms.CharField(
         label=gettext_lazy("Key"),
@@ -48,7 +48,9 @@ class GrantForm(forms.Form):
     )
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
     extra = forms.IntegerField(
-        label=gettext_lazy("How many more"), min_value=1, help_text=gettext_lazy("Added to the capacity.")
+        label=gettext_lazy("How many more"),
+        min_value=1,
+        help_text=gettext_lazy("This number is added to the capacity."),
     )
     until = forms.SplitDateTimeField(label=gettext_lazy("Until"), widget=AdminSplitDateTime)
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
@@ -61,7 +63,7 @@ class GrantForm(forms.Form):
         rule.choices = rule_choices()
 
     def clean(self) -> dict[str, Any]:
-        """Plan the overrides. An error is shown at its field."""
+        """Calculate the overrides that the grant will add. Show each error at the field with the wrong value."""
         data: dict[str, Any] = super().clean() or {}
         if self.errors:
             return data
@@ -73,22 +75,22 @@ class GrantForm(forms.Form):
         except NotOperatedError as error:
             self.add_error("account", str(error))
         except ValidationError as error:
-            self.add_error(None, error) if not hasattr(error, "error_dict") else self._add_all(error)
+            self.add_error(None, error) if not hasattr(error, "error_dict") else self._add_errors(error)
         return data
 
-    def _add_all(self, error: ValidationError) -> None:
+    def _add_errors(self, error: ValidationError) -> None:
         for name, errors in error.error_dict.items():
             self.add_error(name if name in self.fields else None, errors)
 
 
 class GrantView:
-    """The page in its steps: the form, the confirmation, and then the page of the new override."""
+    """Shows three pages, one after the other: the form, the consequences to confirm, and the new override."""
 
     def __init__(self, site: admin.AdminSite, opts: Any) -> None:
         self._site, self._opts = site, opts
 
     def page(self, request: HttpRequest) -> HttpResponse:
-        """Show the form, then the overrides that it will add; save them after the user has confirmed them."""
+        """Show the form, then the overrides that the grant will add. Save them after the user has confirmed them."""
         if not may_operate(request):
             raise PermissionDenied
         back = reverse(f"{self._site.name}:ratelimits_access_changelist")
@@ -99,8 +101,8 @@ class GrantView:
                 **self._site.each_context(request),
                 "title": _("Grant more"),
                 "explained": _(
-                    "The key gets a higher capacity under the rule until a time. This adds overrides with an end. The"
-                    " higher capacity is in force in every window of the rule until then."
+                    "The key gets a higher capacity under the rule until the given time, in every window of the rule."
+                    " The grant adds overrides that end at this time."
                 ),
                 "form": form,
                 "media": form.media,
@@ -118,7 +120,7 @@ class GrantView:
         )
         text = _("%(key)s has %(extra)s more under %(rule)s until %(until)s.") % {
             **data,
-            "until": _shown(data["until"]),
+            "until": _local_time(data["until"]),
         }
         messages.success(request, text)
         if request.user.has_perm("ratelimits.view_keyoverride"):
@@ -129,15 +131,23 @@ class GrantView:
 def _consequences(form: GrantForm) -> Consequences:
     extra = form.cleaned_data["extra"]
     rows = [
-        (_shown(one.valid_from), _shown(one.valid_until), f"{one.capacity - extra:,}", f"{one.capacity:,}")
-        for one in form.planned
-        if one.capacity is not None
+        (
+            _local_time(override.valid_from),
+            _local_time(override.valid_until),
+            f"{override.capacity - extra:,}",
+            f"{override.capacity:,}",
+        )
+        for override in form.planned
+        if override.capacity is not None
     ]
-    said = _("Under the rule %(rule)s the capacity of %(key)s becomes:") % form.cleaned_data
+    sentence = _("Under the rule %(rule)s the capacity of %(key)s becomes:") % form.cleaned_data
     return Consequences(
-        _("Grant more"), [said], heads=[_("from"), _("until"), _("capacity before"), _("capacity then")], rows=rows
+        _("Grant more"),
+        [sentence],
+        heads=[_("from"), _("until"), _("capacity before"), _("capacity with the grant")],
+        rows=rows,
     )
 
 
-def _shown(moment: datetime | None) -> str:
+def _local_time(moment: datetime | None) -> str:
     return f"{timezone.localtime(moment):%Y-%m-%d %H:%M %Z}"

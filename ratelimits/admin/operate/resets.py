@@ -1,4 +1,4 @@
-"""Resets in the admin: to add a reset gives a key all permits of a rule again."""
+"""Resets in the admin. Whoever adds a reset gives a key all permits of a rule again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ratelimits.quota.standings import UNAVAILABLE
 
 
 class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A form for a reset. The user chooses from the names of the existing rules."""
+    """A form for a reset. The user chooses one of the names of existing rules."""
 
     rule = forms.ChoiceField(label=gettext_lazy("Rule"))
 
@@ -32,17 +32,17 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.counted: list[Any] = []
+        self.standings: list[Any] = []
         rule = self.fields.get("rule")
         if isinstance(rule, forms.ChoiceField):
             rule.choices = rule_choices()
 
     def clean(self) -> dict[str, Any]:
-        """Read how many permits the key has left. An error is shown at its field."""
+        """Read how many permits the key has left. Show an error above the form."""
         data: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
-                self.counted = counted_under(data["key"], data["rule"], data["account"])
+                self.standings = counted_under(data["key"], data["rule"], data["account"])
             except (NotOperatedError, ValidationError) as error:
                 self.add_error(None, str(error) if isinstance(error, NotOperatedError) else error)
             except UNAVAILABLE as error:
@@ -52,7 +52,7 @@ class KeyResetForm(forms.ModelForm):  # type: ignore[type-arg]
 
 @admin.register(KeyReset)
 class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
-    """The resets that were made, and the form for one more."""
+    """The resets that users have made, and the form for a new reset."""
 
     list_display = ["key", "rule", "account", "reason", "made_by", "at"]
     search_fields = ["key", "reason"]
@@ -73,7 +73,7 @@ class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
         return self.readonly_fields if obj is not None else ()
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Read the users with a separate query, because they may be in another database."""
+        """Return the resets with their users. A separate query reads the users: they may be in another database."""
         return super().get_queryset(request).prefetch_related("by")
 
     @admin.display(description=gettext_lazy("by"))
@@ -84,7 +84,7 @@ class KeyResetAdmin(CompletedKeys, ReadOnlyAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show what a reset will do, and make it after the user has confirmed it."""
+        """Show the consequences of a reset. Reset the key after the user has confirmed them."""
         back = reverse(f"{self.admin_site.name}:ratelimits_keyreset_changelist")
         if request.method == "POST" and may_operate(request):
             form: Any = self.get_form(request)(request.POST)
@@ -109,12 +109,14 @@ def _consequences(form: KeyResetForm) -> Consequences:
     return Consequences(
         _("Reset %(key)s under %(rule)s") % form.cleaned_data,
         [
-            _("The key has all permits of the rule again. Its usage so far stays counted and billed."),
-            _("Leases in use are ended. A process may repeat a refusal from memory for up to a second."),
+            _("The key has all permits of the rule again. The usage so far is still counted and billed."),
+            _(
+                "All leases of the key under this rule end now. A process may repeat a refusal from memory for up to a second."
+            ),
         ],
-        heads=[_("rule"), _("counted for"), _("left now"), _("of")],
+        heads=[_("rule"), _("counted for"), _("permits left now"), _("of all permits")],
         rows=[
             (rule.name, key, f"{standing.remaining:,}", f"{rule.algorithm.quota[0]:,}")
-            for rule, key, standing in form.counted
+            for rule, key, standing in form.standings
         ],
     )

@@ -134,9 +134,9 @@ class TestAllChanges:
         undo = reverse("admin:ratelimits_rule_simple_history", args=[changed.pk, before.pk])
         assert f'<a href="{undo}">Undo</a>' in page
         back = reverse("admin:ratelimits_rule_simple_history", args=[pk, gone.pk])
-        assert f'<a href="{back}">Undo: bring it back</a>' in page
+        assert f'<a href="{back}">Undo: add the row again</a>' in page
         delete = reverse("admin:ratelimits_rule_delete", args=[added.pk])
-        assert f'<a href="{delete}">Undo: delete it</a>' in page
+        assert f'<a href="{delete}">Undo: delete the row</a>' in page
         for url in (undo, back, delete):
             assert admin_client.get(url).status_code == 200
         form = admin_client.get(undo).context["adminform"].form
