@@ -1,3 +1,3 @@
-"""Alerts for accounts that reach a threshold of their quota. They are sent by signal, e-mail and webhook."""
+"""Send alerts by signal, e-mail and webhook when an account reaches a threshold of its quota."""
 
 from __future__ import annotations

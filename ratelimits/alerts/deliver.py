@@ -1,7 +1,7 @@
-"""Deliveries of alerts: a process claims a delivery for some minutes, sends it, and then marks it as done.
+"""Deliver alerts: a process claims a delivery for a few minutes, sends the alert, and then marks the delivery as done.
 
-If the process dies in between, the claim ends and the delivery is sent again, with the same id. So no alert is lost,
-and a receiver can recognise a repetition.
+If the process dies before it marks the delivery, its claim ends, and the alert is sent again with the same id. So no
+alert is lost, and a receiver can recognise a repeated one.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: How long a delivery belongs to the process that claimed it: a claim moves `due_at` into the future. An attempt takes
-#: less time.
+#: How long a claim lasts. A claim moves `due_at` this far into the future. An attempt takes less time.
 CLAIM = timedelta(minutes=5)
 #: Time limit (s) of an attempt in a Celery worker. It is longer than the longest allowed ALERT_TIMEOUT.
 MAX_ATTEMPT = 120
-#: Maximum wait (s) for one reply of a mail server. An e-mail takes twelve replies, and all must come within CLAIM.
+#: Maximum wait (s) for one reply of a mail server. The server replies twelve times to an e-mail, and all replies must
+#: come within `CLAIM`.
 MAX_REPLY = 20
-#: Pause after the first failed attempt, and the longest pause. Each pause is twice as long as the previous pause.
+#: Pause after the first failed attempt. Each further failure doubles the pause, up to `MAX_PAUSE`.
 FIRST_PAUSE, MAX_PAUSE = timedelta(seconds=30), timedelta(hours=6)
-#: Number of attempts after which a delivery is given up, about a day and a half after the first.
+#: Maximum number of attempts. The last one is about a day and a half after the first.
 MAX_ATTEMPTS = 16
+#: Maximum number of deliveries that `due` returns.
 _MAX_DUE = 1000
 
 State = AlertDelivery.State
@@ -55,13 +56,16 @@ class Gone(Exception):
 
 
 def due(now: datetime | None = None) -> list[UUID]:
-    """Return at most 1000 deliveries that are due, the oldest `due_at` first."""
+    """Return the ids of at most 1000 deliveries that are due, sorted by `due_at`."""
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(state=State.WAITING, due_at__lte=now or timezone.now())
     return list(rows.order_by("due_at").values_list("pk", flat=True)[:_MAX_DUE])
 
 
 def deliver(name: UUID, now: datetime | None = None) -> bool:
-    """Claim and send one delivery, if it is due and no other process has claimed it; return whether it succeeded."""
+    """Claim and send one delivery; return whether it was sent.
+
+    Do nothing if the delivery is not due, or if another process has claimed it.
+    """
     now = now or timezone.now()
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=name)
     crash.reached("alerts:due")
@@ -85,7 +89,7 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
     reason = f"{type(failure).__name__}: {failure}"
     log = logger.error if given_up else logger.warning
     log("%s of alert %s failed, attempt %s: %s", delivery.kind, delivery.alert, delivery.attempts, reason)
-    # Write this only if no newer attempt has begun.
+    # If a newer attempt has begun, only that attempt may write its result.
     rows = AlertDelivery.objects.using(conf.DATABASE).filter(pk=delivery.pk, attempts=delivery.attempts)
     rows.filter(state=State.WAITING).update(
         state=State.FAILED if given_up else State.WAITING,
@@ -95,7 +99,10 @@ def _record_failure(delivery: AlertDelivery, failure: Exception, now: datetime) 
 
 
 def pause(attempts: int) -> timedelta:
-    """Return the pause after this number of failed attempts. Up to a tenth is added at random, to spread retries."""
+    """Return the pause after this number of failed attempts.
+
+    A random time of up to a tenth of the pause is added, so that not all deliveries are sent again at one moment.
+    """
     jitter = 1 + random.random() / 10  # noqa: S311
     return min(FIRST_PAUSE * float(2 ** (attempts - 1)), MAX_PAUSE) * jitter
 
@@ -110,10 +117,10 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
         raise Gone("the channel no longer exists or is not active")
     elif delivery.kind == AlertDelivery.Kind.EMAIL:
         if not channel.email:
-            raise Gone("the channel has no e-mail address any more")
+            raise Gone("the channel no longer has an e-mail address")
         mail(delivery, channel.email).send()
     elif not channel.webhook_url:
-        raise Gone("the channel has no webhook any more")
+        raise Gone("the channel no longer has a webhook")
     else:
         content = webhook.body(delivery.alert)
         fields = webhook.headers(channel.secret, delivery.pk, int(now.timestamp()), content)
@@ -121,7 +128,7 @@ def _send(delivery: AlertDelivery, now: datetime) -> None:
 
 
 def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
-    """Return the e-mail of a delivery, rendered from templates that a project can replace."""
+    """Return the e-mail of a delivery. A project can replace the templates of its subject and its text."""
     alert = delivery.alert
     account = Account.objects.using(conf.DATABASE).filter(identifier=alert.account).first()
     values = {
@@ -134,14 +141,14 @@ def mail(delivery: AlertDelivery, address: str) -> EmailMessage:
     }
     subject = " ".join(render_to_string("ratelimits/alerts/subject.txt", values).split())
     host = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
-    # The Message-ID is the same in every attempt, so that a mail program can recognise a repetition.
+    # The Message-ID is the same in every attempt, so that a mail program can recognise a repeated e-mail.
     fields = {"Message-ID": f"<{delivery.pk}@{host}>"}
     text = render_to_string("ratelimits/alerts/body.txt", values)
     return EmailMessage(subject, text, to=[address], headers=fields, connection=_connection())
 
 
 def _connection() -> Any:
-    """Return a connection of the project's mail backend, with a time limit for replies if it uses SMTP."""
+    """Return a connection of the project's mail backend. If the backend uses SMTP, replies get a time limit."""
     if not issubclass(import_string(settings.EMAIL_BACKEND), SMTPBackend):
         return get_connection()
     timeout = settings.EMAIL_TIMEOUT or conf.ALERT_TIMEOUT

@@ -1,7 +1,7 @@
-"""Evaluation of thresholds: raise an alert when an account's usage reaches a percentage of its quota.
+"""Evaluate thresholds: raise an alert when an account's usage reaches a percentage of its quota.
 
-An alert and its deliveries are written in one transaction. The position up to which usage was evaluated is written
-last. If the process dies before, the evaluation is repeated, and alerts that exist already are not raised again.
+An alert and its deliveries are written in one transaction. After all alerts, the position of the last evaluated batch
+is written. If the process dies before that, the evaluation is repeated. Alerts that exist already are not raised again.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ratelimits.usage import crash
 
 logger = logging.getLogger(__name__)
 
-#: Maximum age of a billing period (s), from its start. Every older period is over.
+#: A billing period that started longer ago than this (s) has ended. It is not evaluated.
 _MAX_AGE = 93 * 86_400
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedShard:
-    """A shard whose totals must be evaluated: batches at the positions `after` + 1 to `until` have changed them."""
+    """A shard with totals that must be evaluated. Its batches at the positions `after` + 1 to `until` changed them."""
 
     shard: int
     after: int
@@ -57,26 +57,28 @@ class _Evaluation:
     using: str
     thresholds: tuple[int, ...]
     now: int
+    #: When alerts were evaluated for the first time. Periods that had ended before get no alerts.
     since: int
     terms: TermsBook
     limits: MonthlyLimits
+    #: The names of the rules, by primary key.
     rules: Mapping[int, str]
 
 
-#: The largest quantity that an alert was raised for, by account, period, meter, percent and rule.
-_Raised = dict[tuple[str, int, str, int, int], int]
+#: The largest quantity for which an alert exists, by account, period, meter, percent and rule.
+_LargestQuantities = dict[tuple[str, int, str, int, int], int]
 
 
 def evaluate(now: int | None = None) -> list[Alert]:
     """Raise an alert for each threshold that an account has newly reached, and return the alerts.
 
-    No alert is raised twice, even if two processes evaluate at the same time. `now` is µs since 1970 UTC, by default
-    this machine's clock. Raises rules.RulesUnavailable if the rules cannot be read.
+    No alert is raised twice, even if two processes evaluate at the same time. `now` is in µs since 1970 UTC; the
+    default is the time of this machine. Raises `rules.RulesUnavailable` if the rules cannot be read.
     """
     using, thresholds = conf.DATABASE, tuple(sorted(set(conf.ALERT_THRESHOLDS)))
     now = time.time_ns() // 1000 if now is None else now
-    # Read the version first. If the configuration changes meanwhile, the next evaluation sees another version and looks
-    # at all accounts again.
+    # Read the version first. If the configuration changes after this line, the next evaluation sees another version and
+    # looks at all accounts again.
     version = ConfigVersion.read(using)[0]
     terms = f"{version}:{','.join(map(str, thresholds))}"[:200]
     shards = _changed_shards(using, terms, now)
@@ -118,7 +120,7 @@ def _changed_shards(using: str, terms: str, now: int) -> list[ChangedShard]:
 
 
 def _changed_accounts(using: str, shards: Sequence[ChangedShard], now: int) -> Iterator[str]:
-    """Return the accounts whose totals have changed, in alphabetical order."""
+    """Return the accounts with changed totals, in alphabetical order."""
     changed = reduce(or_, (Q(shard=changed_shard.shard, position__gt=changed_shard.after) for changed_shard in shards))
     rows = PeriodUsage.objects.using(using).filter(changed, period__gt=now // SECOND - _MAX_AGE).exclude(account="")
     return rows.order_by("account").values_list("account", flat=True).distinct().iterator()
@@ -144,22 +146,22 @@ def _evaluate(evaluation: _Evaluation, accounts: list[str]) -> list[Alert]:
     return raised
 
 
-def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _Raised:
-    existing: _Raised = {}
+def _existing(evaluation: _Evaluation, accounts: list[str], oldest: int) -> _LargestQuantities:
+    existing: _LargestQuantities = {}
     for alert in Alert.objects.using(evaluation.using).filter(account__in=accounts, period__gt=oldest).iterator():
         _add(existing, alert)
     return existing
 
 
-def _add(existing: _Raised, alert: Alert) -> None:
-    # Usage under all rules uses up the included quantity, so an alert about it belongs to no rule.
+def _add(existing: _LargestQuantities, alert: Alert) -> None:
+    # Usage under any rule counts towards the included quantity, so an alert about this quantity belongs to no rule.
     rule = 0 if alert.basis == Alert.Basis.INCLUDED else alert.rule
     subject = alert.account, alert.period, alert.meter, alert.threshold, rule
     existing[subject] = max(existing.get(subject, 0), alert.quantity)
 
 
 def _raise_for(
-    evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _Raised
+    evaluation: _Evaluation, usages: Sequence[AccountUsage], terms: Terms, existing: _LargestQuantities
 ) -> Iterator[Alert]:
     total = sum(usage.used for usage in usages)
     for usage in usages:
@@ -172,7 +174,7 @@ def _raise_for(
             continue
         subject = usage.account, usage.period.start // SECOND, usage.meter
         for percent in filter(highest.reaches, evaluation.thresholds):
-            # After an upgrade the same threshold is a larger quantity, and gets a new alert.
+            # After an upgrade, the same percentage is a larger quantity. It gets a new alert.
             if max(existing.get((*subject, percent, rule), 0) for rule in (0, usage.rule)) < highest.quantity:
                 alert = _alert(evaluation, usage, highest, percent)
                 if _write(evaluation.using, alert):
@@ -224,6 +226,6 @@ def _deliveries(alert: Alert, channels: Iterable[AlertChannel]) -> Iterator[Aler
             destinations.append((AlertDelivery.Kind.EMAIL, channel))
         if channel.webhook_url:
             destinations.append((AlertDelivery.Kind.WEBHOOK, channel))
-    for kind, to in destinations:
-        name = AlertDelivery.name_of(alert.pk, kind, to.pk if to is not None else None)
-        yield AlertDelivery(id=name, alert=alert, kind=kind, channel=to, due_at=timezone.now())
+    for kind, target in destinations:
+        name = AlertDelivery.name_of(alert.pk, kind, target.pk if target is not None else None)
+        yield AlertDelivery(id=name, alert=alert, kind=kind, channel=target, due_at=timezone.now())

@@ -1,4 +1,4 @@
-"""The quantity that is 100 percent: the quantity that the account's plan includes, or a rule's monthly limit."""
+"""The quantities that are 100 percent for an alert: the plan's included quantity, and the monthly limit of a rule."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ratelimits.models import Alert, KeyOverride, Line
 from ratelimits.reports.periods import SECOND, Period
 from ratelimits.rules import Snapshot
 
-#: If the starts and ends of a rule's window and a billing period differ by at most this (µs), they are the same month
-#: in different time zones.
+#: A rule's window and a billing period are the same month if their starts and their ends differ by at most this (µs).
+#: They differ at all because the time zones can differ.
 _MAX_DIFFERENCE = 86_400 * SECOND
-#: Maximum number of an account's keys that are measured under a rule that limits each key: those with the most usage.
+#: If a rule limits each key, only this number of an account's keys is measured. They are the keys with the most usage.
 _MAX_KEYS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The units that were used of a quantity.
+    """A quantity, and how many of its units were used.
 
-    `key` is the key that the limit belongs to; "" for the account's own limit or plan.
+    `key` is the key that the limit belongs to. It is "" for a limit of the whole account, and for its plan.
     """
 
     basis: Alert.Basis
@@ -44,7 +44,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """The units that an account has used of one meter under one rule (0 for none) in a billing period."""
+    """How many units of a meter an account has used in a billing period under one rule; `rule` 0 means no rule."""
 
     account: str
     meter: str
@@ -54,13 +54,13 @@ class AccountUsage:
 
 
 def included(used: int, quantity: int) -> Iterator[Measure]:
-    """Yield the measure of the quantity that the plan includes, if it includes any."""
+    """Yield the measure of the plan's included quantity, if the quantity is above 0."""
     if quantity > 0:
         yield Measure(Alert.Basis.INCLUDED, used, quantity)
 
 
 class MonthlyLimits:
-    """The limits that can be compared with the usage of a billing period: capacities per calendar month."""
+    """The limits per calendar month. Only these can be compared with the usage of a billing period."""
 
     def __init__(self, using: str, snapshot: Snapshot) -> None:
         self._using = using
@@ -68,9 +68,10 @@ class MonthlyLimits:
         self._smallest: dict[str, int | None] = {}
 
     def measures(self, usage: AccountUsage, lowest: int) -> Iterator[Measure]:
-        """Yield a measure for the account's limit under a rule, or for the limits of the account's keys.
+        """Yield a measure for a rule's limit of the account, or one measure for each of the account's keys.
 
-        Keys are measured only if the whole account has used at least `lowest` percent of the smallest limit of a key.
+        Keys are measured only if the whole account has used at least `lowest` percent of the smallest limit that a key
+        has under the rule.
         """
         row = self._snapshot.rows.rules.get(usage.rule)
         if row is None or row.algorithm is None or row.algorithm.month_at(usage.period.start) is None:
@@ -94,7 +95,7 @@ class MonthlyLimits:
 
     def _smallest_override(self, name: str) -> int | None:
         if name not in self._smallest:
-            # A capacity of 0 gives no alert, because it has no percentage. Take the smallest of the others.
+            # Of a capacity of 0 there is no percentage, so it gives no alert and does not count here.
             rows = KeyOverride.objects.using(self._using).filter(rule=name, capacity__gt=0)
             self._smallest[name] = rows.aggregate(least=Min("capacity"))["least"]
         return self._smallest[name]

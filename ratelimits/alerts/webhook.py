@@ -1,4 +1,4 @@
-"""Signed webhooks in the form of Standard Webhooks (https://www.standardwebhooks.com), whose libraries verify them."""
+"""Webhooks that are signed by Standard Webhooks (https://www.standardwebhooks.com). Its libraries can verify them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ TYPE = "ratelimits.threshold_reached"
 
 
 class Refused(Exception):
-    """Raised if the receiver answers with an error. `final` is true for 410: it will never accept webhooks again."""
+    """Raised if the receiver answers with an error.
+
+    `final` is true for the status 410: the receiver will never accept webhooks again.
+    """
 
     def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(answer.summary)
@@ -26,7 +29,7 @@ class Refused(Exception):
 
 
 def body(alert: Alert) -> bytes:
-    """Return the body in JSON. It has the same bytes in every attempt."""
+    """Return the webhook's body in JSON. The body has the same bytes in every attempt."""
     data = {
         "alert_id": str(alert.pk),
         "account": alert.account,
@@ -45,7 +48,7 @@ def body(alert: Alert) -> bytes:
 
 
 def signature(secret: str, name: str, timestamp: int, content: bytes) -> str:
-    """Return the signature of a webhook: HMAC-SHA256 of its id, the seconds since 1970 UTC and its body."""
+    """Return the signature of a webhook: the HMAC-SHA256 of its id, its timestamp (s since 1970 UTC) and its body."""
     signed = hmac.digest(secret_key(secret), f"{name}.{timestamp}.".encode() + content, hashlib.sha256)
     return f"v1,{b64encode(signed).decode()}"
 
@@ -63,10 +66,10 @@ def headers(secret: str, name: UUID, timestamp: int, content: bytes) -> dict[str
 
 
 def post(url: str, content: bytes, fields: dict[str, str], timeout: float) -> None:
-    """POST to a URL; connecting, sending and the answer together take at most `timeout` seconds.
+    """Send the content by POST to a URL. All steps together take at most `timeout` seconds.
 
-    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused if the answer's status
-    is not 200 to 299. Raises OSError, http.client.HTTPException or ValueError if there is no answer.
+    Redirects are not followed: a signed alert is sent only to the channel's URL. Raises Refused if the status of the
+    answer is not 200 to 299. Raises OSError, http.client.HTTPException or ValueError if there is no answer.
     """
     with Connection(url, timeout) as connection:
         answer = connection.post(content, fields, body=False)

@@ -1,1 +1,1 @@
-"""Prices of quantities. They are pure values; the models that people edit and the reports both use them."""
+"""Calculate the prices of quantities. Models and reports use this code. It uses neither the database nor Redis."""

@@ -1,4 +1,4 @@
-"""Exact amounts of money: a calculation never rounds; only its result is rounded, once."""
+"""Calculate with exact amounts of money. Only `rounded` rounds an amount."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decimal import (
 from functools import reduce
 
 ZERO = Decimal(0)
-#: A context with more digits than any product of a quantity and a price. A calculation that would round raises Inexact.
+#: Has more digits than any product of a quantity and a price. A calculation that would round raises Inexact.
 _EXACT = Context(prec=100, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 _ROUNDING = Context(prec=100, rounding=ROUND_HALF_EVEN, traps=[InvalidOperation, Overflow, DivisionByZero])
 
@@ -68,7 +68,7 @@ def added(amounts: Iterable[Decimal]) -> Decimal:
 
 
 def rounded(amount: Decimal, digits: int) -> Decimal:
-    """Return the amount rounded half to even to this number of decimals. For example, 0.125 becomes 0.12."""
+    """Return the amount, rounded half to even to this number of decimals. For example, 0.125 becomes 0.12."""
     return amount.quantize(Decimal(1).scaleb(-digits), context=_ROUNDING)
 
 

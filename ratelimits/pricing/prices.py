@@ -1,7 +1,7 @@
 """The price of a quantity: per unit, by graduated tiers or by volume, with a flat fee and a minimum.
 
-A price depends on the total of a period. If a later version of a report adds usage, the usage costs the price of the
-new total minus the price of the old total. So all versions together cost the price of the final total.
+A price depends on the total quantity of a period. If a later version of a report adds usage, this usage costs the price
+of the new total minus the price of the old total. So all versions together cost the price of the final total.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ratelimits.pricing.money import ZERO, added, minus, plus, times, written
 from ratelimits.pricing.tiers import Tier, parse, to_text
 
 #: The kinds of pricing. PER_UNIT: every unit has the same price. GRADUATED: each unit has the price of its own tier.
-#: VOLUME: all units have the price of the tier that the total reaches.
+#: VOLUME: all units have the price of one tier, the tier that the total reaches.
 PER_UNIT, GRADUATED, VOLUME = "per_unit", "graduated", "volume"
 
 
@@ -59,15 +59,15 @@ class Price:
         return plus(self.units(total), self.fees(total), self.top_up(total))
 
     def units(self, total: int) -> Decimal:
-        """Return the price of the units, without fees and minimum."""
+        """Return the price of the units alone, without the fees and the minimum."""
         if self.pricing == VOLUME:
             return times(max(total, 0), self._tier(total).unit_price)
         return added(times(count, tier.unit_price) for tier, count in self._graduated(0, total))
 
     def fees(self, total: int) -> Decimal:
-        """Return the flat fee plus the fees of all tiers that contain a unit.
+        """Return the flat fee plus the fees of all tiers that contain at least one unit.
 
-        With volume pricing, only the tier that the total reaches has a fee.
+        With volume pricing, only the fee of the tier that the total reaches is due.
         """
         if total <= 0:
             return self.flat_fee
@@ -76,11 +76,14 @@ class Price:
         return plus(self.flat_fee, *(tier.fee for tier, _count in self._graduated(0, total)))
 
     def top_up(self, total: int) -> Decimal:
-        """Return the difference between the minimum and the price of fees and units; 0 if they reach the minimum."""
+        """Return the amount that is missing to the minimum; 0 if fees and units together reach the minimum."""
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
-        """Return the priced parts of `quantity` units that follow `before` units, in a period with `total` units."""
+        """Divide `quantity` units by their price.
+
+        The period had `before` units when they were added, and has `total` units at the end.
+        """
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price
             return [PricedPart(quantity, price, times(quantity, price))] if quantity else []
@@ -93,17 +96,17 @@ class Price:
         return parts if sign > 0 else parts[::-1]
 
     def repriced(self, before: int, total: int) -> Decimal:
-        """Return how much the price of the first `before` units changes because the total reaches another tier."""
+        """Return by how much the price of the first `before` units changes if the total reaches another tier."""
         if self.pricing != VOLUME:
             return ZERO
-        lines = times(total - before, self._tier(total).unit_price)
-        return minus(minus(self.units(total), self.units(before)), lines)
+        price_of_new_units = times(total - before, self._tier(total).unit_price)
+        return minus(minus(self.units(total), self.units(before)), price_of_new_units)
 
     def _tier(self, total: int) -> Tier:
         return next(tier for tier in self.tiers if tier.up_to is None or total <= tier.up_to)
 
     def _graduated(self, start: int, end: int) -> Iterator[tuple[Tier, int]]:
-        """Yield the tiers of the units number `start` + 1 to `end`, each with its number of these units."""
+        """Yield the tiers of the units with the numbers `start` + 1 to `end`, and how many of them are in each tier."""
         low = 0
         for tier in self.tiers:
             high = end if tier.up_to is None else min(tier.up_to, end)

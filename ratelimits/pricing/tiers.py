@@ -1,4 +1,8 @@
-"""Tiers as people write them, one on each line: "1000: 0.10" prices the first 1000 units, "more: 0.05" the others."""
+"""Read and write tiers as people write them, with one tier on each line.
+
+For example, "1000: 0.10" is the price of each of the first 1000 units, and "more: 0.05" is the price of all further
+units.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from ratelimits.pricing.money import ZERO, written
 
 #: The first word of the last tier, which has no upper end.
 MORE = "more"
-#: Maximum number of all digits of a price, and of its digits after the decimal point.
-DIGITS, PLACES = 15, 10
+#: Maximum number of digits of a price.
+DIGITS = 15
+#: Maximum number of its digits after the decimal point.
+PLACES = 10
 _MAX_UNITS = 10**12
 _LINE = re.compile(r"\s*(?P<up_to>[^:]*?)\s*:\s*(?P<price>[^+]*?)\s*(?:\+\s*(?P<fee>.*?)\s*)?")
 _PRICE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -20,9 +26,10 @@ _SHAPE = 'write a tier as "1000: 0.10" (or "1000: 0.10 + 5" with a fee), and the
 
 
 class Tier(NamedTuple):
-    """The units from the end of the previous tier up to number `up_to` (inclusive; None for no end).
+    """The units after the previous tier, up to the unit with the number `up_to`.
 
-    `unit_price` is the price of each unit. The fee is due once if there is a unit in the tier.
+    `up_to` is None if the tier has no end. `unit_price` is the price of each unit. The fee is due once if the tier
+    contains at least one unit.
     """
 
     up_to: int | None
@@ -33,7 +40,7 @@ class Tier(NamedTuple):
 def parse(text: str) -> tuple[Tier, ...]:
     """Return the tiers that a text contains.
 
-    Raises ValueError with a sentence that names the wrong line and the error.
+    Raises ValueError with a sentence that quotes the wrong line and says what is wrong.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
@@ -71,7 +78,7 @@ def price(text: str) -> Decimal:
 
 
 def to_text(tiers: Iterable[Tier]) -> str:
-    """Return tiers as text that `parse` can read, with prices without trailing zeros."""
+    """Return tiers as a text that `parse` can read. Prices have no trailing zeros."""
     return "\n".join(
         f"{MORE if tier.up_to is None else tier.up_to}: {written(tier.unit_price)}"
         + (f" + {written(tier.fee)}" if tier.fee else "")

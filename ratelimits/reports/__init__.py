@@ -1,3 +1,3 @@
-"""Usage reports: statements of billing periods, made from ledger lines, and their exports."""
+"""Make usage reports from ledger lines, one for each account and billing period, and export them."""
 
 from __future__ import annotations

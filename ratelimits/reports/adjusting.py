@@ -1,6 +1,7 @@
-"""Adjustments that are not on a report yet: units that staff add to a period, or take off it, by hand.
+"""Find and approve adjustments that are not on a report yet.
 
-Some adjustments count at once. Others wait until another person approves them.
+An adjustment is a quantity that staff add to a period, or subtract from it, by hand. Some adjustments count at once.
+Others wait until another person approves them.
 """
 
 from __future__ import annotations
@@ -19,30 +20,34 @@ from ratelimits.reports.periods import SECOND
 
 
 def start_of(adjustment: Adjustment) -> int:
-    """Return when the period of an adjustment starts, in µs since 1970 UTC."""
+    """Return the start of an adjustment's period, in µs since 1970 UTC."""
     return int(adjustment.period_start.timestamp()) * SECOND
 
 
 def unreported(using: str, **filters: Any) -> QuerySet[Adjustment]:
-    """Return the adjustments that count but are not on a report, in the order in which closing adds them."""
+    """Return the adjustments that count but are not on a report, in the order in which a report lists them."""
     rows = Adjustment.objects.using(using).filter(report=None, approval__in=Adjustment.COUNTS, **filters)
     return rows.order_by("created_at", "reference")
 
 
 def check(adjustments: Iterable[Adjustment]) -> None:
-    """Raise ValueError if an adjustment is larger than the admin form allows: its sums may not fit in a column."""
+    """Raise ValueError if an adjustment is larger than the admin form allows.
+
+    A sum of such quantities may be too large for a column of the database.
+    """
     for adjustment in adjustments:
         if abs(adjustment.quantity) > MAX_PERMITS:
             raise ValueError(
-                f"adjustment {adjustment.reference} is of {adjustment.quantity:,} units, but at most {MAX_PERMITS:,}"
-                " can be adjusted"
+                f"adjustment {adjustment.reference} has {adjustment.quantity:,} units, but at most {MAX_PERMITS:,} are"
+                " allowed"
             )
 
 
 def of_open_periods(using: str, start: int, end: int, **filters: Any) -> dict[tuple[str, int], list[Adjustment]]:
-    """Return the adjustments of the periods that have no report and start from `start` to before `end`.
+    """Return the adjustments of periods that have no report yet.
 
-    Both are µs since 1970 UTC. Each key of the result is an account and the start of a period (s since 1970 UTC).
+    The periods start at `start` or later, and before `end` (both µs since 1970 UTC). Each key of the result is an
+    account and the start of a period (s since 1970 UTC).
     """
     by_period: dict[tuple[str, int], list[Adjustment]] = defaultdict(list)
     for adjustment in unreported(using, **filters, period_start__gte=moment(start), period_start__lt=moment(end)):
@@ -78,7 +83,7 @@ def _decide(adjustment: Adjustment, by: Any, verdict: str) -> None:
     if adjustment.author_id == by.pk:
         raise NotDecidedError(f"{adjustment} is your own: another person must approve or refuse it")
     waiting = Adjustment.objects.using(adjustment._state.db).filter(pk=adjustment.pk, approval="waiting")
-    # One statement, so that only one of two people who decide at the same time succeeds.
+    # If two people decide at the same time, this one statement lets only one of them succeed.
     if not waiting.exclude(author=by.pk).update(approval=verdict, decided_by=by.pk, decided_at=timezone.now()):
         raise NotDecidedError(f"{adjustment} does not wait for approval")
     adjustment.refresh_from_db()

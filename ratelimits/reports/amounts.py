@@ -1,10 +1,10 @@
-"""The amounts of a report version: what its lines cost, at the prices of the account's plan.
+"""Compute the amounts of a report version: the cost of its lines, at the prices of the account's plan.
 
-The price of a period depends only on the period's total quantities. A version's amount is the price after the version
-minus the price before it, so all versions together cost the price of the final quantities.
+The price of a period depends only on the period's total quantities. The amount of a version is the price after this
+version minus the price before it. So all versions together cost the price of the final quantities.
 
-If an account had several names in a period, these names share one price. The report that is closed first contains the
-fees, and each later report contains what it adds to the price.
+An account may have had several names in a period. The reports of these names share one price: the report that is
+finalised first contains the fees, and each later report adds only the difference to the new price.
 
 Amounts are exact. Each period's price is rounded once, half to even, to the minor unit of its currency.
 """
@@ -23,8 +23,9 @@ from ratelimits.pricing.prices import Price
 from ratelimits.reports.periods import SECOND
 from ratelimits.reports.terms.price_book import Record
 
-#: Two totals of a meter: before a version (None if the meter was not billed before), and after the version.
-Span = Sequence[Any]
+#: The total of a meter before a version, and its total after this version. The first is None if the meter was not
+#: billed before.
+BeforeAndAfter = Sequence[Any]
 
 
 class UnreadableError(ValueError):
@@ -33,7 +34,7 @@ class UnreadableError(ValueError):
 
 @contextmanager
 def readable(report: Report) -> Iterator[None]:
-    """Raise UnreadableError instead of the errors that reading malformed prices or amounts of a report causes."""
+    """Raise UnreadableError if the code in this context fails because a report's prices or amounts are malformed."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -42,50 +43,55 @@ def readable(report: Report) -> Iterator[None]:
 
 
 def prices_of(record: Record) -> dict[str, Price]:
-    """Return, by meter, the prices that a report recorded for a period."""
+    """Return the prices of a period, by meter. `record` is their form in a report."""
     return {meter: Price.from_record(price) for meter, price in record["meters"].items()}
 
 
 def billing_period_of(report: Report, period: str) -> str:
-    """Return the start of the billing period that prices the usage which was counted under `period`.
+    """Return the billing period in which usage that was counted under `period` is priced.
 
-    Both are starts of periods (s since 1970 UTC, as text). They differ if usage was counted under periods that overlap:
-    such periods are one billing period.
+    `period` and the result are starts of periods (s since 1970 UTC, as text). They differ only if usage was counted
+    under periods that overlap: such periods are one billing period.
     """
     billing_period: str = report.prices.get("members", {}).get(period, period)
     return billing_period
 
 
-def priced_together(using: str, own: Sequence[Report], account: str, names: Sequence[str]) -> list[Report]:
-    """Return, oldest first, the earlier reports on which the price of a version depends.
+def priced_together(
+    using: str, reports_of_account: Sequence[Report], account: str, other_names: Sequence[str]
+) -> list[Report]:
+    """Return the earlier reports on which the price of a version depends, oldest first.
 
-    `own` are the account's reports. The reports of its other names, `names`, are added if they share a price with it.
+    These are `reports_of_account`, and the reports under the account's other names that share a price with `account`.
     """
-    if not names:
-        return list(own)
-    others = Report.objects.using(using).filter(account__in=list(names))
-    beside = [report for report in others if account in report.prices.get("names", ())]
-    return sorted([*own, *beside], key=lambda report: report.pk)
+    if not other_names:
+        return list(reports_of_account)
+    others = Report.objects.using(using).filter(account__in=list(other_names))
+    sharing = [report for report in others if account in report.prices.get("names", ())]
+    return sorted([*reports_of_account, *sharing], key=lambda report: report.pk)
 
 
-def recorded(report: Report, earlier: Sequence[Report], periods: Iterable[str], own: Record) -> dict[str, Record]:
-    """Return the prices that a report version uses, by the start of the billing period (s since 1970 UTC, as text).
+def recorded(
+    report: Report, earlier: Sequence[Report], periods: Iterable[str], prices_at_end: Record
+) -> dict[str, Record]:
+    """Return the prices that a report version uses. The keys are starts of periods (s since 1970 UTC, as text).
 
-    A period that was billed once, under any name of the account, keeps its prices. `own` are the prices at the end of
-    the report's own period; only the first version uses them.
+    A period that was billed once, under any name of the account, keeps its prices. `prices_at_end` are the prices at
+    the end of the report's period. Only the first version of the report uses them, for this period.
     """
     records: dict[str, Record] = {}
-    for period in sorted({*periods, _own(report)}, key=int):
+    report_period = _period_of(report)
+    for period in sorted({*periods, report_period}, key=int):
         record = _newest(earlier, "prices", period)
-        if record is None and report.version < 2 and period == _own(report):
-            record = own
+        if record is None and report.version < 2 and period == report_period:
+            record = prices_at_end
         if record:
             records[period] = record
     return records
 
 
 class Totals:
-    """Adds up a version's lines by billing period and meter, and computes the version's amounts.
+    """Adds up the lines of a version by billing period and meter, and computes the version's amounts.
 
     `earlier` are the earlier reports on which the version's price depends (see `priced_together`), oldest first.
     """
@@ -99,12 +105,15 @@ class Totals:
         self.count(str(line.usage_period), line.meter, line.overage_quantity)
 
     def count(self, period: str, meter: str, quantity: int) -> None:
-        """Add overage units of the period that starts at `period` (s since 1970 UTC, as text)."""
+        """Add overage units to the period that starts at `period` (s since 1970 UTC, as text)."""
         key = billing_period_of(self._report, period), meter
         self._added[key] = self._added.get(key, 0) + quantity
 
     def amounts(self) -> dict[str, Any]:
-        """Return the quantities and the amount of each priced period, and the report's total; {} without prices."""
+        """Return the quantities and the amount of each priced period, and the report's total.
+
+        Return {} if the report has no prices.
+        """
         priced: dict[str, Record] = self._report.prices.get("periods", {})
         if not priced:
             return {}
@@ -118,16 +127,16 @@ class Totals:
             total[currency] = plus(total.get(currency, ZERO), amount)
         return {"periods": periods, "total": {name: f"{amount:f}" for name, amount in total.items()}}
 
-    def _quantities(self, period: str, record: Record) -> dict[str, Span]:
+    def _quantities(self, period: str, record: Record) -> dict[str, BeforeAndAfter]:
         before = _newest(self._earlier, "amounts", period)
-        spans: dict[str, Span] = {}
+        quantities: dict[str, BeforeAndAfter] = {}
         for meter in record["meters"]:
             billed = before["quantities"][meter][1] if before else None
-            spans[meter] = [billed, (billed or 0) + self._added.get((period, meter), 0)]
-        return spans
+            quantities[meter] = [billed, (billed or 0) + self._added.get((period, meter), 0)]
+        return quantities
 
     def _before(self) -> Mapping[str, str]:
-        """Return the total, by currency, of the previous version; {} if there is none."""
+        """Return the previous version's total by currency; {} if there is no previous version."""
         key = self._report.account, self._report.period_start
         versions = [other for other in self._earlier if (other.account, other.period_start) == key and other.amounts]
         total: Mapping[str, str] = versions[-1].amounts["total"] if versions else {}
@@ -135,14 +144,16 @@ class Totals:
 
 
 def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]:
-    """Return a billing period's prices and its billed units by meter. Both are empty if the period was not billed.
+    """Return the prices and the billed units of a billing period, by meter; both are empty if it was not billed.
 
     `start` is the start of the period (µs since 1970 UTC). `reports` are the reports that share a price, oldest first.
     """
     period = str(start // SECOND)
     record: Record = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
-    return record, Counter({meter: span[1] for meter, span in amounts["quantities"].items()} if amounts else {})
+    return record, Counter(
+        {meter: total for meter, (_before, total) in amounts["quantities"].items()} if amounts else {}
+    )
 
 
 def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
@@ -150,8 +161,8 @@ def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:
     return rounded(added(price.of(totals[meter]) for meter, price in prices_of(record).items()), record["digits"])
 
 
-def worth(record: Record, quantities: Mapping[str, Span]) -> Decimal:
-    """Return the amount that a version adds to the rounded price of a period."""
+def worth(record: Record, quantities: Mapping[str, BeforeAndAfter]) -> Decimal:
+    """Return the rounded price of a period after a version, minus the rounded price before this version."""
     digits, prices = record["digits"], prices_of(record)
     after = price_of(record, {meter: quantities[meter][1] for meter in prices})
     before = rounded(
@@ -161,12 +172,15 @@ def worth(record: Record, quantities: Mapping[str, Span]) -> Decimal:
     return minus(after, before)
 
 
-def _own(report: Report) -> str:
+def _period_of(report: Report) -> str:
     return str(report.period_start // SECOND)
 
 
 def _newest(earlier: Sequence[Report], field: str, period: str) -> Any:
-    """Return the entry for a period in a field of the newest report that has one; None if no report has it."""
+    """Return a period's entry in the prices or amounts (`field`) of the newest report with such an entry.
+
+    Return None if no report has such an entry.
+    """
     for report in reversed(earlier):
         entry = getattr(report, field).get("periods", {}).get(period)
         if entry is not None:

@@ -18,9 +18,9 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
     if plain and not report.prices and not report.amounts:
         return  # verify/terms.py checks whether the plan had prices.
     try:
-        # The earlier reports, oldest first: a period that was billed once keeps its prices.
-        own = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
-        together = priced_together(using, own, report.account, report.prices.get("names", ()))
+        # A period that was billed once keeps its prices, so the earlier reports are needed, oldest first.
+        of_account = list(Report.objects.using(using).filter(account=report.account, pk__lt=report.pk).order_by("pk"))
+        together = priced_together(using, of_account, report.account, report.prices.get("names", ()))
         earlier = [other for other in together if other.pk < report.pk]
         errors = list(_verify_prices(using, report, earlier))
         yield from errors
@@ -31,20 +31,19 @@ def verify_amounts(using: str, report: Report) -> Iterator[str]:
 
 
 def _verify_prices(using: str, report: Report, earlier: list[Report]) -> Iterator[str]:
-    own = str(report.period_start // SECOND)
-    periods: dict[str, Any] = report.prices.get("periods", {})
-    if report.version == 1 and own in periods:
-        yield from _compare_history(using, periods[own])
-    before = recorded(
-        report, earlier, {billing_period_of(report, counted) for counted in report.since}, periods.get(own, {})
-    )
-    for period in sorted(periods.keys() | before.keys()):
-        if periods.get(period) != before.get(period):
-            yield "its prices differ from those that were used when the period was billed for the first time"
+    report_period = str(report.period_start // SECOND)
+    prices: dict[str, Any] = report.prices.get("periods", {})
+    if report.version == 1 and report_period in prices:
+        yield from _compare_history(using, prices[report_period])
+    counted_periods = {billing_period_of(report, counted) for counted in report.since}
+    expected = recorded(report, earlier, counted_periods, prices.get(report_period, {}))
+    for period in sorted(prices.keys() | expected.keys()):
+        if prices.get(period) != expected.get(period):
+            yield "its prices differ from the prices with which the period was billed for the first time"
 
 
 def _compare_history(using: str, record: dict[str, Any]) -> Iterator[str]:
-    """Yield an error for each recorded price that differs from the history record of the same price and version."""
+    """Yield an error for each price that differs from the same version of this price in the history."""
     history: Any = PlanPrice.history
     for meter, price in record["meters"].items():
         row = history.using(using).filter(id=price["id"], version=price["version"]).first()
