@@ -135,7 +135,7 @@ class TestBlocks:
         page, _response = confirmed(client, BLOCK, typed_block(valid_until_0="2099-01-01", valid_until_1="00:00:00"))
         said = text(page)
         assert "Every request of ip:203.0.113.0/24 is refused with 403" in said
-        assert "It has 256 addresses." in said
+        assert "The network has 256 addresses." in said
         assert "until 2099-01-01 00:00 UTC." in said
         assert not checking.check(who).allowed
         row = Access.objects.get()

@@ -140,7 +140,7 @@ class AccessAdmin(CompletedKeys, AuditedAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fieldsets. The form of a new row has a field for its reason, so it does not ask for a second one."""
+        """Return the fieldsets. A new row has its own field for a reason, so its form asks for no other reason."""
         fieldsets: Any = super().get_fieldsets(request, obj)
         return (
             fieldsets if obj is not None else [fieldset for fieldset in fieldsets if fieldset[1]["fields"] != [REASON]]

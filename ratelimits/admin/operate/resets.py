@@ -111,7 +111,8 @@ def _consequences(form: KeyResetForm) -> Consequences:
         [
             _("The key has all permits of the rule again. The usage so far is still counted and billed."),
             _(
-                "All leases of the key under this rule end now. A process may repeat a refusal from memory for up to a second."
+                "All leases of the key under this rule end now. A process may repeat a refusal from memory for up to a"
+                " second."
             ),
         ],
         heads=[_("rule"), _("counted for"), _("permits left now"), _("of all permits")],

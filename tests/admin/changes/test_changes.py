@@ -144,7 +144,7 @@ class TestAllChanges:
         assert admin_client.post(undo, values).status_code == 302
         assert Rule.objects.get(pk=changed.pk).capacity == 10
         # What was changed again since is no longer the last change, and says so.
-        assert ">State before it</a>" in admin_client.get(CHANGES).content.decode()
+        assert ">State before the change</a>" in admin_client.get(CHANGES).content.decode()
 
     def test_it_shows_what_the_user_may_view_and_offers_what_the_user_may_do(self, client: Client) -> None:
         row = rule()
