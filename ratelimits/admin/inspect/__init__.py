@@ -1,3 +1,3 @@
-"""The inspector: a page that shows which rules limit a key and why, what is left, and the last refusals."""
+"""The inspector: a page about one key. It shows the rules for the key, the permits left, and the last refusals."""
 
 from __future__ import annotations

@@ -24,12 +24,18 @@ from ratelimits.rules import Snapshot
 from ratelimits.status.refusals import MAX_REFUSALS, RefusedRequests, blocked_lately, refused_by_day, refused_lately
 from ratelimits.usage.complete import complete_until
 
-#: How long blocks and allows are shown after their end, and the maximum number of rows.
-_SHOWN_FOR, _MAX_ACCESS = timedelta(hours=25), 50
+#: For this time after their end, blocks and allows are still shown.
+_SHOWN_AFTER_END = timedelta(hours=25)
+#: Maximum number of blocks and allows that are shown.
+_MAX_ACCESS = 50
 
 
 class ShownAccess(NamedTuple):
-    """A block or allow that applies to the key or to a network of its address."""
+    """A block or allow of the inspected key, or of a network that contains its address.
+
+    decides   whether this row decides about requests of the key now
+    requests  the number of requests in 24 hours that the row refused or exempted
+    """
 
     row: Access
     state: str
@@ -38,7 +44,14 @@ class ShownAccess(NamedTuple):
 
 
 class ShownRefusal(NamedTuple):
-    """A row of the table of refusals: the time, the rule or block that refused, and the number of requests."""
+    """A row of the table of refusals.
+
+    span    the quarter of an hour or the day, in UTC
+    by      the rule or the block that refused
+    url     the rule's page; "" for none
+    denied  the number of refused requests
+    shadow  the number of requests that a rule in shadow mode would have refused
+    """
 
     span: str
     key: str
@@ -50,7 +63,15 @@ class ShownRefusal(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """The refusals of a key. `why_none` says why refusals by rules are not known; "" if they are known."""
+    """The refusals of a key or of a whole account.
+
+    lately      the refusals of 24 hours, by quarter of an hour
+    by_day      the refusals of 30 days, by day
+    more        whether there are more refusals than these lists have
+    until       the moment until which all usage is known; "" if no such moment is known
+    why_none    the reason why refusals by rules are not known; "" if they are known
+    of_account  whether the refusals are those of all keys of an account
+    """
 
     lately: list[ShownRefusal]
     by_day: list[ShownRefusal]
@@ -61,68 +82,76 @@ class Refusals(NamedTuple):
 
 
 def shown_access(identity: Identity, snapshot: Snapshot) -> list[ShownAccess]:
-    """Return the blocks and allows for an identity's keys and networks: in force, later, or ended lately."""
+    """Return the blocks and allows of an identity's keys and networks.
+
+    Some are in force, some begin later, and some have ended in the last 25 hours.
+    """
     now, targets = timezone.now(), targets_of(identity)
     rows = Access.objects.using(conf.DATABASE).filter(target__in=targets)
-    rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_FOR)).order_by("-pk")
-    decides, counted = snapshot.access(identity), requests_of(targets)
-    found = []
+    rows = rows.filter(Q(valid_until=None) | Q(valid_until__gt=now - _SHOWN_AFTER_END)).order_by("-pk")
+    deciding, counts = snapshot.access(identity), requests_of(targets)
+    accesses = []
     for row in rows[:_MAX_ACCESS]:
-        later = row.valid_from is not None and row.valid_from > now
-        state = _("in force") if row.in_force(now) else _("later") if later else _("ended")
-        requests = f"{counted.get(ledger_name(row.target), 0):,}"
-        found.append(ShownAccess(row, state, decides is not None and decides.pk == row.pk, requests))
-    return found
+        begins_later = row.valid_from is not None and row.valid_from > now
+        state = _("in force") if row.in_force(now) else _("later") if begins_later else _("ended")
+        requests = f"{counts.get(ledger_name(row.target), 0):,}"
+        accesses.append(ShownAccess(row, state, deciding is not None and deciding.pk == row.pk, requests))
+    return accesses
 
 
 def targets_of(identity: Identity) -> list[str]:
-    """Return the possible targets of blocks and allows for an identity: its keys, and the networks of its address."""
+    """Return all targets of blocks and allows that concern an identity: its keys, and the networks of its address."""
     targets = [key for key in (identity.api_key, identity.user, identity.account, identity.address) if key]
     try:
         address = ip_network((identity.address or "")[3:])
-    except ValueError:  # no address, or one that could not be read
+    except ValueError:  # There is no address, or it cannot be read.
         return targets
     return targets + [f"ip:{address.supernet(new_prefix=length)}" for length in range(address.prefixlen)]
 
 
 def shown_usage(account: str, now: float) -> dict[str, Any]:
-    """Return an account's usage in its current billing period, with the quantities that its plan includes."""
+    """Return an account's usage in the current billing period, and the quantities that the account's plan includes."""
     terms = TermsBook(conf.DATABASE).of([account])[account]
     period, meters = present_usage(conf.DATABASE, account, terms, int(now * 1_000_000))
     return {
         "start": when(period.start),
         "end": when(period.end),
         "plan": terms.plan,
-        "meters": [_use(one) for one in meters],
+        "meters": [_meter_texts(use) for use in meters],
     }
 
 
-def _use(one: MeterUse) -> tuple[str, str, str, str]:
-    """Return a meter's unit, the used and the included units, and the units that are left or beyond."""
-    left = _("%s beyond") % f"{one.overage:,}" if one.overage else _("%s left") % f"{one.remaining:,}"
-    unit = conf.UNITS.get(one.meter, one.meter)
-    return unit, f"{one.used:,}", f"{one.included:,}" if one.included else "–", left if one.included else "–"
+def _meter_texts(use: MeterUse) -> tuple[str, str, str, str]:
+    """Return texts about the use of a meter: the unit, the used units, the included units, and what is left of them.
+
+    If more units were used than are included, the last text has the number of units above the included quantity.
+    """
+    unit, used = conf.UNITS.get(use.meter, use.meter), f"{use.used:,}"
+    if not use.included:
+        return unit, used, "–", "–"
+    left = _("%s beyond") % f"{use.overage:,}" if use.overage else _("%s left") % f"{use.remaining:,}"
+    return unit, used, f"{use.included:,}", left
 
 
 def shown_refusals(identity: Identity, now: float, rule_page: str) -> Refusals:
     """Return the refusals of a key in 24 hours and in 30 days.
 
-    `rule_page` is the URL of a rule's page, with "{}" for its primary key; "" for no links.
+    `rule_page` is the URL of a rule's page, with "{}" in place of the primary key. It is "" if links are not wanted.
     """
     account, key = identity.owner, identity.narrowest or ""
     if not account:
         blocked = blocked_lately(targets_of(identity), now)
         why = _(
-            "Usage without an account is counted together, so refusals by rules are not known for a single address or"
-            " key. What blocks refused is known: for a network, that of all its addresses together."
+            "Usage without an account is counted in one sum, so refusals by rules are not known for a single address or"
+            " key. Refusals by blocks are known. For the block of a network they are one sum for all its addresses."
         )
-        return Refusals(list(_shown(blocked, rule_page)), [], len(blocked) > MAX_REFUSALS, "", why, False)
+        return Refusals(list(_shown_rows(blocked, rule_page)), [], len(blocked) > MAX_REFUSALS, "", why, False)
     lately, by_day = refused_lately(account, key, now), refused_by_day(account, key, now)
     names = _rule_names([*lately, *by_day])
     until = complete_until(conf.DATABASE, f"account:{account}")
     return Refusals(
-        list(_shown(lately, rule_page, names)),
-        list(_shown(by_day, rule_page, names)),
+        list(_shown_rows(lately, rule_page, names)),
+        list(_shown_rows(by_day, rule_page, names)),
         max(len(lately), len(by_day)) > MAX_REFUSALS,
         when(until) if until else "",
         "",
@@ -135,7 +164,9 @@ def _rule_names(rows: list[RefusedRequests]) -> dict[int, str]:
     return dict(rules.values_list("pk", "name"))
 
 
-def _shown(rows: list[RefusedRequests], rule_page: str, names: dict[int, str] | None = None) -> Iterator[ShownRefusal]:
+def _shown_rows(
+    rows: list[RefusedRequests], rule_page: str, names: dict[int, str] | None = None
+) -> Iterator[ShownRefusal]:
     for row in rows[:MAX_REFUSALS]:
         name = (names or {}).get(row.rule)
         if row.rule:

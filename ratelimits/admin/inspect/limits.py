@@ -27,7 +27,10 @@ from ratelimits.rules.selection import GLOBAL_KEY
 
 
 class Pages(NamedTuple):
-    """The URLs of pages that the user may open; "" for others. The URL of a row's page has "{}" for the primary key."""
+    """The URLs of pages. A URL is "" if the user may not open the page.
+
+    `rule`, `override`, `membership` and `account` have "{}" in place of the primary key.
+    """
 
     rule: str = ""
     override: str = ""
@@ -38,7 +41,7 @@ class Pages(NamedTuple):
     inspect: str = ""
 
 
-#: A row of the table. It is not in a template, which would take five times as long for a thousand rows.
+#: The HTML of a row. For a thousand rows, a template would take five times as long as `format_html_join`.
 _ROW = (
     '<tr{}><th scope="row"><a href="{}">{}</a><br>{}{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
     "<td>{}{}</td></tr>"
@@ -48,23 +51,24 @@ _REFUSES = SafeString(' class="ratelimits-refuses"')
 
 
 def shown_limits(limits: Iterable[LiveLimit], identity: Identity, plans: Mapping[int, str], pages: Pages) -> SafeString:
-    """Return the table's rows: first the rules that refuse now, then the rules with the smallest share left.
+    """Return the rows of the table, as HTML.
 
-    There are at most 3 queries, for any number of rules.
+    The rules that refuse now come first, then the rules with the smallest share of permits left. This makes at most 3
+    queries, for any number of rules.
     """
     table = _Table(identity, plans, pages)
-    measured = sorted(((limit, _permits(limit)) for limit in limits), key=lambda one: _urgency(*one))
-    return format_html_join("\n", _ROW, (table.row(limit, permits) for limit, permits in measured))
+    by_urgency = sorted(((limit, _permits(limit)) for limit in limits), key=lambda pair: _urgency(*pair))
+    return format_html_join("\n", _ROW, (table.row(limit, permits) for limit, permits in by_urgency))
 
 
 def _permits(limit: LiveLimit) -> int:
-    """Return how many permits a rule has if none is used; 0 if it does not apply."""
+    """Return the number of permits that a rule has while none is used; 0 for a rule that does not apply."""
     rule = limit.why.rule
     return rule.algorithm.quota[0] if isinstance(rule, AppliedRule) else 0
 
 
 def _urgency(limit: LiveLimit, permits: int) -> tuple[int, float, str]:
-    """Return the place of a rule in the table."""
+    """Return the sort key of a rule: refusing rules first, then by the share of permits left; unknown ones last."""
     standing, name = limit.standing, limit.why.row.name
     return (1, 2.0, name) if standing is None else (int(standing.allowed), standing.remaining / (permits or 1), name)
 
@@ -78,12 +82,12 @@ class _Table:
         self._identity, self._plans, self._pages = identity, plans, pages
         overrides = KeyOverride.objects.using(using).filter(key__in=keys) if pages.override else []
         self._reasons = {override.pk: override.reason for override in overrides}
-        joined = _memberships(keys) if pages.membership else []
-        self._joined = {plan: pages.membership.format(pk) for plan, pk in joined}
-        self._account = ""
+        memberships = _memberships(keys) if pages.membership else []
+        self._membership_urls = {plan: pages.membership.format(pk) for plan, pk in memberships}
+        self._account_url = ""
         if pages.account and identity.owner:
             accounts = Account.objects.using(using).filter(identifier=identity.owner)
-            self._account = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
+            self._account_url = next((pages.account.format(pk) for pk in accounts.values_list("pk", flat=True)), "")
         # Translate once for all rows, because looking up a translation takes time.
         self._default, self._full, self._admits = SafeString(escape(_("default rule"))), _("full"), _("admits")
         self._shadow = format_html("<br><em>{}</em>", _("shadow: refuses nobody"))
@@ -113,26 +117,26 @@ class _Table:
             _sentence(limit),
             self._shadow if isinstance(rule, AppliedRule) and rule.mode is Mode.SHADOW else _NOTHING,
             self._why(limit),
-            self._keys.get(key) or self._counted(key),
+            self._keys.get(key) or self._key_link(key),
             left,
             full,
-            self._admits if admits else _now(limit),
+            self._admits if admits else _next_request(limit),
             reset,
             grant,
         )
 
-    def _counted(self, key: str) -> SafeString:
-        """Return a counted key, with a link to its page unless this is its page."""
-        known = ("", GLOBAL_KEY, self._identity.narrowest, self._identity.address)
-        alone = key in known or (key == self._identity.account and self._identity.narrowest is None)
-        url = "" if alone or not self._pages.inspect else f"{self._pages.inspect}?{urlencode({'q': key})}"
-        shown = self._keys[key] = _linked(key, url)
-        return shown
+    def _key_link(self, key: str) -> SafeString:
+        """Return a key with a link to its page in the inspector. The key of this page, and `global`, get no link."""
+        without_link = ("", GLOBAL_KEY, self._identity.narrowest, self._identity.address)
+        is_this_page = key == self._identity.account and self._identity.narrowest is None
+        linked = bool(self._pages.inspect) and key not in without_link and not is_this_page
+        link = self._keys[key] = _linked(key, f"{self._pages.inspect}?{urlencode({'q': key})}" if linked else "")
+        return link
 
     def _query(self, key: str) -> str:
         if key not in self._queries:
-            owned = not key.startswith(("ip:", "account:"))
-            query = {"key": key} | ({"account": self._identity.owner or NO_ACCOUNT} if owned else {})
+            needs_account = not key.startswith(("ip:", "account:"))
+            query = {"key": key} | ({"account": self._identity.owner or NO_ACCOUNT} if needs_account else {})
             self._queries[key] = urlencode(query)
         return self._queries[key]
 
@@ -140,13 +144,13 @@ class _Table:
         row, on_plan = limit.why.row, limit.why.on_plan
         plan = self._plans.get(row.plan, "")
         if on_plan == "key":
-            base = _linked(_("plan %(plan)s of the key") % {"plan": plan}, self._joined.get(row.plan, ""))
+            source = _linked(_("plan %(plan)s of the key") % {"plan": plan}, self._membership_urls.get(row.plan, ""))
         elif on_plan == "account":
-            base = _linked(_("plan %(plan)s of the account") % {"plan": plan}, self._account)
+            source = _linked(_("plan %(plan)s of the account") % {"plan": plan}, self._account_url)
         else:
-            base = self._default
-        parts = [(base,), *((self._override(one),) for one in limit.why.overrides)]
-        return format_html_join(" + ", "{}", parts) if len(parts) > 1 else base
+            source = self._default
+        parts = [(source,), *((self._override(override),) for override in limit.why.overrides)]
+        return format_html_join(" + ", "{}", parts) if len(parts) > 1 else source
 
     def _override(self, override: OverrideRow) -> SafeString:
         changes = [f"{name} {number(value)}" for name, value in override.numbers]
@@ -172,40 +176,42 @@ def _memberships(keys: Sequence[str]) -> Iterable[tuple[int, int]]:
 
 
 def _sentence(limit: LiveLimit) -> str:
-    """Return the rule's sentence with the numbers that apply to this key."""
+    """Return the rule as a sentence, with the numbers that apply to this key."""
     row, rule = limit.why.row, limit.why.rule
     algorithm = rule.algorithm if isinstance(rule, AppliedRule) else row.algorithm
     if isinstance(rule, UnreadableRule) or algorithm is None:
-        return _("not in force: %(error)s") % {"error": row.unreadable or _("the override's numbers make no sense")}
+        return _("not in force: %(error)s") % {
+            "error": row.unreadable or _("the override has numbers that are not valid")
+        }
     unit = conf.UNITS.get(row.meter, row.meter)
     scope = f"{row.scope}:{','.join(sorted(row.methods))}" if row.methods else row.scope
     return sentence(algorithm, unit, row.key_kind, scope, row.max_wait)
 
 
-def _now(limit: LiveLimit) -> str:
-    """Return what would happen to one more request now, if it would not simply be admitted."""
+def _next_request(limit: LiveLimit) -> str:
+    """Return what happens to the next request, for a rule that would not admit it at once."""
     rule, standing = limit.why.rule, limit.standing
     if rule is None:
         return _("switched off")
     if isinstance(rule, UnreadableRule):
-        return _("its failure policy decides: %s") % rule.on_failure
+        return _("the failure policy of the rule decides: %s") % rule.on_failure
     if standing is None:
         return _("not known")
     if rule.algorithm.closed:
-        return _("refuses always")
+        return _("refuses every request")
     if limit.retry_after is None:
         return _("refuses")
     if limit.retry_after == 0:
-        return _("lets it wait %s") % duration(limit.wait)
-    return _("refuses, again in %s") % duration(limit.retry_after)
+        return _("lets the request wait %s") % duration(limit.wait)
+    return _("refuses; admits again in %s") % duration(limit.retry_after)
 
 
 def duration(seconds: float) -> str:
     """Return a length of time such as "2 h 5 min": at most two units, rounded up to the smaller unit."""
     if seconds < 10:
         return _("%s s") % f"{max(seconds, 0.1):.1f}"
-    left = int(-(-seconds // 1))
-    parts = [(left // 86_400, _("%s d")), (left % 86_400 // 3_600, _("%s h"))]
-    parts += [(left % 3_600 // 60, _("%s min")), (left % 60, _("%s s"))]
+    whole = int(-(-seconds // 1))
+    parts = [(whole // 86_400, _("%s d")), (whole % 86_400 // 3_600, _("%s h"))]
+    parts += [(whole % 3_600 // 60, _("%s min")), (whole % 60, _("%s s"))]
     first = next(number for number, (count, _unit) in enumerate(parts) if count)
     return " ".join(unit % f"{count:,}" for count, unit in parts[first : first + 2] if count)

@@ -42,30 +42,36 @@ from ratelimits.quota.standings import live_limits
 from ratelimits.rules import RulesUnavailable
 from ratelimits.status.known_keys import MAX_KEYS, KnownKey, keys_of_account, known_keys, typed_key
 
-#: Maximum characters of a text that is searched for: no key is longer.
+#: Maximum number of characters of a searched text. No key is longer.
 MAX_TEXT = 300
 
 
 @admin.register(Inspect)
 class InspectAdmin(ReadOnlyAdmin):
-    """The inspector, in place of a list of rows. Each part of the page needs the permission to view its rows."""
+    """The inspector. It replaces Django's list of rows.
+
+    A user sees only the parts of the page whose rows the user may view.
+    """
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the addresses of the page and of its search."""
-        wrap = self.admin_site.admin_view
+        """Return the URLs of the page and of its search."""
+        view = self.admin_site.admin_view
         return [
-            path("", wrap(self.changelist_view), name="ratelimits_inspect_changelist"),
-            path("keys/", wrap(self.keys_view), name="ratelimits_inspect_keys"),
+            path("", view(self.changelist_view), name="ratelimits_inspect_changelist"),
+            path("keys/", view(self.keys_view), name="ratelimits_inspect_keys"),
         ]
 
     def keys_view(self, request: HttpRequest) -> HttpResponse:
-        """Return, as JSON, the known keys that have the text `?q=` in them or in their name, each with its name."""
+        """Return, as JSON, the known keys with their names. The key or the name contains the text `?q=`."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return JsonResponse({"keys": _Answer(self.admin_site, request).keys(request.GET.get("q", "").strip())})
+        return JsonResponse({"keys": _Page(self.admin_site, request).keys(request.GET.get("q", "").strip())})
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the key in `?q=`, or the keys that contain this text. `?account=` names the account of the key."""
+        """Show the page of the key `?q=`, or a list of the keys that contain this text.
+
+        `?account=` names the account of the key.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         text, account = (request.GET.get(name, "").strip() for name in ("q", "account"))
@@ -76,24 +82,24 @@ class InspectAdmin(ReadOnlyAdmin):
             "q": text[:MAX_TEXT],
             "account": account[:MAX_TEXT],
             "none": NO_ACCOUNT,
-            **_Answer(self.admin_site, request).to(text, account),
+            **_Page(self.admin_site, request).context(text, account),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "ratelimits/admin/inspect.html", context)
 
 
-class _Answer:
-    """Makes the content of the page, with only the parts that the user may view."""
+class _Page:
+    """Makes the content of the page. It has only the parts that the user may view."""
 
     def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
         self._site, self._request = site, request
 
-    def to(self, text: str, account: str) -> dict[str, Any]:
-        """Return the template's values for a typed text. `account` is "" if none was typed."""
+    def context(self, text: str, account: str) -> dict[str, Any]:
+        """Return the template's values for a typed text and a typed account. The account may be ""."""
         if not text:
             return {}
         if max(len(text), len(account)) > MAX_TEXT:
-            return {"problem": _("No key is that long: write at most %s characters.") % MAX_TEXT}
+            return {"problem": _("The text is longer than any key: write at most %s characters.") % MAX_TEXT}
         if not (text + account).isprintable():
             return {"problem": _("The text has characters that no key can have. Type the key, or a part of it.")}
         key = typed_key(text)
@@ -102,31 +108,33 @@ class _Answer:
         return self._key(key, account)
 
     def keys(self, text: str) -> list[KnownKey]:
-        """Return the known keys for a text."""
+        """Return the known keys that contain a text, in the key or in its name."""
         if not text or len(text) > MAX_TEXT or not text.isprintable():
             return []
-        return known_keys(text, self._searched()).keys
+        return known_keys(text, self._searched_tables()).keys
 
     def _search(self, text: str, account: str) -> dict[str, Any]:
         if (network := _network(text)) is not None:
             blocks = self._list(Access, {"q": text}) if self._may_view(Access) else ""
-            problem = _("%s is a network, and only single addresses are counted: write one of its addresses.") % network
+            problem = (
+                _("%s is a network. Requests are counted by single addresses: write an address of the network.")
+                % network
+            )
             return {"problem": problem, "blocks_url": blocks}
-        found = known_keys(text, self._searched())
-        failed = _("RATELIMITS['KEY_SEARCH'] failed: the names that only it knows are missing.") if found.failed else ""
-        if len(found.keys) == 1:
-            return {**self._key(found.keys[0].key, account, found.keys[0].name), "search_failed": failed}
-        return {
-            "matches": [(one, inspect_url(one.key, account, self._site.name)) for one in found.keys],
-            "more": _("There are more: at most %s are listed. Write more of the key or name.") % MAX_KEYS
-            if found.more
-            else "",
-            "guesses": [] if found.keys else self._guesses(text),
-            "search_failed": failed,
+        result = known_keys(text, self._searched_tables())
+        failure = _("RATELIMITS['KEY_SEARCH'] failed, so names that only this function finds are missing.")
+        more = _("There are more keys: at most %s are listed. Write more of the key or name.") % MAX_KEYS
+        failed = {"search_failed": failure if result.failed else ""}
+        if len(result.keys) == 1:
+            return self._key(result.keys[0].key, account, result.keys[0].name) | failed
+        return failed | {
+            "matches": [(known, inspect_url(known.key, account, self._site.name)) for known in result.keys],
+            "more": more if result.more else "",
+            "guesses": [] if result.keys else self._guesses(text),
         }
 
     def _guesses(self, text: str) -> list[tuple[str, str]]:
-        """Return the keys that a text may mean, with the URLs of their pages."""
+        """Return the keys that the text becomes with a kind before it, each with the URL of its page."""
         guesses = []
         for kind in ("user", "api_key", "account"):
             key = typed_key(f"{kind}:{text}")
@@ -140,21 +148,21 @@ class _Answer:
             identity = identity_of(key, account)
         except UnknownAccountError as error:
             choices = [*error.accounts, NO_ACCOUNT]
-            urls = [(one, inspect_url(key, one, self._site.name)) for one in choices]
+            urls = [(choice, inspect_url(key, choice, self._site.name)) for choice in choices]
             return context | {"problem": str(error), "choices": urls, "key": ""}
         except (NotOperatedError, ValidationError) as error:
             return {"problem": " ".join(error.messages) if isinstance(error, ValidationError) else str(error)}
-        now, limits, silent = time.time(), None, None
+        now, limits, redis_error = time.time(), None, None
         try:
             if self._may_view(Rule):
-                limits, silent = live_limits(identity)
+                limits, redis_error = live_limits(identity)
             snapshot = rules.current()
         except RulesUnavailable as error:
             return {"problem": _("The rules cannot be read: %s") % error}
         if limits is not None:
             context["limits"] = shown_limits(limits, identity, snapshot.rows.plans, self._pages())
-        if silent is not None:
-            context["silent"] = _("Redis does not answer, so it is not known what is left: %s") % silent
+        if redis_error is not None:
+            context["silent"] = _("Redis does not answer, so the remaining permits are not known: %s") % redis_error
         context["owner"] = identity.owner
         if identity.owner and identity.account != key:
             context["owner_url"] = inspect_url(f"account:{identity.owner}", "", self._site.name)
@@ -168,20 +176,22 @@ class _Answer:
             context["lines_url"] = self._lines(identity)
             if identity.account == key:
                 keys = keys_of_account(identity.owner)
-                context["keys"] = [(one, inspect_url(one, identity.owner, self._site.name)) for one in keys[:MAX_KEYS]]
+                context["keys"] = [
+                    (name, inspect_url(name, identity.owner, self._site.name)) for name in keys[:MAX_KEYS]
+                ]
                 context["more_keys"] = len(keys) > MAX_KEYS
         context["actions"] = list(self._actions(key))
         return context
 
     def _names(self, key: str) -> Iterator[str]:
-        """Yield the name of the account or user of a key, if the user of the page may see it."""
-        kind, _colon, own = key.partition(":")
+        """Yield the name of the account or user that a key means, if the user of the page may view this row."""
+        kind, _colon, identifier = key.partition(":")
         if kind == "account" and self._may_view(Account):
-            yield from Account.objects.using(conf.DATABASE).filter(identifier=own).values_list("name", flat=True)
+            yield from Account.objects.using(conf.DATABASE).filter(identifier=identifier).values_list("name", flat=True)
         users: Any = get_user_model()
         if kind == "user" and self._may_view(users):
             try:
-                pk = users._meta.pk.to_python(own)
+                pk = users._meta.pk.to_python(identifier)
             except ValidationError:
                 return
             yield from map(str, users._default_manager.filter(pk=pk).values_list(users.USERNAME_FIELD, flat=True))
@@ -211,7 +221,7 @@ class _Answer:
         )
 
     def _change(self, model: type[models.Model]) -> str:
-        """Return the URL of a row's page, with "{}" for the primary key; "" if the user may not open it."""
+        """Return the URL of a row's page, with "{}" in place of the primary key; "" if the user may not open it."""
         if not self._may_view(model):
             return ""
         name = f"{self._site.name}:ratelimits_{model._meta.model_name}_change"
@@ -229,13 +239,16 @@ class _Answer:
         term = " ".join(filter(None, (identity.owner, identity.narrowest)))
         return self._list(Line, {"q": term})
 
-    def _searched(self) -> set[type[models.Model]]:
-        """Return the tables to search, which the user may view. KeyTotal needs the permission to view ledger lines."""
+    def _searched_tables(self) -> set[type[models.Model]]:
+        """Return the tables to search: those that the user may view.
+
+        A user who may view ledger lines may view `KeyTotal` too.
+        """
         tables: list[Any] = [Account, get_user_model(), KeyOverride, PlanMembership]
-        may: set[Any] = {model for model in tables if self._may_view(model)}
+        viewable: set[Any] = {model for model in tables if self._may_view(model)}
         if may_operate(self._request) or self._may_view(Access):
-            may.add(Access)
-        return may | ({KeyTotal} if self._may_view(Line) else set())
+            viewable.add(Access)
+        return viewable | ({KeyTotal} if self._may_view(Line) else set())
 
     def _may_view(self, model: Any) -> bool:
         opts, user = model._meta, self._request.user

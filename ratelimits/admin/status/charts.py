@@ -1,4 +1,4 @@
-"""Bar charts as SVG, drawn by the server. A table on the page has the same numbers."""
+"""Bar charts as SVG, which the server draws. The page also has a table with the same numbers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-#: The height of the highest bar, the width of a bar with the gap after it, and that gap, in SVG units.
-_HEIGHT, _WIDTH, _GAP = 100, 10, 2
-#: Minimum height of a bar for a number above 0, so that one refusal among a million requests can be seen.
-_LEAST = 2
+#: In SVG units: the height of the highest bar, the gap between two bars, and the width of a bar together with a gap.
+_HEIGHT, _GAP, _WIDTH = 100, 2, 10
+#: Minimum height of a bar for a number above 0. So a bar for one refusal can be seen beside a bar for a million.
+_MIN_HEIGHT = 2
 
 
 def bars(kind: str, description: str, values: Sequence[int], labels: Sequence[str]) -> SafeString:
-    """Return a drawing with a bar for each value. The highest bar fills the height.
+    """Return a chart with a bar for each value. The highest bar has the full height.
 
-    A bar shows its label and value when the pointer is over it. `kind` is part of the CSS class that sets the colour.
-    The drawing has no text, because it is stretched to the size of its place.
+    When the pointer is over a bar, the browser shows the bar's label and value. `kind` is part of the CSS class that
+    sets the colour. The chart contains no text, because the browser stretches the chart.
     """
     highest = max(values, default=0)
-    heights = [max(_HEIGHT * value // highest, _LEAST) if value else 0 for value in values]
-    drawn = format_html_join(
+    heights = [max(_HEIGHT * value // highest, _MIN_HEIGHT) if value else 0 for value in values]
+    rectangles = format_html_join(
         "",
         '<rect x="{}" y="{}" width="{}" height="{}"><title>{}: {}</title></rect>',
         (
@@ -37,5 +37,5 @@ def bars(kind: str, description: str, values: Sequence[int], labels: Sequence[st
         max(_WIDTH * len(values) - _GAP, 1),
         _HEIGHT,
         description,
-        drawn,
+        rectangles,
     )

@@ -1,4 +1,4 @@
-"""The status page, and the strip with the status above the admin's index, for users who may view the status."""
+"""The status page, and the strip: a short status above the admin's index."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ WINDOWS = {"day": last_day, "month": last_month}
 
 @admin.register(Status)
 class StatusAdmin(ReadOnlyAdmin):
-    """The status page, in place of a list of rows."""
+    """The status page. It replaces Django's list of rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return only the address of this page: there are no pages of single rows."""
+        """Return only the URL of this page. Single rows have no pages."""
         return [path("", self.admin_site.admin_view(self.changelist_view), name="ratelimits_status_changelist")]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the facts, and the usage of the last 24 hours (with `?window=month`, of the last 30 days)."""
+        """Show the facts, and the usage of the last 24 hours. With `?window=month`, show the usage of 30 days."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         chosen = "month" if request.GET.get("window") == "month" else "day"
         window = WINDOWS[chosen](int(time.time()))
         usage = usage_over_time(window, request.GET.get("meter", ""))
-        found = facts()
+        all_facts = facts()
         links = _Links(self.admin_site, request)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Status"),
             "opts": self.model._meta,
-            "facts": [(fact, links.to_list(fact.model, fact.query)) for fact in found],
-            "worst": worst(found),
+            "facts": [(fact, links.to_list(fact.model, fact.query)) for fact in all_facts],
+            "worst": worst(all_facts),
             "windows": [
                 (name, label, f"?{urlencode({'window': name, 'meter': usage.meter})}#usage", name == chosen)
                 for name, label in (("day", _("24 hours")), ("month", _("30 days")))
@@ -75,32 +75,33 @@ class StatusAdmin(ReadOnlyAdmin):
 
 
 class _Links:
-    """The addresses of the site's pages. An address is "" if the user may not open the page."""
+    """Makes URLs of the site's pages. A URL is "" if the user may not open the page."""
 
     def __init__(self, site: admin.AdminSite, request: HttpRequest) -> None:
-        self._site, self._request, self._may = site, request, dict[str, bool]()
+        self._site, self._request, self._viewable = site, request, dict[str, bool]()
 
     def _may_view(self, model: str) -> bool:
-        if model not in self._may:
-            known: Any = apps.get_model("ratelimits", model)
-            registered = self._site.is_registered(known)
-            self._may[model] = registered and self._site.get_model_admin(known).has_view_permission(self._request)
-        return self._may[model]
+        if model not in self._viewable:
+            table: Any = apps.get_model("ratelimits", model)
+            registered = self._site.is_registered(table)
+            page = self._site.get_model_admin(table) if registered else None
+            self._viewable[model] = page is not None and page.has_view_permission(self._request)
+        return self._viewable[model]
 
     def to_list(self, model: str, query: Any = None) -> str:
-        """Return the address of a model's list with these filters."""
+        """Return the URL of the list of a model's rows, with these filters."""
         if not model or not self._may_view(model):
             return ""
         url = reverse(f"{self._site.name}:ratelimits_{model}_changelist")
         return f"{url}?{urlencode(query)}" if query else url
 
     def to_rule(self, rule: str) -> str:
-        """Return the address of a rule."""
-        may = self._may_view(Rule._meta.model_name or "")
-        return reverse(f"{self._site.name}:ratelimits_rule_change", args=[rule]) if may else ""
+        """Return the URL of a rule's page."""
+        may_view = self._may_view(Rule._meta.model_name or "")
+        return reverse(f"{self._site.name}:ratelimits_rule_change", args=[rule]) if may_view else ""
 
     def to_lines(self, account: str, key: str = "") -> str:
-        """Return the address of the ledger lines of an account, or of one key of the account."""
+        """Return the URL of the ledger lines of an account, or of one key of the account."""
         term = f"{account} {key}" if key else account
         return self.to_list(Line._meta.model_name or "", {"q": term}) if account else ""
 
@@ -110,7 +111,7 @@ def _label(window: Window, start: int) -> str:
 
 
 def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict[str, Any]]:
-    """Yield the chart and the lists of each kind of requests, for the template."""
+    """Yield the template's values for each kind of requests: a chart, and lists of accounts, keys and rules."""
     titles: dict[Kind, str] = {
         "admitted": _("Admitted"),
         "denied": _("Refused"),
@@ -123,21 +124,21 @@ def _kinds(usage: UsageOverTime, window: Window, links: _Links) -> Iterator[dict
         values = [step.counts[kind] for step in usage.steps]
         highest = max(values, default=0)
         description = _(
-            "%(kind)s: bars from %(first)s to %(last)s, at most %(highest)s; the table below has all numbers"
+            "%(kind)s: bars from %(first)s to %(last)s. The highest bar is %(highest)s. A table below has all numbers."
         )
-        about = {"kind": titles[kind], "first": labels[0], "last": labels[-1], "highest": f"{highest:,}"}
+        values_of_text = {"kind": titles[kind], "first": labels[0], "last": labels[-1], "highest": f"{highest:,}"}
         yield {
             "name": kind,
             "title": titles[kind],
             "total": f"{usage.totals[kind]:,}",
             "highest": f"{highest:,}",
-            "chart": bars(kind, description % about, values, labels) if highest else "",
+            "chart": bars(kind, description % values_of_text, values, labels) if highest else "",
             "first": labels[0],
             "last": labels[-1],
             "lists": [
                 (title, [_entry(dimension, entry, usage, links) for entry in usage.tops[kind][dimension]])
                 for dimension, title in lists.items()
-                # No rule decided about unmetered requests.
+                # No rule has decided about unmetered requests, so they have no list of rules.
                 if (kind, dimension) != ("unmetered", "rule")
             ],
         }
@@ -153,17 +154,16 @@ def _entry(dimension: Dimension, entry: Entry, usage: UsageOverTime, links: _Lin
     by = _("mostly by %(rule)s") % {"rule": rule} if rule else ""
     if dimension == "account":
         return {"name": entry.name or _("anonymous"), "url": links.to_lines(entry.name), "n": requests, "by": by}
-    of = [entry.account] if entry.account else []
     return {
         "name": entry.name,
         "url": links.to_lines(entry.account, entry.name),
         "n": requests,
-        "by": ", ".join([*of, *([by] if by else [])]),
+        "by": ", ".join(filter(None, (entry.account, by))),
     }
 
 
 def strip(request: HttpRequest) -> list[Fact]:
-    """Return the facts for the strip above the index; none if the user may not view the status."""
+    """Return the facts for the strip above the index; an empty list if the user may not view the status."""
     user: Any = request.user
-    may = any(user.has_perm(f"ratelimits.{action}_status") for action in ("view", "change"))
-    return facts() if may else []
+    may_view = any(user.has_perm(f"ratelimits.{action}_status") for action in ("view", "change"))
+    return facts() if may_view else []

@@ -104,7 +104,7 @@ class TestRules:
         assert "50 requests per minute" in rows["golden"][1]
         assert "(&lt;b&gt;deal)" in rows["golden"][1]
         assert "shadow: refuses nobody" in rows["dry"][1]
-        assert "refuses always" in rows["dry"][1]
+        assert "refuses every request" in rows["dry"][1]
         assert "1 / 2" in html(admin_client, "user:1", account="acme"), "nothing is charged"
 
     def test_rules_that_refuse_come_first_with_when_they_admit_again(self, admin_client: Client) -> None:
@@ -114,9 +114,11 @@ class TestRules:
         rule("burst", capacity=5, rate=1, period=1, key_kind="user")
         assert checking.check(Identity("user:1", None, "account:1")).allowed
         said = text(html(admin_client, "user:1"))
-        assert re.search(r"hour 1 request per hour.* 0 / 1 (1 h|59 min.*) refuses, again in (1 h|59 min)", said), said
-        assert re.search(r"line 1 request per minute.* lets it wait (1 min|59 s|60 s)", said), said
-        assert re.search(r"slow 1 request per minute.* refuses, again in (59|58) s", said), said
+        assert re.search(
+            r"hour 1 request per hour.* 0 / 1 (1 h|59 min.*) refuses; admits again in (1 h|59 min)", said
+        ), said
+        assert re.search(r"line 1 request per minute.* lets the request wait (1 min|59 s|60 s)", said), said
+        assert re.search(r"slow 1 request per minute.* refuses; admits again in (59|58) s", said), said
         assert re.search(r"burst .* [45] / 5 .* admits", said), said
         assert said.index("hour 1") < said.index("burst 1")
 
@@ -131,7 +133,7 @@ class TestRules:
         said = text(html(admin_client, "user:1"))
         assert "override of user:1: off" in said
         assert "switched off" in said
-        assert "its failure policy decides: deny" in said
+        assert "the failure policy of the rule decides: deny" in said
         assert " off 100 requests" not in said
 
 
@@ -203,7 +205,7 @@ PARTS = {
     "view_rule": "Rules that apply",
     "view_periodusage": "Usage of the account",
     "view_line": "The last refusals",
-    "view_access": "No block or allow concerns it.",
+    "view_access": "No block or allow concerns this key.",
     "operate": "Block",
     "add_keyoverride": "Add an override",
 }
@@ -275,7 +277,7 @@ class TestSpeed:
             away(settings, proxy.port)
             hanging = _shortest(lambda: html(admin_client, "user:1"))
             said = text(html(admin_client, "user:1"))
-        assert "Redis does not answer, so it is not known what is left" in said
+        assert "Redis does not answer, so the remaining permits are not known" in said
         assert said.count("not known") == 131
         assert hanging - taken < DEFAULTS["TIMEOUT"] * 2, "a second wait would take as long again"
 

@@ -72,7 +72,7 @@ def test_what_is_exactly_the_text_comes_first_and_50_are_listed(admin_client: Cl
     found = matches(admin_client, "acme")
     assert found[:2] == ["account:acme", "account:acme00"]
     assert len(found) == 50
-    assert "There are more: at most 50 are listed" in text(html(admin_client, "acme"))
+    assert "There are more keys: at most 50 are listed" in text(html(admin_client, "acme"))
     assert matches(admin_client, "acme%") == matches(admin_client, "acme_") == []
 
 
@@ -119,21 +119,21 @@ class TestKeySearch:
 @pytest.mark.parametrize(
     ("q", "said"),
     [
-        ("", "Shows which rules limit a key and why"),
-        ("   ", "Shows which rules limit a key and why"),
+        ("", "This page shows which rules limit a key and why"),
+        ("   ", "This page shows which rules limit a key and why"),
         ("x" * 301, "at most 300 characters"),
         ("user:1\0", "characters that no key can have"),
-        ("nobody-has-this", "Nothing that you may view has this"),
-        ("user:1, user:2", "Nothing that you may view has this"),
+        ("nobody-has-this", "No key or name that you may view contains this"),
+        ("user:1, user:2", "No key or name that you may view contains this"),
         ("203.0.113.0/24", "203.0.113.0/24 is a network"),
         ("ip:203.0.113.0/24", "203.0.113.0/24 is a network"),
-        ("ip:999.0.113.1", "Nothing that you may view has this"),
-        ("<script>alert(1)</script>", "Nothing that you may view has this"),
+        ("ip:999.0.113.1", "No key or name that you may view contains this"),
+        ("<script>alert(1)</script>", "No key or name that you may view contains this"),
         ("api_key:never-used", "The account of api_key:never-used is not known"),
-        ("9" * 299, "Nothing that you may view has this"),
+        ("9" * 299, "No key or name that you may view contains this"),
         (f"user:{'9' * 200}", f"user:{'9' * 200}"),
         ("user:\u0669", "user:\u0669"),
-        ("ip:unknown", "No rule applies to it."),
+        ("ip:unknown", "No rule applies to this key."),
         ("[2001:db8::1]:443", "ip:2001:db8::/64"),
         ("198.51.100.7:8080", "ip:198.51.100.7"),
         ("account:a b", "account:a b"),
