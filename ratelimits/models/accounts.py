@@ -35,7 +35,7 @@ def validate_currency(code: str) -> None:
 
 
 class Plan(Versioned):
-    """A named set of rules, included quantities and prices; keys and accounts can be on it."""
+    """A named set of rules, included quantities and prices. Keys and accounts can be on a plan."""
 
     name = models.CharField(_("name"), max_length=80)
     slug = models.SlugField(
@@ -66,7 +66,7 @@ class Plan(Versioned):
 
 
 class PlanInclusion(Versioned):
-    """The units of a meter that a plan includes in each billing period; units beyond them are overage."""
+    """The units of a meter that a plan includes in each billing period. Further units are overage."""
 
     plan = models.ForeignKey(Plan, models.CASCADE, related_name="inclusions", verbose_name=_("plan"))
     meter = models.SlugField(_("meter"), max_length=40, default="requests", db_index=False)
@@ -93,7 +93,7 @@ class PlanInclusion(Versioned):
 
 
 class Account(Versioned):
-    """The customer who pays for the usage of its keys, with its time zone, billing anchor and plan."""
+    """A customer who pays for the usage of keys. The row says the customer's time zone, billing anchor and plan."""
 
     identifier = models.CharField(
         _("identifier"),
@@ -187,8 +187,8 @@ class PlanMembership(Versioned):
         ordering = ["key", "valid_from"]
         indexes = [models.Index(fields=["key"], name="ratelimits_membership_of")]
         constraints = [
-            # clean() refuses any two rows that overlap. For rows that are written without clean(), this constraint
-            # refuses a second row without an end, since sooner or later both rows would be in force.
+            # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
+            # refuses a second row without an end: there would be a time at which both rows are in force.
             models.UniqueConstraint(
                 fields=["key"],
                 condition=models.Q(valid_until=None),
@@ -208,7 +208,7 @@ class PlanMembership(Versioned):
         return f"{self.key}: {self.plan}"
 
     def clean_values(self) -> None:
-        """Raise ValidationError if the row makes no sense, whatever other memberships there are."""
+        """Raise ValidationError if the values of the row are not valid. Do not look at other memberships."""
         if self.key.startswith("account:"):
             raise ValidationError({"key": _("An account has its plan on itself: choose the plan on the account.")})
         validate_period(self.valid_from, self.valid_until)

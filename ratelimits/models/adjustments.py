@@ -1,4 +1,4 @@
-"""Adjustments: units that people add to a billing period or subtract from it."""
+"""Adjustments: units that people add to the usage of a billing period, or subtract from this usage."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 
 
 def initial_approval() -> str:
-    """Return the approval state of a new adjustment: WAITING if RATELIMITS["ADJUSTMENT_APPROVAL"] is set now."""
+    """Return the approval state of a new adjustment: WAITING if `ADJUSTMENT_APPROVAL` is set, otherwise UNASKED."""
     return Adjustment.Approval.WAITING if conf.ADJUSTMENT_APPROVAL else Adjustment.Approval.UNASKED
 
 
 class Adjustment(models.Model):
-    """Units that a person adds to an account's billing period, or subtracts from it, and why.
+    """Units that a person adds to the usage of an account's billing period, and the reason.
 
-    The quantity is below 0 to subtract.
-
-    An adjustment does not count while it waits for the approval of another person, or if it was refused.
+    A quantity below 0 subtracts units. Reports leave out an adjustment that waits for approval or was refused.
     """
 
     class Approval(models.TextChoices):
-        """Whether another person must approve the adjustment, and the decision of that person."""
+        """Whether another person must approve the adjustment, and whether that person approved or refused it."""
 
         UNASKED = "unasked", _("not asked for")
         WAITING = "waiting", _("waiting")
         APPROVED = "approved", _("approved")
         REFUSED = "refused", _("refused")
 
-    #: The approval states in which an adjustment counts.
+    #: The approval states in which reports contain an adjustment.
     COUNTS = (Approval.UNASKED, Approval.APPROVED)
 
     reference = models.UUIDField(_("reference"), default=uuid.uuid4, unique=True, editable=False)
@@ -130,15 +128,15 @@ class Adjustment(models.Model):
         return f"{self.quantity:+,} {self.meter} for {self.account or 'anonymous'}"
 
     def clean(self) -> None:
-        """Raise ValidationError for an adjustment of 0 and for one that no report could contain."""
+        """Raise ValidationError for an adjustment of 0, and for an adjustment that no report could contain."""
         errors: dict[str, Any] = {}
         if self.quantity == 0:
             errors["quantity"] = _("An adjustment of 0 changes nothing: write how many units.")
-        units: Any = self.quantity  # None where the form could not read it
+        units: Any = self.quantity  # None if the form could not read the typed quantity.
         if units is not None and abs(units) > MAX_PERMITS:
             errors["quantity"] = _("An adjustment can be of at most %(most)s units.") % {"most": f"{MAX_PERMITS:,}"}
-        typed: Any = self.period_start  # None where the form could not read it
-        if typed is not None and (error := self._start_error()):
+        period_start: Any = self.period_start  # None if the form could not read the typed moment.
+        if period_start is not None and (error := self._start_error()):
             errors["period_start"] = error
         lines = ReportLine.objects.filter(line_id=self.corrects_line_id, report__account=self.account)
         if self.corrects_line_id and not lines.exists():
@@ -147,7 +145,7 @@ class Adjustment(models.Model):
             raise ValidationError(errors)
 
     def _start_error(self) -> Any:
-        """Return why no billing period of the account starts at `period_start`; "" if one does."""
+        """Return an error message if no billing period of the account starts at `period_start`, otherwise ""."""
         start = int(self.period_start.timestamp()) * 1_000_000
         if (
             Report.objects.filter(account=self.account, period_start=start).exists()

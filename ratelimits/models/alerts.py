@@ -1,7 +1,7 @@
-"""Alerts: an account's usage has reached a threshold; channels that alerts are sent to; and the state of each delivery.
+"""Alerts, the channels to which they are sent, and the state of each delivery.
 
-An alert and its deliveries are written in one transaction; an alert is never changed. Periods are seconds since 1970
-UTC, as in the ledger.
+An alert says that an account's usage has reached a threshold. An alert and its deliveries are written in one
+transaction, and the alert never changes. Periods are in seconds since 1970 UTC, as in the ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def new_secret() -> str:
 
 
 def secret_key(secret: str) -> bytes:
-    """Return the key that a secret holds. Raises ValueError unless it is 24 to 64 bytes in base64."""
+    """Return the key in a webhook's secret. Raise ValueError unless the key is 24 to 64 bytes in base64."""
     try:
         key = b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error as error:
@@ -50,7 +50,7 @@ def validate_secret(secret: str) -> None:
 
 
 class AlertChannel(models.Model):
-    """Where an account's alerts go: an e-mail address, a webhook, or both."""
+    """The destinations of an account's alerts: an e-mail address, a webhook, or both."""
 
     account = models.ForeignKey(Account, models.CASCADE, related_name="alert_channels", verbose_name=_("account"))
     email = models.EmailField(_("e-mail address"), blank=True)
@@ -87,13 +87,13 @@ class AlertChannel(models.Model):
 
 
 class Alert(models.Model):
-    """A notice that an account's usage reached a percentage of a quantity in a billing period.
+    """A notice that an account's usage has reached a percentage of a quantity in a billing period.
 
-    There is only one for each.
+    The same percentage of the same quantity gives only one alert in a billing period.
     """
 
     class Basis(models.TextChoices):
-        """The quantity that is 100 percent."""
+        """Whether 100 percent is the quantity that the plan includes, or the limit of a rule."""
 
         INCLUDED = "included", _("what the plan includes")
         LIMIT = "limit", _("the rule's limit")
@@ -133,14 +133,14 @@ class Alert(models.Model):
 
     @staticmethod
     def name_of(account: str, period: int, meter: str, rule: int, threshold: int, quantity: int) -> uuid.UUID:
-        """Return the primary key of the alert: the same arguments give the same key in every process."""
+        """Return the primary key of the alert with these values. Every process calculates the same key."""
         return uuid.uuid5(_NAMESPACE, "\n".join((account, meter, *map(str, (period, rule, threshold, quantity)))))
 
 
 class AlertDelivery(models.Model):
-    """One alert to one destination. It is tried until it succeeds or is given up.
+    """The delivery of one alert to one destination. The app tries until the delivery succeeds or is given up.
 
-    A receiver recognises a repeated delivery by its primary key.
+    By the primary key, a receiver recognises a delivery that it already has.
     """
 
     class Kind(models.TextChoices):
@@ -183,12 +183,12 @@ class AlertDelivery(models.Model):
 
     @staticmethod
     def name_of(alert: uuid.UUID, kind: str, channel: int | None) -> uuid.UUID:
-        """Return the primary key of a delivery: the same arguments give the same key in every process."""
+        """Return the primary key of the delivery with these values. Every process calculates the same key."""
         return uuid.uuid5(alert, f"{kind}:{channel or ''}")
 
 
 class AlertState(models.Model):
-    """The position in a shard's chain of batches up to which alerts were raised."""
+    """The state of one shard: up to which position in its chain of batches the usage was checked for alerts."""
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
     position = models.BigIntegerField(

@@ -1,4 +1,7 @@
-"""The history of a model, and the records of bulk writes, for which simple_history's signals are not sent."""
+"""The history of models: `simple_history` records single writes, and `record` adds the records of bulk writes.
+
+`simple_history` cannot record bulk writes, because Django sends no signals for them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from simple_history.models import HistoricalRecords
 
 from ratelimits.models import users
 
-#: Length of the column of reasons, in characters.
+#: Length of the history's column for change reasons, in characters.
 MAX_REASON = 100
 _reason: ContextVar[str | None] = ContextVar("ratelimits_change_reason", default=None)
 
 
 @contextmanager
 def because(reason: str | None) -> Iterator[None]:
-    """Record this reason for all changes in the block that have no reason of their own. None or "" means no reason."""
+    """Record this reason for all changes in the block that have no reason yet. None or "" means no reason."""
     token = _reason.set((reason or "").strip()[:MAX_REASON] or None)
     try:
         yield
@@ -30,7 +33,7 @@ def because(reason: str | None) -> Iterator[None]:
 
 
 class History(HistoricalRecords):  # type: ignore[misc]
-    """The history of a model, in the database of its rows; its users may be in another database."""
+    """The history of a model. It is in the database of the model's rows; the users may be in another database."""
 
     def __init__(self) -> None:
         super().__init__(use_base_model_db=True)
@@ -48,9 +51,8 @@ class History(HistoricalRecords):  # type: ignore[misc]
 def record(rows: Sequence[models.Model], kind: str, using: str, reason: str | None = None) -> None:
     """Add one history record for each row, in the database `using`.
 
-    `kind` is "+" (the row was added), "~" (changed) or "-" (deleted).
-    `reason` is the change reason of rows without a `_change_reason` of their own. simple_history's own bulk method
-    would write to the database that a router names.
+    `kind` is "+" (the row was added), "~" (changed) or "-" (deleted). `reason` is the change reason of rows without
+    `_change_reason`. The bulk method of `simple_history` would write to another database: the one that a router names.
     """
     for model in {type(row) for row in rows}:
         history: Any = getattr(model, "history", None)

@@ -1,8 +1,11 @@
-"""Kept billing periods: when the terms of an account change, its latest billing period keeps its start and end.
+"""Billing periods that keep their start and end when the account changes.
 
-The terms are the account's time zone and anchor. The latest period with usage is kept when the terms change, when the
-account is renamed or deleted, and when an account is added whose identifier already has usage. Periods under the new
-terms start at the end of the kept period, so periods never overlap.
+The *terms* of an account are its time zone and its billing anchor. They determine when its billing periods start and
+end. When the terms change, the account's latest period with usage keeps its start and end. It is then a *kept period*.
+The next period, under the new terms, starts at the end of the kept period. So billing periods never overlap.
+
+A period is also kept when the account is renamed or deleted, and when an account is added whose identifier already has
+usage.
 """
 
 from __future__ import annotations
@@ -25,14 +28,17 @@ from ratelimits.models.versions import Edit, edited
 _SECOND = 1_000_000
 _CHUNK = 1000
 
-#: A time zone and an anchor ("" for none). They determine when billing months start.
+#: The terms of an account: its time zone and its billing anchor ("" if it has none).
 _Terms = tuple[str, str]
-#: The terms of accounts that are not in the table.
-_DEFAULT: _Terms = ("UTC", "")
+#: The terms of an account without a row in the table of accounts.
+_DEFAULT_TERMS: _Terms = ("UTC", "")
 
 
 class KeptPeriod(models.Model):
-    """The billing period of an account's latest usage when its terms last changed. Moments are in µs since 1970 UTC."""
+    """The kept period of an account. There is at most one for each account, the latest.
+
+    Moments are in µs since 1970 UTC.
+    """
 
     account = models.CharField(_("account"), max_length=255, unique=True)
     shard = models.SmallIntegerField(_("shard"), db_index=True)
@@ -54,7 +60,7 @@ def _chunks(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def kept_periods(using: str, names: Iterable[str]) -> dict[str, Span]:
-    """Return the kept periods of those of these accounts that have one."""
+    """Return the kept periods of these accounts, by account. Leave out accounts without a kept period."""
     periods: dict[str, Span] = {}
     for chunk in _chunks(names):
         rows = KeptPeriod.objects.using(using).filter(account__in=chunk)
@@ -63,14 +69,16 @@ def kept_periods(using: str, names: Iterable[str]) -> dict[str, Span]:
 
 
 def _terms(row: Account | None) -> _Terms:
-    return _DEFAULT if row is None else (row.timezone, row.billing_anchor)
+    return _DEFAULT_TERMS if row is None else (row.timezone, row.billing_anchor)
 
 
 @receiver(edited, sender=Account, dispatch_uid="ratelimits.keep_periods")
-def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit: Edit, **kwargs: Any) -> None:
-    """Keep the last used period of each account whose terms or identifier change in an edit."""
+def _keep_periods(sender: Any, before: Sequence[Account], after: Sequence[Account], edit: Edit, **kwargs: Any) -> None:
+    """Keep the latest period with usage of each account whose terms or identifier change in an edit."""
     old_rows, new_rows = {row.pk: row for row in before}, {row.pk: row for row in after}
+    #: The terms before the edit, by account.
     old_terms: dict[str, _Terms] = {}
+    #: The identifier before the edit, by the new identifier.
     old_names: dict[str, str] = {}
     for pk in old_rows.keys() | new_rows.keys():
         old, new = old_rows.get(pk), new_rows.get(pk)
@@ -80,14 +88,14 @@ def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit
         if old is not None:
             old_terms[old.identifier] = _terms(old)
         if new is not None:
-            old_terms.setdefault(new.identifier, _DEFAULT)
+            old_terms.setdefault(new.identifier, _DEFAULT_TERMS)
         if renamed and old is not None and new is not None:
             old_names[new.identifier] = old.identifier
     for chunk in _chunks(old_terms):
         names = {*chunk, *(old_names[name] for name in chunk if name in old_names)}
-        last_used = _last_used(edit.using, names, old_terms)
+        latest_periods = _latest_periods(edit.using, names, old_terms)
         for name in chunk:
-            span = last_used.get(name) or last_used.get(old_names.get(name, ""))
+            span = latest_periods.get(name) or latest_periods.get(old_names.get(name, ""))
             if span is not None:
                 values = {"start": span[0], "end": span[1], "version": edit.version}
                 KeptPeriod.objects.using(edit.using).update_or_create(
@@ -95,52 +103,52 @@ def _keep(sender: Any, before: Sequence[Account], after: Sequence[Account], edit
                 )
 
 
-def _last_used(using: str, names: set[str], terms: dict[str, _Terms]) -> dict[str, Span]:
-    """Return, for each of these accounts with usage in the ledger, the period with the latest end."""
+def _latest_periods(using: str, names: set[str], terms: dict[str, _Terms]) -> dict[str, Span]:
+    """Return the period with the latest end, by account. Leave out accounts without usage in the ledger."""
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__gt=0).exclude(account="").order_by()
     latest: dict[str, Span] = {}
     for name, start, stored_end in rows.values_list("account", "period").annotate(Max("period_end")):
         if stored_end is not None:
             end = stored_end * _SECOND
         else:
-            end = _period(terms.get(name, _DEFAULT), None, start * _SECOND)[1]
+            end = _period(terms.get(name, _DEFAULT_TERMS), None, start * _SECOND)[1]
         if name not in latest or end > latest[name][1]:
             latest[name] = start * _SECOND, end
     return latest
 
 
 def _period(terms: _Terms, kept: Span | None, at: int) -> Span:
-    """Return start and end, in µs since 1970 UTC, of the billing period that contains the moment `at`."""
+    """Return the start and the end of the billing period that contains the moment `at`, in µs since 1970 UTC."""
     timezone, anchor = terms
     try:
         return periods_around(timezone, anchor or None, kept, at)[1:3]
-    except ValueError:  # Usage of an account with invalid terms is counted by calendar months in UTC.
+    except ValueError:  # The terms are invalid: such an account has calendar months in UTC.
         return periods_around("UTC", None, kept, at)[1:3]
 
 
 def period_ends(using: str, last_uses: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-    """Return when billing periods end, by account and start, all in seconds since 1970 UTC.
+    """Return the end of each billing period of `last_uses`, by account and start. Moments are in s since 1970 UTC.
 
-    `last_uses` has, by account and start, the last use of each period. Terms of the account, present or former, are
-    searched for a period that has this start and ends after the last use. If there is none, the period ends at the
-    start of the next period under the present terms.
+    `last_uses` gives the moment of the last use in each period. A period may have started under terms that the account
+    no longer has. So search the present and the former terms for terms under which a period has this start and ends
+    after its last use. If there are none, the present terms have a period that contains the last use: return its end.
     """
     periods = sorted((name, start) for name, start in last_uses if start)
     names = sorted({name for name, _start in periods})
     kept, terms = kept_periods(using, names), dict(_present_terms(using, names))
     ends: dict[tuple[str, int], int] = {}
-    other_terms: list[tuple[str, int]] = []
+    not_of_present_terms: list[tuple[str, int]] = []
     for name, start in periods:
         last_use = last_uses[name, start]
-        span = _period(terms.get(name, _DEFAULT), kept.get(name), start * _SECOND)
+        span = _period(terms.get(name, _DEFAULT_TERMS), kept.get(name), start * _SECOND)
         if span[0] != start * _SECOND or span[1] <= last_use * _SECOND:
-            other_terms.append((name, start))
-            span = _period(terms.get(name, _DEFAULT), kept.get(name), last_use * _SECOND)
+            not_of_present_terms.append((name, start))
+            span = _period(terms.get(name, _DEFAULT_TERMS), kept.get(name), last_use * _SECOND)
         ends[name, start] = span[1] // _SECOND
-    former_terms = _former_terms(using, sorted({name for name, _start in other_terms}))
-    for name, start in other_terms:
-        for candidate in (*former_terms.get(name, ()), _DEFAULT):
-            span = _period(candidate, None, start * _SECOND)
+    former_terms = _former_terms(using, sorted({name for name, _start in not_of_present_terms}))
+    for name, start in not_of_present_terms:
+        for possible_terms in (*former_terms.get(name, ()), _DEFAULT_TERMS):
+            span = _period(possible_terms, None, start * _SECOND)
             if span[0] == start * _SECOND and span[1] > last_uses[name, start] * _SECOND:
                 ends[name, start] = span[1] // _SECOND
                 break
@@ -155,7 +163,7 @@ def _present_terms(using: str, names: Sequence[str]) -> Iterator[tuple[str, _Ter
 
 
 def _former_terms(using: str, names: Sequence[str]) -> dict[str, list[_Terms]]:
-    """Return all terms that each of these accounts had, newest first."""
+    """Return all terms that these accounts have had, by account, newest first."""
     terms: dict[str, list[_Terms]] = {}
     history: Any = Account.history
     for chunk in _chunks(names):

@@ -1,4 +1,4 @@
-"""Key strings such as "api_key:9f3c": their kinds, their form, and the shard of the configuration that they are in."""
+"""Key strings such as "api_key:9f3c": their kinds, their form, and their shard of the configuration."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class KeyKind(models.TextChoices):
 
 #: The key of all requests whose address cannot be read.
 UNKNOWN_ADDRESS = "ip:unknown"
-#: For each kind of key, the kinds of key that belong to one such key only: an API key belongs to one user.
+#: For each kind of key: this kind, and the kinds whose keys belong to exactly one such key. An API key has one user.
 COVERS: dict[str, frozenset[str]] = {
     "api_key": frozenset({"api_key"}),
     "user": frozenset({"user", "api_key"}),
     "account": frozenset({"account", "user", "api_key"}),
     "ip": frozenset({"ip"}),
 }
-#: For each kind of key of a rule, the kinds of key that such a rule may count.
+#: For each `KeyKind` of a rule: the kinds of keys that the rule may count.
 COUNTED: dict[str, frozenset[str]] = {
     **{kind: frozenset({kind}) for kind in ("user", "api_key", "account", "ip", "global")},
     "key": frozenset({"api_key", "user", "ip"}),
@@ -43,14 +43,14 @@ COUNTED: dict[str, frozenset[str]] = {
 
 
 def key_shard(key: str) -> int:
-    """Return the shard of the configuration that a key is in."""
+    """Return the number of the configuration's shard that has the rows about a key."""
     return crc32(key.encode()) % KEY_SHARDS
 
 
 def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, int]:
-    """Return the column `shard` for a new key in the column `name`. Return no column if there is no new key.
+    """Return {"shard": number} for the new key in `values[name]`, or {} if there is no new key.
 
-    Raise TypeError if the new key is an expression.
+    `prefix` completes the key: "account:" before an identifier. Raise TypeError if the new key is an expression.
     """
     if name not in values:
         return {}
@@ -59,7 +59,7 @@ def derived_shard(values: Mapping[str, Any], name: str, prefix: str = "") -> dic
     return {"shard": key_shard(prefix + values[name])}
 
 
-#: Separator before another key in a text: a comma, a semicolon, a slash, a vertical bar or white space.
+#: The separator before another key in the same text: a comma, a semicolon, a slash, a vertical bar or white space.
 _NEXT_KEY = re.compile(rf"[\s,;|/]\s*(?=(?:{'|'.join(COVERS)}|global):)")
 #: The form of the id of each kind. An account's id is a name that the project chose, so it may contain spaces.
 _IDS = {
@@ -91,7 +91,7 @@ def validate_key(key: str) -> None:
 
 
 def _validate_address(name: str) -> None:
-    """Raise ValidationError unless an address has its counted form: a whole IPv4 address, or a /64 network of IPv6."""
+    """Raise ValidationError unless the text is a whole IPv4 address or a /64 network of IPv6."""
     try:
         network = ip_network(name, strict=False)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The ledger: sealed batches of usage in the order in which they were applied, their lines, and declared gaps.
+"""The ledger: sealed batches of usage, the lines of the batches, and declared gaps.
 
-The drain writes rows of Batch and Line once, and they never change. Compaction and archiving replace or remove whole
-batches. Moments are in microseconds since 1970 UTC; bins and periods are in seconds since 1970 UTC. Both are by the
-clock of Redis.
+The drain writes each row of `Batch` and `Line` once, and such a row never changes. Only compaction and archiving remove
+batches, always as a whole. Moments are in microseconds since 1970 UTC; bins and periods are in seconds since 1970 UTC.
+All of them are by the clock of Redis.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.utils.translation import gettext_lazy as _
 
-#: The primary key of a line is its batch's primary key times this number, plus the line's number. So it is unique
-#: without a second index.
+#: The primary key of a line is its batch's primary key times this number, plus the line's number in the batch. So
+#: the primary key identifies the batch too, and no second index is needed.
 LINES_PER_BATCH = 1 << 22
 
-#: Counters of a line, in the order in which they are digested and exported.
+#: Counters of a line, in their order in digests and exports.
 COUNTERS = (
     "admitted_requests",
     "admitted_units",
@@ -30,7 +30,7 @@ COUNTERS = (
     "shadow_requests",
     "shadow_units",
 )
-#: Columns that say what a line counts, in the order in which they are digested and sorted.
+#: Columns that say what a line counts. Digests have them in this order, and lines are sorted in this order.
 SUBJECT = ("account", "key", "meter", "rule", "version", "period", "bin")
 
 
@@ -40,7 +40,7 @@ def moment(microseconds: int) -> datetime:
 
 
 def when(microseconds: int) -> str:
-    """Return a moment as a text, even if it was tampered with and is outside of the calendar."""
+    """Return a moment as a text. A number that was tampered with may be outside of the calendar."""
     try:
         return f"{moment(microseconds):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:
@@ -48,9 +48,9 @@ def when(microseconds: int) -> str:
 
 
 class ShardState(models.Model):
-    """The newest batch of one shard in the ledger, and its watermark.
+    """The newest batch of one shard that is in the ledger, and the watermark of the shard.
 
-    Drains of a shard wait for each other's row lock.
+    A drain locks this row, so drains of one shard run one after another.
     """
 
     shard = models.PositiveIntegerField(_("shard"), primary_key=True)
@@ -87,14 +87,17 @@ class ShardState(models.Model):
 
     @classmethod
     def lock(cls, using: str, shard: int, *, wait: bool = True) -> ShardState | None:
-        """Lock the shard's row until the transaction ends and return it; None if it is locked and `wait` is false."""
+        """Lock the shard's row until the transaction ends, and return the row.
+
+        Return None if there is no row. If `wait` is false, also return None if another transaction has locked the row.
+        """
         rows = cls.objects.using(using).filter(shard=shard)
         features = connections[using].features
         if features.has_select_for_update:
             skip = not wait and features.has_select_for_update_skip_locked
             return rows.select_for_update(skip_locked=skip).first()
-        # A write as the transaction's first statement takes SQLite's write lock at once. Upgrading a read lock can
-        # fail.
+        # On SQLite, a write as the first statement of the transaction takes the write lock at once. If the transaction
+        # began with a read, a later write could fail.
         rows.update(position=models.F("position"))
         return rows.first()
 
@@ -102,7 +105,7 @@ class ShardState(models.Model):
 class Batch(models.Model):
     """One sealed batch, or several batches that compaction joined.
 
-    A batch gets its identity when it is opened in Redis.
+    A batch is identified by its shard, its incarnation and its number. Redis sets them when it opens the batch.
     """
 
     shard = models.PositiveIntegerField(_("shard"))
@@ -128,8 +131,8 @@ class Batch(models.Model):
     )
     line_count = models.PositiveIntegerField(_("lines"))
     applied_at = models.DateTimeField(_("applied at"), auto_now_add=True)
-    # Number and position of the first of the batches that a compacted batch joins (it has the identity of the last
-    # one), and the content digests of all of them, with which the chain can still be verified.
+    # A compacted batch joins several batches, and has the identity of the last one. `first_seq` and `first_position`
+    # are from the first one. `parts` has the content digests of all of them, so the chain can still be verified.
     first_seq = models.BigIntegerField(_("first number"))
     first_position = models.BigIntegerField(_("first position"))
     parts = models.BinaryField(_("digests of its parts"), default=b"", editable=False)
@@ -147,17 +150,17 @@ class Batch(models.Model):
         return f"{self.shard:02d}:{self.incarnation}:{self.seq}"
 
     def contents(self) -> list[str]:
-        """Return the content digests, in hexadecimal, of the sealed batches that are joined in this one."""
+        """Return the content digest of each sealed batch in this row, in hexadecimal."""
         parts = bytes(self.parts)
         return [parts[start : start + 32].hex() for start in range(0, len(parts), 32)] or [self.content]
 
     def line_ids(self) -> tuple[int, int]:
-        """Return the range of the lines' primary keys, as (first, first after the last)."""
+        """Return the range of primary keys that the lines of this batch have. It does not include its second number."""
         assert self.pk is not None
         return self.pk * LINES_PER_BATCH, (self.pk + 1) * LINES_PER_BATCH
 
     def lines(self) -> models.QuerySet[Line]:
-        """Return the batch's lines in the order in which they are digested."""
+        """Return the batch's lines in the order that they have in the digest."""
         first, end = self.line_ids()
         rows = Line.objects.using(self._state.db) if self._state.db else Line.objects.all()
         return rows.filter(pk__gte=first, pk__lt=end).order_by("pk")
@@ -166,7 +169,7 @@ class Batch(models.Model):
 class TimeIndex(models.Index):
     """An index of a column whose values grow with the table.
 
-    On PostgreSQL it is a BRIN index, which inserts hardly notice.
+    On PostgreSQL it is a BRIN index, because such an index hardly slows down inserts.
     """
 
     def create_sql(
@@ -181,10 +184,10 @@ class TimeIndex(models.Index):
 
 
 class Line(models.Model):
-    """Usage of one key, meter and rule version in one bin, as one batch counted it."""
+    """The usage of one key, meter and rule version in one bin (15 minutes) of one batch."""
 
     id = models.BigIntegerField(primary_key=True)
-    # Without constraint and index: a line is written with its batch in one transaction and read by its primary key.
+    # Needs no constraint and no index: a line is written in one transaction with its batch, and read by primary key.
     batch = models.ForeignKey(Batch, models.DO_NOTHING, db_constraint=False, db_index=False, verbose_name=_("batch"))
     account = models.CharField(_("account"), max_length=255, blank=True, help_text=_("Empty for anonymous usage."))
     key = models.CharField(_("key"), max_length=255)
@@ -268,7 +271,7 @@ class DurabilityGap(models.Model):
 
 
 class GapChange(models.Model):
-    """A gap that was declared or changed, so that closed reports must still be corrected."""
+    """A mark that a gap was declared or changed, and that final reports do not contain this yet."""
 
     gap = models.ForeignKey(
         DurabilityGap, models.CASCADE, related_name="+", db_constraint=False, verbose_name=_("durability gap")
@@ -283,7 +286,7 @@ class GapChange(models.Model):
 
 
 class ProcessTotal(models.Model):
-    """A total that one process counted by itself. It is absolute: each write replaces the value."""
+    """Requests and units that one process counted by itself. Each write replaces the numbers by newer totals."""
 
     process = models.CharField(_("process"), max_length=64)
     kind = models.CharField(_("kind"), max_length=16)
@@ -309,7 +312,10 @@ class ProcessTotal(models.Model):
 
 
 class ChainMark(models.Model):
-    """The position of a shard's chain at which a report ends. Compaction does not join batches before and after it."""
+    """A position in a shard's chain of batches at which a report ends.
+
+    Compaction does not join a batch up to this position with a batch after it.
+    """
 
     shard = models.PositiveIntegerField(_("shard"))
     position = models.BigIntegerField(_("position"))
@@ -324,16 +330,16 @@ class ChainMark(models.Model):
 
 
 class _NotRestored(models.Manager["ArchivedRange"]):
-    """Leave out the ranges that were restored: their batches are in the ledger again."""
+    """Leave out ranges that were restored, since their batches are in the ledger again."""
 
     def get_queryset(self) -> models.QuerySet[ArchivedRange]:
         return super().get_queryset().filter(restored_at=None)
 
 
 class ArchivedRange(models.Model):
-    """Batches of one incarnation that were moved to an archive file; the shard's chain continues in the ledger.
+    """Batches of one incarnation that were moved to an archive file. The shard's later batches are in the ledger.
 
-    The row of a restored range is kept, because archiving deleted process totals that restoring does not bring back.
+    The row stays when the range is restored: archiving also deleted process totals, and these are not restored.
     """
 
     archive = models.CharField(_("archive"), max_length=200)
@@ -362,7 +368,7 @@ class ArchivedRange(models.Model):
 
 
 class QuarantinedBatch(models.Model):
-    """A batch that does not fit the ledger. It is kept completely until a person decides what to do with it."""
+    """A batch that cannot be written to the ledger. The row has all its fields, so that a person can decide later."""
 
     shard = models.PositiveIntegerField(_("shard"))
     name = models.CharField(_("batch"), max_length=200)

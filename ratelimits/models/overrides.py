@@ -60,8 +60,8 @@ class KeyOverride(Versioned):
                 name="ratelimits_override_period",
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
-            # clean() refuses any two rows that overlap. For rows that are written without clean(), this constraint
-            # refuses a second row without an end, since sooner or later both rows would be in force.
+            # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
+            # refuses a second row without an end: there would be a time at which both rows are in force.
             models.UniqueConstraint(
                 fields=["key", "rule"],
                 condition=Q(valid_until=None),
@@ -81,11 +81,11 @@ class KeyOverride(Versioned):
         return f"{self.rule} for {self.key}"
 
     def changes(self) -> dict[str, Any]:
-        """Return the numbers that the override changes, by name of the field."""
+        """Return the numbers that the override changes, by field name."""
         return {name: getattr(self, name) for name in self.NUMBERS if getattr(self, name) is not None}
 
     def numbers_error(self, rules: Iterable[Rule]) -> str:
-        """Return why the numbers are not valid under one of the rules with this name; "" if all rules accept them."""
+        """Return an error message if one of these rules does not accept the numbers, otherwise ""."""
         changes = self.changes()
         for rule in rules if changes else ():
             try:
@@ -104,11 +104,11 @@ class KeyOverride(Versioned):
         return tombstone
 
     def clean_numbers(self) -> None:
-        """Raise ValidationError if no rule can use the numbers, even without other overrides."""
+        """Raise ValidationError if no rule can use the numbers, or if nothing changes. Ignore other overrides."""
         validation.check_numbers(self, Rule.objects.all())
 
     def clean_values(self, rules: Mapping[str, Sequence[Rule]]) -> None:
-        """Raise ValidationError if the row makes no sense beside these rules (by name), whatever other overrides."""
+        """Raise ValidationError if the values are not valid. Ignore other overrides. `rules` has all rules, by name."""
         validate_period(self.valid_from, self.valid_until)
         validation.check_numbers_under(self, rules.get(self.rule, ()), sorted(rules))
 
@@ -119,7 +119,7 @@ class KeyOverride(Versioned):
 
 
 def readable_rules(using: str) -> dict[str, list[Rule]]:
-    """Return, by name, the rules that an override can change: those whose rows are valid."""
+    """Return the rules that an override can change, by name. Rules with invalid rows are left out."""
     by_name: dict[str, list[Rule]] = {}
     for rule in Rule.objects.using(using).select_related("plan"):
         if not rule.unreadable():

@@ -1,4 +1,4 @@
-"""Prices of plans: one for each meter, in the plan's currency."""
+"""Prices of plans: one price for each meter, in the plan's currency."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PlanPrice(Versioned):
         return f"{self.meter} {self.pricing}: {price}{fees}"
 
     def clean(self) -> None:
-        """Raise ValidationError for an invalid price or a plan without currency; shorten the text of the tiers."""
+        """Shorten the text of the tiers. Raise ValidationError for an invalid price or a plan without currency."""
         errors: dict[str, Any] = {}
         if self.pricing == PER_UNIT:
             if self.unit_price is None:
@@ -104,16 +104,16 @@ class PlanPrice(Versioned):
                 self.tiers = tiers.to_text(tiers.parse(self.tiers))
             except ValueError as error:
                 errors["tiers"] = str(error)
-        plan = getattr(self, "plan", None)  # None where the form could not read it
+        plan = getattr(self, "plan", None)  # None if the form could not read the plan.
         if plan is not None and not plan.currency:
             errors.setdefault("meter", _("The plan has no currency: set one on the plan, such as EUR."))
         if errors:
             raise ValidationError(errors)
 
     def price(self) -> Price:
-        """Return the price as a value of `pricing`.
+        """Return the price in the form with which `ratelimits.pricing` calculates.
 
-        Raises ValueError if the row is invalid: written without `clean`.
+        Raise ValueError if the row is invalid. This happens only if it was written without `clean`.
         """
         if self.pricing not in (PER_UNIT, GRADUATED, VOLUME):
             raise ValueError(f"there is no pricing {self.pricing!r}")

@@ -1,7 +1,8 @@
-"""The delivery ledger: the report lines that were sent to billing systems, and the responses.
+"""The delivery ledger: the report lines that are sent to billing systems, and the responses.
 
-A row of PushDelivery is one event of one report line. The text of the event never changes. The billing system
-recognises an event that is sent again by its `line_id`.
+An *event* is the message about one report line to one billing system (the *receiver*). Each row of `PushDelivery` is
+about one event. Once the event may have arrived, its text never changes. An event can arrive twice: the `line_id` in it
+tells the billing system that both are the same.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class PushReceiver(models.Model):
 
     @classmethod
     def lock(cls, using: str, name: str) -> PushReceiver:
-        """Lock the receiver's row until the transaction ends and return it; add the row if there is none."""
+        """Lock the receiver's row until the transaction ends, and return the row. Add it if there is none."""
         rows = cls.objects.using(using).filter(name=name)
         if not connections[using].features.has_select_for_update:
-            # A write as the transaction's first statement takes SQLite's write lock at once. Upgrading can fail.
+            # On SQLite, a write as the first statement of the transaction takes the write lock at once. If the
+            # transaction began with a read, a later write could fail.
             rows.update(failures=models.F("failures"))
         row = rows.select_for_update().first()
         if row is None:
@@ -48,7 +50,7 @@ class PushReceiver(models.Model):
 
 
 class PushedReport(models.Model):
-    """A mark that the new lines of a report are in the delivery ledger of a receiver."""
+    """A mark that a report's new lines were added to the delivery ledger for one receiver."""
 
     receiver = models.ForeignKey(PushReceiver, models.PROTECT, related_name="reports", verbose_name=_("billing system"))
     report = models.ForeignKey(Report, models.PROTECT, related_name="+", verbose_name=_("report"))
@@ -65,10 +67,10 @@ class PushedReport(models.Model):
 
 
 class PushDelivery(models.Model):
-    """One event of a report line for a receiver. It is sent until the receiver's response, or a person, settles it."""
+    """The event about one report line for one receiver. Sending is repeated until the state is no longer WAITING."""
 
     class State(models.TextChoices):
-        """Whether the event must still be sent, or how it was settled."""
+        """WAITING: the event must still be sent. The other states say why it is not sent (again)."""
 
         WAITING = "waiting", _("waiting")
         ACCEPTED = "accepted", _("accepted")

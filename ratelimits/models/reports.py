@@ -1,7 +1,7 @@
 """Reports: finalised statements of billing periods, and their lines.
 
-Rows of Report and ReportLine are written once and never changed; a correction is a new version. Moments are
-microseconds since 1970 UTC where no other unit is given; a period includes its start and excludes its end.
+Rows of `Report` and `ReportLine` are written once and never changed. A correction is a new version of the report.
+Moments are in microseconds since 1970 UTC where no other unit is given. The end of a period is not part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ratelimits.models.ledger import moment
 
 
 def _day(microseconds: int) -> str:
-    """Return the date of a moment in µs since 1970 UTC, or the number if it is outside the calendar (tampered rows)."""
+    """Return the date of a moment in µs since 1970 UTC. If the row was tampered with, this may be only a number."""
     try:
         return f"{moment(microseconds):%Y-%m-%d}"
     except OverflowError:
@@ -23,10 +23,11 @@ def _day(microseconds: int) -> str:
 
 
 class PeriodUsage(models.Model):
-    """Totals of an account's usage under one rule in one billing period, over the tallied batches of one shard.
+    """The usage of an account under one rule in one billing period, added up from ledger lines of one shard.
 
-    They are added up from ledger lines, batch by batch. `covered` is the position of the shard's chain up to which
-    reports contain this usage; it is empty while the period is open.
+    `usage/tally.py` adds the lines, batch by batch. `position` is the position of the newest batch with such lines, and
+    `covered` is the position up to which reports contain the usage. A position is a batch's place in the shard's chain.
+    `covered` is empty while the period has no final report.
     """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
@@ -58,7 +59,11 @@ class PeriodUsage(models.Model):
 
 
 class Report(models.Model):
-    """One version of the finalised statement of an account's billing period."""
+    """One version of the finalised statement of an account's billing period.
+
+    In the JSON columns, "by period" means: by the start of a billing period, in seconds since 1970 UTC, as text. "By
+    shard" means: by the number of a shard, as text.
+    """
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     period_start = models.BigIntegerField(_("period start (µs)"))
@@ -67,19 +72,17 @@ class Report(models.Model):
     version = models.PositiveIntegerField(_("version"), default=1)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     included: Any = models.JSONField(_("included quantities"), default=dict)
-    #: The account's name, and the plan's prices for each billing period of the usage, by its start (s, as text).
+    #: The account's name, and by period the plan's prices.
     prices: Any = models.JSONField(_("prices"), default=dict, blank=True)
-    #: For each billing period of the usage, by its start (s, as text): the meters' totals before and after this
-    #: version, and the amounts.
+    #: By period: each meter's total before this version, its total after this version, and the amounts.
     amounts: Any = models.JSONField(_("amounts"), default=dict, blank=True)
-    #: For each billing period of the usage, by its start (s, as text), and for each shard (as text): the position at
-    #: which earlier versions end.
+    #: By period and shard: the position in the shard's chain at which the usage of earlier versions ends.
     since: Any = models.JSONField(_("from positions"), default=dict)
-    #: Shard (as text) to the position of its chain at which this version's usage ends.
+    #: By shard: the position in the shard's chain at which the usage of this version ends.
     chain: Any = models.JSONField(_("to positions"), default=dict)
     chain_head = models.CharField(_("head of the chain"), max_length=64)
     gaps = models.TextField(_("durability gaps"), blank=True)
-    #: The version of the columns that its digest and its exports have (reports.rows).
+    #: The version of the columns in the report's digest and exports (see `reports/rows.py`).
     columns_version = models.PositiveSmallIntegerField(_("version of the columns"), default=1, db_default=1)
     line_count = models.PositiveIntegerField(_("lines"), default=0)
     previous_digest = models.CharField(_("digest of the version before"), max_length=64, blank=True)
@@ -101,7 +104,7 @@ class Report(models.Model):
 
 
 class ReportLine(models.Model):
-    """A line of a report. Its row belongs to the version that added it; later versions contain the line too."""
+    """A line of a report. Its row belongs to the version that added the line; later versions contain the line too."""
 
     report = models.ForeignKey(Report, models.PROTECT, related_name="lines", verbose_name=_("report"))
     number = models.PositiveIntegerField(_("number"))
@@ -126,7 +129,7 @@ class ReportLine(models.Model):
     rule_version = models.BigIntegerField(_("rule version"), default=0)
     plan = models.CharField(_("plan"), max_length=80, blank=True)
     batch_range = models.CharField(_("batches"), max_length=80, blank=True)
-    # The source of the line, from which verification computes it again.
+    # Where the line comes from. Verification needs these columns to calculate the line again.
     usage_period = models.BigIntegerField(_("period of its usage (start, in s)"))
     rule_id = models.BigIntegerField(_("rule's row"), default=0)
 

@@ -25,41 +25,41 @@ from ratelimits.models.validation import rules as validation
 from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
-def _complete() -> Q:
-    """Return the condition that a row has all fields that its algorithm requires."""
+def _has_required_fields() -> Q:
+    """Return the condition for rows in which no field is empty that the algorithm requires."""
     condition = Q()
-    for algorithm, kind in ALGORITHMS.items():
-        given = Q(algorithm=algorithm)
+    for algorithm, algorithm_class in ALGORITHMS.items():
+        complete = Q(algorithm=algorithm)
         for name in required_fields(algorithm):
-            given &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
-        if kind.needs_max_wait:
-            given &= Q(max_wait__isnull=False)
-        condition |= given
+            complete &= ~Q(**{name: ""}) if PARAMETERS[name] == "" else Q(**{f"{name}__isnull": False})
+        if algorithm_class.needs_max_wait:
+            complete &= Q(max_wait__isnull=False)
+        condition |= complete
     return condition
 
 
 #: The algorithm that the form suggests.
-_DEFAULT = "token_bucket"
+_DEFAULT_ALGORITHM = "token_bucket"
 
 
-def _kinds() -> list[tuple[str, Any]]:
+def _algorithm_choices() -> list[tuple[str, Any]]:
     """Return the algorithms as choices, the default first."""
-    kinds = sorted(ALGORITHMS.values(), key=lambda kind: kind.id != _DEFAULT)
-    return [(kind.id, _(kind.label)) for kind in kinds]
+    classes = sorted(ALGORITHMS.values(), key=lambda algorithm_class: algorithm_class.id != _DEFAULT_ALGORITHM)
+    return [(algorithm_class.id, _(algorithm_class.label)) for algorithm_class in classes]
 
 
-def _prefetchable() -> Q:
-    """Return the condition that permits of a row's limit can be prefetched; an empty field has its default."""
+def _may_prefetch() -> Q:
+    """Return the condition for rows whose permits may be prefetched. An empty field stands for its default value."""
     condition = Q()
-    for algorithm, kind in sorted(ALGORITHMS.items()):
-        if kind.prefetch_where is not None:
-            where = {f"{name}__in": ["", *values] for name, values in kind.prefetch_where.items()}
+    for algorithm, algorithm_class in sorted(ALGORITHMS.items()):
+        if algorithm_class.prefetch_where is not None:
+            where = {f"{name}__in": ["", *values] for name, values in algorithm_class.prefetch_where.items()}
             condition |= Q(algorithm=algorithm, **where)
     return condition
 
 
 def _constraint(name: str, condition: Q, message: Any) -> models.CheckConstraint:
-    """Return a constraint on rules; `message` tells people what to write instead."""
+    """Return a constraint of the table of rules. `message` tells people what to write instead."""
     return models.CheckConstraint(condition=condition, name=f"ratelimits_rule_{name}", violation_error_message=message)
 
 
@@ -115,7 +115,9 @@ class Rule(Versioned):
         db_index=False,
         help_text=_("What the rule counts: requests, or another meter for which views give a cost."),
     )
-    algorithm = models.CharField(_("algorithm"), max_length=20, choices=_kinds(), default=_DEFAULT)
+    algorithm = models.CharField(
+        _("algorithm"), max_length=20, choices=_algorithm_choices(), default=_DEFAULT_ALGORITHM
+    )
 
     capacity = models.BigIntegerField(
         _("capacity"), null=True, blank=True, help_text=_("Maximum number of permits at once, or per window.")
@@ -234,7 +236,7 @@ class Rule(Versioned):
                 name="ratelimits_rule_by_default",
                 violation_error_message=_("There is a default rule of this name: change that one, or choose a plan."),
             ),
-            # The same conditions as in clean(), for rows that are written without it.
+            # `clean` checks the same conditions, but rows can be written without `clean`.
             models.UniqueConstraint(
                 fields=["plan", "key_kind", "meter"],
                 condition=Q(bills=True),
@@ -253,7 +255,7 @@ class Rule(Versioned):
             ),
             _constraint(
                 "complete",
-                _complete(),
+                _has_required_fields(),
                 _(
                     "Fill in all fields that the algorithm requires: its numbers, and max wait if it makes"
                     " requests wait."
@@ -265,7 +267,7 @@ class Rule(Versioned):
             _constraint("max_wait", Q(max_wait=None) | Q(max_wait__gte=0), _("Write a max wait of 0 seconds or more.")),
             _constraint(
                 "prefetch",
-                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & _prefetchable(),
+                Q(prefetch=None) | Q(prefetch__gte=1, bills=False) & _may_prefetch(),
                 _(
                     "Leave permits per prefetch empty, or give 1 or more to a fixed or calendar window that does not"
                     " bill."
@@ -284,29 +286,29 @@ class Rule(Versioned):
         return f"{self.name} ({self.plan})" if self.plan_id else self.name
 
     def parameters(self) -> dict[str, Any]:
-        """Return the algorithm's name and its parameters as in a rule file (JSON), without empty ones."""
-        given = {name: getattr(self, name) for name in fields_of(self.algorithm)}
+        """Return the algorithm's name and its parameters as in a rule file (JSON). Leave out empty parameters."""
+        values = {name: getattr(self, name) for name in fields_of(self.algorithm)}
         return {"algorithm": self.algorithm} | {
             name: value.normalize() if isinstance(value, Decimal) else value
-            for name, value in given.items()
+            for name, value in values.items()
             if value is not None and value != ""
         }
 
     def to_algorithm(self, **changes: Any) -> Algorithm:
-        """Return the algorithm with this row's numbers, replaced by `changes`. Raises ValueError if one is wrong."""
+        """Return the algorithm with this row's parameters and these changes. Raise ValueError if they are not valid."""
         return algorithm_from_json(self.parameters() | changes)
 
     def with_numbers(self, changes: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm with an override's numbers. Raises ValueError if one is wrong."""
+        """Return the algorithm with the numbers of an override. Raise ValueError if they are not valid."""
         for name in changes:
             if name not in fields_of(self.algorithm):
                 raise ValueError(f"{name} is not a number of {self}, a {self.get_algorithm_display()}")
         return self.to_algorithm(**changes)
 
     def unreadable(self) -> str:
-        """Return why this row is not valid, so that no decision can use it; "" if it is valid.
+        """Return the reason why no decision can use this row; "" if the row is valid.
 
-        Raw SQL can write any values.
+        Rows can be invalid because raw SQL can write any values.
         """
         if self.key_kind not in KeyKind.values:
             return f"unknown key_kind {self.key_kind!r}: use one of {', '.join(KeyKind.values)}"
@@ -316,7 +318,7 @@ class Rule(Versioned):
             self.to_algorithm()
         except (ValueError, TypeError, ArithmeticError) as error:
             return str(error)
-        # A number of PostgreSQL can be NaN, which passes every constraint.
+        # On PostgreSQL the value can be NaN, and NaN passes every constraint.
         if self.max_wait is not None and not isfinite(self.max_wait):
             return f"max_wait must be a number, not {self.max_wait}"
         return ""
@@ -335,15 +337,15 @@ class Rule(Versioned):
         return tombstone
 
     def clean(self) -> None:
-        """Clear the fields of other algorithms; raise ValidationError with a message for each field that is wrong."""
+        """Clear the fields of other algorithms. Raise ValidationError with a message for each invalid field."""
         if self.algorithm not in ALGORITHMS:
-            return  # The field's own validation says so.
+            return  # The validation of the field reports an unknown algorithm.
         known = fields_of(self.algorithm)
         for name, empty in PARAMETERS.items():
             if name not in known:
                 setattr(self, name, empty)
         if not ALGORITHMS[self.algorithm].may_wait:
             self.max_wait = None
-        # Looked up by name, since the module of overrides imports this one.
+        # The model is found by name, since its module imports this one.
         overrides: Any = self._meta.apps.get_model("ratelimits", "KeyOverride")
         validation.check_rule(self, Rule.objects.all(), overrides.objects.all())

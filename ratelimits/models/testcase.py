@@ -1,8 +1,9 @@
-"""Rules within Django's TestCase (and pytest-django's `db`), whose transaction is never committed.
+"""Rules within Django's `TestCase` (and pytest-django's `db`). The transaction of such a test is never committed.
 
-In such a test no other connection sees the rules, and no edit is published on commit. So rules are read over the test's
-own connection, an edit takes effect at the end of the atomic block that makes it, and each test has its own Redis keys.
-A process that runs no tests only reads the attribute `possible`.
+So no other connection sees the rules, and no edit is published on commit. Therefore all threads read the rules over the
+test's own connection, and an edit takes effect at the end of its atomic block. Each test has its own Redis keys.
+
+A process that runs no tests uses nothing of this module except the attribute `possible`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from django.dispatch import Signal
 
 from ratelimits.engine.server import isolate
 
-#: Sent when another test begins or the last one has ended: what the process keeps in memory belongs to the test before.
+#: Sent when another test has begun or the last test has ended. Rules in the memory of the process are then too old.
 changed = Signal()
 
 
 class _Test:
-    """A test's transaction: its connection, and the atomic block that will be rolled back."""
+    """The transaction of a test: its connection, and its outermost atomic block, which will be rolled back."""
 
     def __init__(self, connection: Any, block: Any) -> None:
         self.connection, self.block = connection, block
-        #: The atomic blocks of edits, until they have ended.
+        #: The atomic blocks that contain edits, until `take_change` notices their end.
         self.edit_blocks: list[Any] = []
 
     @property
     def blocks(self) -> list[Any]:
-        """Return the open atomic blocks; an empty list once the test is over."""
+        """Return the connection's open atomic blocks, or an empty list after the end of the test."""
         blocks: list[Any] = self.connection.atomic_blocks
         return blocks if _innermost(blocks) is self.block else []
 
@@ -50,15 +51,17 @@ class Tests:
         #: Whether this process may run tests.
         self.possible = False
         self._test: _Test | None = None
-        self._unread = False
+        #: Whether the rules have changed since the last call of `take_change`.
+        self._changed = False
         self._lock = threading.Lock()
         #: The connections of all threads: an event loop runs in another thread than its test.
         self._connections: WeakSet[Any] = WeakSet()
-        self._numbers = count(1)
+        self._test_numbers = count(1)
+        #: The number of this process, and a random text for it.
         self._process = 0, ""
 
     def note_edit(self, using: str) -> None:
-        """Remember that a versioned row is being written, since in a test it is not published on commit."""
+        """Remember that a versioned row is being written, since in a test no commit publishes the edit."""
         if not self.possible:
             return
         with self._lock:
@@ -68,35 +71,34 @@ class Tests:
                 test.edit_blocks.append(blocks[blocks.index(test.block) + 1])
 
     def take_change(self, using: str) -> bool:
-        """Return whether, since the last call, a test began or ended or the running test has edited rows."""
+        """Return whether the rules have changed since the last call: by an edit, or by the start or end of a test."""
         with self._lock:
             test = self._follow(using)
             if test is not None and test.edit_blocks:
                 blocks = test.blocks
                 still_open = [block for block in test.edit_blocks if block in blocks]
-                self._unread = self._unread or len(still_open) < len(test.edit_blocks)
+                self._changed = self._changed or len(still_open) < len(test.edit_blocks)
                 test.edit_blocks = still_open
-            unread, self._unread = self._unread, False
-            return unread
+            has_changed, self._changed = self._changed, False
+            return has_changed
 
     @property
     def running(self) -> bool:
-        """Return whether the rules in force are those of a test, which will be rolled back."""
+        """Return whether the rules in force belong to a test, and so will be rolled back."""
         return self._test is not None
 
     @contextmanager
     def connection(self, using: str) -> Iterator[bool]:
-        """Let this thread use the test's connection; yield False if there is no test.
+        """Let this thread use the test's connection within the block. Yield whether a test is running.
 
-        Queries within the block are not among those that the test counts (assertNumQueries): outside tests they run on
-        another connection.
+        `assertNumQueries` does not count queries within the block, since outside tests they run on another connection.
         """
         test = self._test
         if test is None or not test.blocks:
             yield False
             return
         connection = test.connection
-        counted, connection.force_debug_cursor = connection.force_debug_cursor, False
+        force_debug_cursor, connection.force_debug_cursor = connection.force_debug_cursor, False
         connection.inc_thread_sharing()
         connections[using] = connection
         try:
@@ -104,22 +106,22 @@ class Tests:
         finally:
             del connections[using]
             connection.dec_thread_sharing()
-            connection.force_debug_cursor = counted
+            connection.force_debug_cursor = force_debug_cursor
 
     def _follow(self, using: str) -> _Test | None:
-        """Return the running test. If it is not the one of the last call, isolate its keys and send `changed`."""
+        """Return the running test. If it is another one than at the last call, isolate its keys and send `changed`."""
         test = self._test
         if test is not None and test.connection.alias == using and test.blocks:
             return test
         self._test = self._find(using)
         if self._test is not test:
-            self._unread = True
+            self._changed = True
             isolate(self._suffix() if self._test is not None else "")
             changed.send(type(self))
         return self._test
 
     def _find(self, using: str) -> _Test | None:
-        """Return the test whose transaction is open; a transaction of this thread comes first."""
+        """Return the test whose transaction is open, or None. A transaction of this thread is preferred."""
         others = [connection for connection in self._connections if connection.alias == using]
         for connection in (connections[using], *others):
             block = _innermost(connection.atomic_blocks)
@@ -128,14 +130,14 @@ class Tests:
         return None
 
     def _suffix(self) -> str:
-        """Return a suffix for this test's Redis keys that no other test has, in this process or in another one."""
+        """Return a new suffix for the Redis keys of a test. No other test has it, in any process."""
         if self._process[0] != os.getpid():
             self._process = os.getpid(), uuid4().hex[:8]
             atexit.register(isolate, "")
-        return f".{self._process[1]}-{next(self._numbers)}"
+        return f".{self._process[1]}-{next(self._test_numbers)}"
 
     def _connected(self, connection: Any, **kwargs: Any) -> None:
-        # Django makes the outbox when it sets up the test environment.
+        # Django sets `mail.outbox` when it prepares the process for tests.
         self.possible = self.possible or hasattr(mail, "outbox")
         if self.possible:
             with self._lock:

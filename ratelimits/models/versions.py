@@ -1,10 +1,11 @@
-"""The version of the configuration: the number of the newest edit.
+"""The version of the configuration: the number of the newest edit. By it, processes notice that their rules are old.
 
-By this number processes notice that their rules are old.
+Every write to a versioned row, also a bulk write, has these steps in one transaction:
 
-Every write to a versioned row, also a bulk write, does this in one transaction: it raises the version in the only row
-of ConfigVersion, whose lock lets only one editor write at a time. It stores the new version in the rows that it writes,
-and adds a tombstone for each row that it deletes. After the commit it publishes the version to Redis.
+1. Raise the version in the only row of `ConfigVersion`. The lock of this row lets only one editor write at a time.
+2. Store the new version in the rows that are written. For each deleted row, add a tombstone.
+
+After the commit, the version is published to Redis.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ from ratelimits.models.testcase import tests
 
 logger = logging.getLogger(__name__)
 
-#: Number of shards in which overrides, memberships and accounts are read. Rows store their shard, so it is no setting.
+#: Overrides, memberships and accounts are divided into this number of shards, and processes read a whole shard. The
+#: number cannot be a setting, since rows store their shard.
 KEY_SHARDS = 64
+#: Primary key of the only row of `ConfigVersion`.
 _ROW = 1
-#: Number of rows that one query names.
+#: Maximum number of rows that one query names.
 _CHUNK = 500
-#: Sent in the process whose edit raised the version above that of Redis.
+#: Sent in the process whose edit raised the version above the version in Redis.
 raised_above_redis = Signal()
-#: Sent within the transaction of an edit to a model that has `subject_fields`, with the rows `before` and `after` it.
+#: Sent within the transaction of an edit, if the model has `subject_fields`. `before` and `after` have the rows before
+#: and after the edit.
 edited = Signal()
 
 
@@ -46,7 +50,7 @@ class ConfigVersion(models.Model):
     """The version of the configuration, in the only row of this table; 0 or no row before the first edit."""
 
     version = models.BigIntegerField(_("version"), default=0)
-    #: A process with an older version than this reads everything again: tombstones do not cover all changes since then.
+    #: A process with an older version than this reads all rows again: tombstones do not show all changes before it.
     complete = models.BigIntegerField(_("complete from version"), default=0)
 
     class Meta:
@@ -64,7 +68,7 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def read(cls, using: str) -> tuple[int, int]:
-        """Return the version in force and the oldest version from which changes can be read row by row."""
+        """Return the version in force, and the oldest version after which single changes can be read."""
         row = cls.objects.using(using).filter(pk=_ROW).values_list("version", "complete").first()
         return row or (0, 0)
 
@@ -77,15 +81,12 @@ class ConfigVersion(models.Model):
 
     @classmethod
     def require_full_read(cls, using: str, version: int) -> None:
-        """Make every process that has an older version than `version` read everything again."""
+        """Make every process with an older version than `version` read all rows again."""
         cls.objects.using(using).filter(pk=_ROW).update(complete=version)
 
 
 class Change(ConfigVersion):
-    """A model without a table.
-
-    It makes Django list the admin's page of all changes, with a permission, like other pages.
-    """
+    """A model without its own table. Because of it, the admin's index lists the page of all changes."""
 
     class Meta:
         proxy = True
@@ -94,7 +95,10 @@ class Change(ConfigVersion):
 
 
 class Tombstone(models.Model):
-    """The subject (key, rule name, plan) of a deleted row, or the old subject of a row whose subject changed."""
+    """A mark that a row was deleted or got another subject. It has the former subject: key, rule name, plan.
+
+    From it, processes learn for which key, rule or plan they must read the rules again.
+    """
 
     kind = models.CharField(_("kind"), max_length=20)
     row = models.BigIntegerField(_("row"))
@@ -151,7 +155,7 @@ class _Publisher:
 
 
 def _raise_above(using: str, in_force: int) -> None:
-    """Raise the version above the version in Redis, which is higher if the database was restored or created again."""
+    """Raise the version above Redis's version. Redis has a higher version if the database was restored or made anew."""
     logger.warning(
         "Redis has configuration version %s, which is newer than that of the database %r: the version is raised above"
         " it, and every process reads everything again",
@@ -169,7 +173,7 @@ def publish_on_commit(using: str) -> None:
     """Publish the version once the transaction is committed."""
     pending = (hook[1] for hook in reversed(connections[using].run_on_commit))
     publisher = next((hook for hook in pending if isinstance(hook, _Publisher)), None) or _Publisher(using)
-    # Register the callback at every edit, since a rollback to a savepoint removes callbacks registered after it.
+    # Register the callback at every edit: a rollback to a savepoint removes the callbacks that were registered later.
     transaction.on_commit(publisher, using=using)
 
 
@@ -206,13 +210,13 @@ M = TypeVar("M", bound="Versioned")
 
 
 class VersionedQuerySet(models.QuerySet[M]):
-    """A queryset whose bulk writes get a version, are published and are recorded in the history, like single writes."""
+    """A queryset whose bulk writes do the same as single writes: version, publishing, tombstones and history."""
 
     def _rows(self, pks: Collection[Any]) -> list[M]:
         return list(self.model._base_manager.using(self.db).in_bulk(list(pks)).values())
 
     def _editing(self) -> AbstractContextManager[Edit]:
-        # Set before `self.db` is read: otherwise a router would name the database to read from.
+        # Without this flag, `self.db` could be a replica that a router names for reading.
         self._for_write = True
         return editing(self.db)
 
@@ -230,7 +234,7 @@ class VersionedQuerySet(models.QuerySet[M]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], *args: Any, **kwargs: Any) -> list[M]:
-        # Test the values, not the names, because abulk_create() passes every option.
+        # Test the values, not the names, because `abulk_create` passes every option.
         if any(args[1:]) or any(value for name, value in kwargs.items() if name != "batch_size"):
             raise ValueError(
                 "bulk_create of configuration takes no conflict options: the history could not record what changed"
@@ -250,16 +254,16 @@ class VersionedQuerySet(models.QuerySet[M]):
             before = self._rows([row.pk for row in rows])
             for row in rows:
                 row.stamp(edit)
-            given = {*fields}
-            derived = {*self.model.derived_fields} if given & {*self.model.subject_fields} else set()
-            # Not through super(): Django's bulk_update calls update(), which would be another edit.
-            plain: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
-            changed = plain.bulk_update(rows, given | derived, batch_size)
-            # All rows get the same version. bulk_update would write it row by row, which takes several times as long.
+            names = {*fields}
+            derived = {*self.model.derived_fields} if names & {*self.model.subject_fields} else set()
+            # Django's `bulk_update` calls `update`. On this class, `update` would be a second edit.
+            django_rows: models.QuerySet[M] = models.QuerySet(self.model, using=self.db)
+            changed = django_rows.bulk_update(rows, names | derived, batch_size)
+            # All rows get the same version. `bulk_update` would take several times as long to write it.
             pks = [row.pk for row in rows]
             for first in range(0, len(pks), _CHUNK):
-                same = plain.filter(pk__in=pks[first : first + _CHUNK])
-                same.update(version=edit.version, since=edit.since)
+                chunk = django_rows.filter(pk__in=pks[first : first + _CHUNK])
+                chunk.update(version=edit.version, since=edit.since)
             write_tombstones(before, rows, edit)
             after = self._rows([row.pk for row in rows])
             edited.send(self.model, before=before, after=after, edit=edit)
@@ -278,16 +282,16 @@ VersionedManager = models.Manager.from_queryset(VersionedQuerySet)
 
 
 class Versioned(models.Model):
-    """A row of the configuration. `version` and `since` are from the last edit of the row."""
+    """A row of the configuration. `version` and `since` (µs since 1970 UTC) are from the last edit of the row."""
 
     version = models.BigIntegerField(_("version"), default=0, editable=False, db_index=True)
     since = models.BigIntegerField(_("since"), default=0, editable=False)
 
     objects = VersionedManager()
 
-    #: Fields that say which key, rule or plan a row concerns. When one changes, a tombstone records the values before.
+    #: Fields that say which key, rule or plan a row is about. When one changes, a tombstone records the former values.
     subject_fields: ClassVar[tuple[str, ...]] = ()
-    #: Columns that `stamp` computes from other columns.
+    #: Columns that `stamp` calculates from other columns.
     derived_fields: ClassVar[tuple[str, ...]] = ()
 
     class Meta:
@@ -319,7 +323,7 @@ class Versioned(models.Model):
             return super().delete(using=using, keep_parents=keep_parents)
 
     def stamp(self, edit: Edit) -> None:
-        """Set the row's version to that of an edit, and compute the derived columns."""
+        """Set the row's version to the version of an edit, and calculate the derived columns."""
         self.version = edit.version
         self.since = edit.since
         for name, value in self.derive({name: getattr(self, name) for name in self.subject_fields}).items():
@@ -327,7 +331,7 @@ class Versioned(models.Model):
 
     @classmethod
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the derived columns that follow from the new values of other columns."""
+        """Return the values of the derived columns that follow from these new values of other columns."""
         return {}
 
     def tombstone(self, edit: Edit) -> Tombstone:
@@ -336,7 +340,7 @@ class Versioned(models.Model):
 
     @classmethod
     def as_of(cls, pk: int, version: int) -> Self:
-        """Return the row as it was at a configuration version. Raises DoesNotExist if it did not exist then."""
+        """Return the row as it was at a configuration version. Raise DoesNotExist if there was no such row then."""
         # Do not read from a replica, which may not have this version yet.
         history: Any = cls.history.using(router.db_for_write(cls))  # type: ignore[attr-defined]
         records = history.filter(id=pk, version__lte=version)
@@ -348,12 +352,12 @@ class Versioned(models.Model):
 
 
 def write_tombstones(before: Iterable[M], after: Iterable[M], edit: Edit) -> None:
-    """Write tombstones for the rows whose subject an edit changes."""
-    now = {row.pk: row for row in after}
+    """Write a tombstone for each row whose subject an edit changes."""
+    new = {row.pk: row for row in after}
     tombstones = [
         row.tombstone(edit)
         for row in before
-        if row.pk in now and any(getattr(row, name) != getattr(now[row.pk], name) for name in row.subject_fields)
+        if row.pk in new and any(getattr(row, name) != getattr(new[row.pk], name) for name in row.subject_fields)
     ]
     if tombstones:
         Tombstone.objects.using(edit.using).bulk_create(tombstones)

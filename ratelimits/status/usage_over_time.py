@@ -1,8 +1,10 @@
 """The numbers of requests over time, and the accounts, keys and rules with the most requests.
 
-There are four kinds of requests: admitted, refused, refused only by rules in shadow mode, and unmetered (admitted while
-Redis did not answer, so not counted). The numbers come from totals of short spans and from process totals. So the
-number of queries is fixed, and the time does not grow with the ledger.
+There are four kinds of requests: admitted requests, refused requests, requests that only rules in shadow mode refused,
+and unmetered requests. Unmetered requests were admitted while Redis did not answer, so Redis did not count them.
+
+The numbers are read from `RuleTotal`, `KeyTotal` and `ProcessTotal`, not from the ledger. So the number of queries is
+fixed, and a larger ledger does not make this slower.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS
 T = TypeVar("T")
 Kind = Literal["admitted", "denied", "shadow", "unmetered"]
 Dimension = Literal["account", "key", "rule"]
-#: The kinds in the order of the page. The ledger counts the first three, in the order of SUMS.
+#: The kinds of requests in the order of the page. `SUMS` has the columns of the first three kinds, in this order.
 KINDS: tuple[Kind, ...] = ("admitted", "denied", "shadow", "unmetered")
 #: Number of accounts, keys and rules that are listed for each kind.
 TOP = 5
@@ -30,15 +32,15 @@ TOP = 5
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time in steps of equal length, which ends with the current step. All numbers are in seconds.
+    """A span of time that is divided into steps of equal length. The current step is the last one."""
 
-    `start` is seconds since 1970 UTC; `step` is the length of a step and `steps` is their number.
-    """
-
+    #: Start of the first step, in seconds since 1970 UTC.
     start: int
+    #: Length of a step in seconds.
     step: int
+    #: Number of steps.
     steps: int
-    #: The length of the spans in which totals of keys are kept for this window.
+    #: Value of the column `span` of the `KeyTotal` rows that are read for this window, in seconds.
     key_span: int
 
     def starts(self) -> range:
@@ -47,52 +49,58 @@ class Window:
 
 
 def last_day(now: int) -> Window:
-    """Return 24 hours in steps of 15 minutes: the current hour and the 23 hours before it."""
+    """Return the window of the current hour and the 23 hours before it, in steps of 15 minutes."""
     return Window((now // HOUR - 23) * HOUR, QUARTER, 96, HOUR)
 
 
 def last_month(now: int) -> Window:
-    """Return 30 days in UTC: today and the 29 days before it."""
+    """Return the window of today and the 29 days before it, in steps of a day in UTC."""
     return Window((now // DAY - 29) * DAY, DAY, 30, DAY)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The requests of one step, by kind."""
+    """The numbers of requests in one step."""
 
+    #: Start of the step, in seconds since 1970 UTC.
     start: int
+    #: Number of requests of each kind.
     counts: Mapping[Kind, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One account, key or rule of a list.
+    """One entry in a list of accounts, keys or rules."""
 
-    `account` is the account of a key. `rule` is the rule that refused most of the requests; 0 if no rule did.
-    """
-
+    #: The account, the key or the primary key of the rule.
     name: str
     requests: int
+    #: The account of a key; "" in other lists.
     account: str = ""
+    #: Primary key of the rule that refused most of these requests; 0 if no rule refused one.
     rule: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UsageOverTime:
-    """The usage of one meter in a window. `meters` has the number of requests of each meter."""
+    """The usage of one meter in a window."""
 
     meter: str
+    #: Number of requests in each meter that has any, for choosing another meter.
     meters: Mapping[str, int]
     steps: tuple[Step, ...]
+    #: Number of requests of each kind in the whole window.
     totals: Mapping[Kind, int]
+    #: For each kind of request: the lists of the accounts, keys and rules with the most requests.
     tops: Mapping[Kind, Mapping[Dimension, tuple[Entry, ...]]]
+    #: Names of the rules in these lists, by primary key.
     rule_names: Mapping[int, str]
 
 
 def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
-    """Return the usage of a meter in a window. For "" or an unknown meter, take the meter with the most requests.
+    """Return the usage of a meter in a window. If `meter` is "" or unknown, take the meter with the most requests.
 
-    A request may count in several meters, so the numbers of different meters are never added up.
+    A request may be counted in several meters. So numbers of different meters are never added up.
     """
     using = conf.DATABASE
     by_meter: dict[str, dict[int, Counter[Kind]]] = defaultdict(lambda: defaultdict(Counter))
@@ -107,15 +115,15 @@ def usage_over_time(window: Window, meter: str = "") -> UsageOverTime:
     meter = meter if meter in meters else next(iter(meters), "")
     steps = by_meter[meter]
     tops = _tops(using, window, meter)
-    named = {int(entry.name) for lists in tops.values() for entry in lists["rule"]}
-    named |= {entry.rule for lists in tops.values() for entries in lists.values() for entry in entries}
+    rule_ids = {int(entry.name) for lists in tops.values() for entry in lists["rule"]}
+    rule_ids |= {entry.rule for lists in tops.values() for entries in lists.values() for entry in entries}
     return UsageOverTime(
         meter=meter,
         meters=meters,
         steps=tuple(Step(start, {kind: steps[start][kind] for kind in KINDS}) for start in window.starts()),
         totals={kind: sum(counts[kind] for counts in steps.values()) for kind in KINDS},
         tops=tops,
-        rule_names=dict(Rule.objects.using(using).filter(pk__in=named).values_list("pk", "name")),
+        rule_names=dict(Rule.objects.using(using).filter(pk__in=rule_ids).values_list("pk", "name")),
     )
 
 
@@ -144,23 +152,24 @@ def _tops(using: str, window: Window, meter: str) -> dict[Kind, dict[Dimension, 
 
 
 class _Sums(Generic[T]):
-    """The requests of all accounts, of all keys or of all rules, by kind and name; and how many each rule refused."""
+    """The numbers of requests of all accounts, of all keys or of all rules. A name is one account, key or rule."""
 
     def __init__(self) -> None:
         self._requests: dict[Kind, Counter[T]] = {kind: Counter() for kind in KINDS}
-        self._rules: dict[tuple[Kind, T], Counter[int]] = defaultdict(Counter)
+        #: By kind and name: the number of requests that each rule refused.
+        self._refused_by_rule: dict[tuple[Kind, T], Counter[int]] = defaultdict(Counter)
 
     def add(self, kind: Kind, name: T, requests: int, rule: int) -> None:
-        """Add requests; `rule` is 0 if no rule refused them."""
+        """Add a number of requests. `rule` is 0 if no rule refused these requests."""
         self._requests[kind][name] += requests
         if rule and kind in ("denied", "shadow"):
-            self._rules[kind, name][rule] += requests
+            self._refused_by_rule[kind, name][rule] += requests
 
     def top(self, kind: Kind) -> list[tuple[T, int, int]]:
-        """Return the names with the most requests, each with its number of requests and the rule that refused most."""
+        """Return the names with the most requests, as (name, number of requests, rule that refused most of them)."""
         most = nsmallest(TOP, self._requests[kind].items(), key=lambda pair: (-pair[1], str(pair[0])))
-        return [(name, requests, self._first_rule(kind, name)) for name, requests in most]
+        return [(name, requests, self._most_refusing_rule(kind, name)) for name, requests in most]
 
-    def _first_rule(self, kind: Kind, name: T) -> int:
-        rules = self._rules.get((kind, name))
-        return rules.most_common(1)[0][0] if rules else 0
+    def _most_refusing_rule(self, kind: Kind, name: T) -> int:
+        refused = self._refused_by_rule.get((kind, name))
+        return refused.most_common(1)[0][0] if refused else 0

@@ -1,3 +1,3 @@
-"""Blocks and allows: rows that refuse or exempt a key or a network, before any rule is decided."""
+"""Blocks and allows. A block refuses all requests of a key or a network; an allow exempts them from all rules."""
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from ratelimits.models.keys import validate_key
 
 
 class KeyReset(models.Model):
-    """A reset of a key under a rule: the rule's limit began again as if the key was never used.
+    """One reset: the limit of a rule for a key began again, as if the key had never been used.
 
-    The usage stayed counted.
+    A reset does not change the usage that was counted before it.
     """
 
     key = models.CharField(

@@ -20,10 +20,10 @@ from ratelimits.models.versions import Edit, Tombstone, Versioned
 
 
 class Access(Versioned):
-    """A block or an allow: it refuses or exempts a key or a network for a time, whatever the rules are."""
+    """A block or an allow of a target, which is a key or a network. It applies for a time, whatever the rules are."""
 
     class Effect(models.TextChoices):
-        """What happens to a request of the target."""
+        """A block refuses the target's requests; an allow exempts them from all rules."""
 
         BLOCK = "block", _("block")
         ALLOW = "allow", _("allow")
@@ -88,7 +88,8 @@ class Access(Versioned):
                 name="ratelimits_access_period",
                 violation_error_message=ENDS_BEFORE_IT_STARTS,
             ),
-            # clean() refuses any two rows that overlap. This constraint refuses a second row without an end.
+            # `clean` refuses any two rows that overlap, but rows can be written without `clean`. This constraint
+            # refuses a second row without an end.
             models.UniqueConstraint(
                 fields=["target"],
                 condition=Q(valid_until=None),
@@ -114,11 +115,11 @@ class Access(Versioned):
 
     def in_force(self, at: datetime) -> bool:
         """Return whether the row is in force at a moment."""
-        begun = self.valid_from is None or self.valid_from <= at
-        return begun and (self.valid_until is None or at < self.valid_until)
+        started = self.valid_from is None or self.valid_from <= at
+        return started and (self.valid_until is None or at < self.valid_until)
 
     def end(self, reason: str) -> None:
-        """End the row now, and record the reason in its history. A row that has not begun yet is deleted."""
+        """End the row now, and record the reason in its history. Delete a row that has not started yet."""
         now = timezone.now()
         self._change_reason = reason[:MAX_REASON]
         if self.valid_from is not None and self.valid_from >= now:
@@ -131,7 +132,7 @@ class Access(Versioned):
     def derive(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         target = values.get("target")
         if isinstance(target, str):
-            # Do not change a text that is not a valid target: `clean` and `check` report the mistake.
+            # An invalid target stays as it is: `clean` and `manage.py check` report it.
             with suppress(ValidationError):
                 return {"target": canonical(target)}
         return {}
@@ -144,7 +145,7 @@ class Access(Versioned):
     def clean(self) -> None:
         """Raise ValidationError if the row ends before it starts, or overlaps with another row of the same target."""
         validate_period(self.valid_from, self.valid_until)
-        with suppress(ValidationError):  # The validation of the field reports this.
+        with suppress(ValidationError):  # The validation of the field reports an invalid target.
             self.target = canonical(self.target)
         other = overlapping(self, Access.objects.filter(target=self.target))
         if other is not None:

@@ -11,27 +11,27 @@ from ratelimits.models.keys import UNKNOWN_ADDRESS, validate_key
 
 #: IPv6 addresses are counted by their /64 network, so smaller networks cannot be blocked.
 NARROWEST_V6 = 64
-#: The IPv6 form of IPv4 addresses. They are counted as IPv4 addresses.
-_MAPPED = IPv6Network("::ffff:0:0/96")
+#: An IPv6 address in this network stands for an IPv4 address, and is counted as that IPv4 address.
+_IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 
 
 def canonical(text: str) -> str:
-    """Return a target in the form in which it is stored. An address or network may be typed without "ip:".
+    """Return the stored form of a typed target. An address or a network may be typed without "ip:".
 
-    Raise ValidationError if it is neither a key nor a network.
+    Raise ValidationError if the text is neither a key nor a network.
     """
     text = text.strip()
     kind, _colon, name = text.partition(":")
     if kind != "ip" or not name:
         try:
-            return _of_network(text)
+            return _network_target(text)
         except ValueError:
             validate_key(text)
             return text
     if text == UNKNOWN_ADDRESS:
         return text
     try:
-        return _of_network(name)
+        return _network_target(name)
     except ValueError as error:
         raise ValidationError(
             _("%(name)s is not an address or network: write one such as 203.0.113.9, 203.0.113.0/24 or 2001:db8::/32."),
@@ -46,17 +46,20 @@ def validate_target(text: str) -> None:
 
 
 def addresses(target: str) -> int | None:
-    """Return the number of addresses of a network (for IPv6: of /64 networks); None for a key of another kind."""
+    """Return the number of addresses in a target, or None for a key that is not an address.
+
+    For IPv6 it is the number of /64 networks.
+    """
     if not target.startswith("ip:") or target == UNKNOWN_ADDRESS:
         return None
     network = ip_network(target[3:])
     return int(network.num_addresses) if network.version == 4 else 1 << (NARROWEST_V6 - network.prefixlen)
 
 
-def _of_network(name: str) -> str:
-    """Return the target of an address or network. Raise ValueError if the text is neither."""
+def _network_target(name: str) -> str:
+    """Return the target for an address or a network. Raise ValueError if the text is neither."""
     network = ip_network(name, strict=False)
-    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+    if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_MAPPED):
         network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))
         name = str(network)
     if isinstance(network, IPv6Network) and network.prefixlen > NARROWEST_V6:

@@ -1,3 +1,3 @@
-"""Model fields that several tables share, their valid values, and the sentences that describe rules."""
+"""Model fields that several tables use, their valid values, and the sentences that describe rules."""
 
 from __future__ import annotations

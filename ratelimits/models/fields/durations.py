@@ -1,4 +1,4 @@
-"""Lengths of time that people type ("1 day", "5 min", "1h" or plain seconds). They are stored as seconds."""
+"""Fields for lengths of time. People type "1 day", "5 min", "1h" or plain seconds; the database stores seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = [
 
 
 def seconds(text: str) -> Decimal:
-    """Return the number of seconds for a text such as "90", "1.5 h" or "1 day 12 h". Raises ValidationError."""
+    """Return the seconds in a text such as "90", "1.5 h" or "1 day 12 h". Raise ValidationError if it is not valid."""
     try:
         return typed_rates.seconds(text)
     except Mistyped as error:
@@ -32,16 +32,16 @@ def seconds(text: str) -> Decimal:
 
 
 def mistyped(error: Mistyped) -> ValidationError:
-    """Convert the error of a parser into the error of a form, in the reader's language."""
+    """Return the error for a form, in the reader's language, that says the same as a parser's error."""
     return ValidationError(_(error.template), code="invalid", params=error.values)
 
 
-def _read(value: Any) -> Any:
+def _to_seconds(value: Any) -> Any:
     return seconds(value) if isinstance(value, str) and value.strip() else value
 
 
 class LengthInput(forms.MultiWidget):
-    """An input for a number, and a list of units. If a unit is typed into the input, the list's unit is ignored."""
+    """An input for a number beside a list of units. If the input also has a unit, the list's unit is ignored."""
 
     use_fieldset = False
 
@@ -53,7 +53,7 @@ class LengthInput(forms.MultiWidget):
         return f"{id_}_0" if id_ else id_
 
     def decompress(self, value: Any) -> list[str]:
-        """Return the number and the unit of a value: seconds, or a text as it was typed."""
+        """Return the number and the unit of a value, which is a number of seconds or a typed text."""
         if value is None or value == "":
             return ["", "s"]
         try:
@@ -63,32 +63,32 @@ class LengthInput(forms.MultiWidget):
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
         number, unit = super().value_from_datadict(data, files, name)
-        plain = isinstance(number, str) and number.replace(".", "", 1).strip().isdecimal()
-        return f"{number} {unit}" if plain and unit not in (None, "", "s") else number
+        without_unit = isinstance(number, str) and number.replace(".", "", 1).strip().isdecimal()
+        return f"{number} {unit}" if without_unit and unit not in (None, "", "s") else number
 
 
 class SecondsFormField(forms.DecimalField):
     """A form field for seconds, or for a number with its unit.
 
-    It uses a text input, because a number input would remove the letters of "1 day".
+    The input is a text input, because a number input would remove the letters of "1 day".
     """
 
     widget = LengthInput
 
     def to_python(self, value: Any) -> Any:
-        return super().to_python(_read(value))
+        return super().to_python(_to_seconds(value))
 
 
 class SecondsField(models.DecimalField):  # type: ignore[type-arg]
     """A column of seconds, which also accepts texts such as "1 day"."""
 
     def to_python(self, value: Any) -> Any:
-        return super().to_python(_read(value))
+        return super().to_python(_to_seconds(value))
 
     def formfield(self, **kwargs: Any) -> Any:
         return super().formfield(**{"form_class": SecondsFormField, **kwargs})
 
     def deconstruct(self) -> Any:
-        """Return the same as Django's own column for migrations, since only the form field differs."""
+        """Return a plain `DecimalField` for migrations. Only the form field differs, and migrations need no form."""
         name, _path, args, kwargs = super().deconstruct()
         return name, "django.db.models.DecimalField", args, kwargs

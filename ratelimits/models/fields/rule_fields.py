@@ -31,16 +31,16 @@ PARAMETERS: dict[str, Any] = {
 
 
 def required_fields(algorithm: str) -> tuple[str, ...]:
-    """Return the fields that an algorithm requires."""
-    kind = ALGORITHMS[algorithm]
-    return tuple(field.name for field in fields(kind) if field.default is MISSING)
+    """Return the names of the fields that an algorithm requires."""
+    algorithm_class = ALGORITHMS[algorithm]
+    return tuple(field.name for field in fields(algorithm_class) if field.default is MISSING)
 
 
 def decimal_field(label: Any, help_text: Any) -> models.DecimalField[Any, Any]:
-    """Return an optional decimal field with the six places that the engine reads exactly."""
+    """Return an optional decimal field with six places, since the engine reads six places exactly."""
     return models.DecimalField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)
 
 
 def seconds_field(label: Any, help_text: Any) -> SecondsField:
-    """Return an optional field for seconds with the six places that the engine reads exactly."""
+    """Return an optional field for seconds with six places, since the engine reads six places exactly."""
     return SecondsField(label, max_digits=15, decimal_places=6, null=True, blank=True, help_text=help_text)

@@ -1,4 +1,4 @@
-"""The scope of a rule: the requests that it covers, by the scope of their view and by their method."""
+"""The scope of a rule. It says which requests the rule covers, by the scope of their view and by their method."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ SCOPE = re.compile(r"(?P<scope>\*|[^\s:,*]+)(:(?P<methods>[A-Z]+(,[A-Z]+)*))?")
 
 
 def split_scope(text: str) -> tuple[str, frozenset[str]]:
-    """Return a rule's scope and its methods, an empty set for all: "search:POST" is ("search", {"POST"}).
+    """Return the scope and the methods in a text: ("search", {"POST"}) for "search:POST". An empty set is all methods.
 
-    For an invalid text, return the widest meaning that it may have: all methods, and all scopes if the scope is
-    invalid.
+    An invalid text may mean anything. So return all methods, and also all scopes ("*") if the scope is invalid.
     """
     scope, _colon, methods = text.partition(":")
     if SCOPE.fullmatch(text):

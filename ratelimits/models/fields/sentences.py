@@ -12,7 +12,7 @@ from ratelimits.algorithms.base import Algorithm
 from ratelimits.algorithms.wording import Wording
 
 _WORDS = Wording(_, ngettext)
-#: The words for each kind of key that a rule counts.
+#: Words of the sentence, by the kind of key that a rule counts.
 COUNTED_PER: dict[str, Callable[[], str]] = {
     "user": lambda: _("per user"),
     "api_key": lambda: _("per API key"),

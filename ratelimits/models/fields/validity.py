@@ -1,4 +1,4 @@
-"""The period in which an override or a membership is in force."""
+"""The time in which a row is in force: an override, a plan membership, a block or an allow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ENDS_BEFORE_IT_STARTS = _("This ends before it starts: choose a moment after the
 
 
 def validate_period(valid_from: Any, valid_until: Any) -> None:
-    """Raise ValidationError unless a validity period ends after it starts."""
+    """Raise ValidationError if the time in which a row is in force does not end after its start."""
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
         raise ValidationError({"valid_until": ENDS_BEFORE_IT_STARTS})
 
 
 def overlapping(row: Any, others: QuerySet[M]) -> M | None:
-    """Return the first of `others` that is in force at the same time as `row`, now or later; None if there is none.
+    """Return the first of `others` that is in force at the same time as `row`, now or later. Return None if none is.
 
-    Rows that have ended are ignored. Call this within `versions.editing`: then no other editor can add a row meanwhile.
+    Ignore rows that have ended. Call this within `versions.editing`: then no other editor can add a row meanwhile.
     """
     now = timezone.now()
     start = max(row.valid_from or now, now)
@@ -38,18 +38,18 @@ def overlapping(row: Any, others: QuerySet[M]) -> M | None:
 
 
 def overlaps(rows: Iterable[M], now: datetime) -> Iterator[tuple[M, M]]:
-    """Yield pairs of rows that will be in force, now or later, at the same time: none if no two of them will.
+    """Yield pairs of rows that are in force at the same time, now or later.
 
-    It is what `overlapping` says of each row, for rows in memory. Not every pair is yielded, but each row that overlaps
-    one that starts earlier is.
+    The function does for many rows in memory what `overlapping` does for one row with queries. If a row overlaps
+    several earlier rows, it is yielded only once, with one of them.
     """
-    lasting: list[Any] = [row for row in rows if _ends_after(row, now)]
-    longest: Any = None
-    for row in sorted(lasting, key=lambda row: max(row.valid_from or now, now)):
-        if longest is not None and _ends_after(longest, max(row.valid_from or now, now)):
-            yield longest, row
-        if longest is None or (longest.valid_until is not None and _ends_after(row, longest.valid_until)):
-            longest = row
+    not_ended: list[Any] = [row for row in rows if _ends_after(row, now)]
+    last_to_end: Any = None
+    for row in sorted(not_ended, key=lambda row: max(row.valid_from or now, now)):
+        if last_to_end is not None and _ends_after(last_to_end, max(row.valid_from or now, now)):
+            yield last_to_end, row
+        if last_to_end is None or (last_to_end.valid_until is not None and _ends_after(row, last_to_end.valid_until)):
+            last_to_end = row
 
 
 def _ends_after(row: Any, moment: datetime) -> bool:

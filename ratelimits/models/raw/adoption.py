@@ -1,6 +1,7 @@
 """Adopt rows that were written without the app's models: by raw SQL, or by the historical models of a data migration.
 
-Each row is compared with its newest history record. If they differ, the row gets a version and a record, like any edit.
+To adopt a row is to give it a version and a history record, as an edit does. Rows that differ from their newest history
+record are adopted.
 """
 
 from __future__ import annotations
@@ -23,22 +24,20 @@ from ratelimits.models.prices import PlanPrice
 from ratelimits.models.rules import Rule
 from ratelimits.models.versions import Edit, Versioned, editing
 
-#: Change reasons of history records that were made for such rows.
+#: The change reasons in the history records of adopted rows.
 ADOPTED = frozenset({"ratelimits_reload", "migrate", "loaddata"})
-#: Sorted so that no model refers to a later one.
+#: The models of the configuration. A model comes after the models to which it refers.
 MODELS: tuple[type[Versioned], ...] = (
     *(Plan, PlanInclusion, PlanPrice, Rule, Account, PlanMembership, KeyOverride, Access),
 )
 
 
 class Unrecorded(NamedTuple):
-    """Rows of a model that differ from the history.
+    """Rows of a model that differ from the history."""
 
-    `rows` has each row with its newest record (None if it has no record); `deleted` has the newest records of rows that
-    no longer exist.
-    """
-
+    #: Each row that exists, with its newest history record (None if there is no record).
     rows: list[tuple[Versioned, Any]]
+    #: The newest history record of each row that was deleted without a record of the deletion.
     deleted: list[Any]
 
 
@@ -66,7 +65,10 @@ def unrecorded(model: type[Versioned], using: str) -> Unrecorded:
 
 
 def with_newest_record(model: type[Versioned], using: str) -> Any:
-    """Return the rows of a model with `recorded` and `recorded_since`: version and start of their newest record."""
+    """Return the rows of a model with the columns `version` and `since` of their newest record.
+
+    The results have these as `recorded` and `recorded_since`.
+    """
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=OuterRef("pk")).order_by("-version", "-history_id")
     return models.QuerySet(model, using=using).annotate(
@@ -75,13 +77,13 @@ def with_newest_record(model: type[Versioned], using: str) -> Any:
 
 
 def never_recorded(model: type[Versioned], using: str) -> models.QuerySet[Any]:
-    """Return the rows of a model that have no history record at all."""
+    """Return the rows of a model that have no history record."""
     records: models.QuerySet[Any] = model.history.using(using)  # type: ignore[attr-defined]
     return models.QuerySet(model, using=using).filter(~Exists(records.filter(id=OuterRef("pk"))))
 
 
 def adopt(edit: Edit, reason: str) -> list[str]:
-    """Give a version and a record to each row that differs from the history, within an edit. Return a line for each."""
+    """Adopt, as part of an edit, all rows that differ from the history. Return one line of text for each of them."""
     return [line for model in MODELS for line in _adopt(model, edit, reason)]
 
 
@@ -108,18 +110,20 @@ def _adopt(model: type[Versioned], edit: Edit, reason: str) -> list[str]:
 
 
 def adopt_after_migrate(using: str, apps: Apps | None = None, plan: Collection[Any] = (), **kwargs: Any) -> None:
-    """Give a version to rows that data migrations wrote, so that they take effect: historical models write none.
+    """Adopt rows that data migrations wrote. Their historical models write no version, so the rows had no effect yet.
 
-    Do nothing after a flush, or if the migrated tables are not those of the present models.
+    Do nothing after a flush, or if the migrated tables do not have the columns of the present models.
     """
-    if using != conf.DATABASE or not plan or apps is None or not all(_current(model, apps) for model in MODELS):
+    if using != conf.DATABASE or not plan or apps is None:
+        return
+    if not all(_has_present_columns(model, apps) for model in MODELS):
         return
     if any(rows or deleted for rows, deleted in (unrecorded(model, using) for model in MODELS)):
         with editing(using) as edit:
             adopt(edit, "migrate")
 
 
-def _current(model: type[Versioned], apps: Apps) -> bool:
+def _has_present_columns(model: type[Versioned], apps: Apps) -> bool:
     try:
         migrated = apps.get_model(model._meta.label)
     except LookupError:

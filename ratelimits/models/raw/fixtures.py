@@ -1,4 +1,7 @@
-"""Complete rows that `loaddata`, or another caller that saves deserialised objects, writes to the tables."""
+"""Complete rows that are loaded from a fixture, by `loaddata` or by other code that saves deserialised objects.
+
+Django saves such rows without the app's `save`. So they get their version and their history record here.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ from ratelimits.models.versions import (
 )
 
 _REASON = "loaddata"
-#: For each connection, the versions of the records that its open transaction has added, by model and primary key.
-_recorded: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = WeakKeyDictionary()
+#: For each connection: the versions of the history records that `_record_edit` added in the open transaction, by model
+#: and primary key of the row.
+_added_versions: WeakKeyDictionary[Any, dict[tuple[type[models.Model], Any], int]] = WeakKeyDictionary()
 
 
 @receiver(pre_save, dispatch_uid="ratelimits.fixtures.before")
 def _before(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Remember the old row, and reset the version: a version in a fixture is from another database."""
+    """Remember the old row, and reset the version: the version in a fixture is from another database."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
@@ -43,15 +47,15 @@ def _before(sender: type[models.Model], instance: models.Model, using: str, **kw
 
 @receiver(post_save, dispatch_uid="ratelimits.fixtures.after")
 def _after(sender: type[models.Model], instance: models.Model, using: str, **kwargs: Any) -> None:
-    """Record the edit after the row is saved. A version that is published earlier would be read without the row."""
+    """Record the edit once the row is saved. If the version was published earlier, processes could miss the row."""
     if not kwargs.get("raw"):
         return
     if isinstance(instance, Versioned):
         former = instance.__dict__.pop("_former", None)
         if former is None or _differ(former, instance):
-            _edit(instance, former, using)
+            _record_edit(instance, former, using)
     elif issubclass(getattr(sender, "instance_type", object), Versioned):
-        _prefer(instance, using)
+        _keep_loaded_record(instance, using)
 
 
 def _differ(row: models.Model, other: models.Model, *ignored: str) -> bool:
@@ -59,7 +63,7 @@ def _differ(row: models.Model, other: models.Model, *ignored: str) -> bool:
     return any(getattr(row, name) != getattr(other, name) for name in names)
 
 
-def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
+def _record_edit(row: Versioned, former: Versioned | None, using: str) -> None:
     with editing(using) as edit:
         _stamp(row, edit)
         before = [] if former is None else [former]
@@ -69,12 +73,12 @@ def _edit(row: Versioned, former: Versioned | None, using: str) -> None:
             return
         record([row], "+" if former is None else "~", using, _REASON)
         connection = connections[using]
-        _recorded.setdefault(connection, {})[type(row), row.pk] = edit.version
-        transaction.on_commit(lambda: _recorded.pop(connection, None), using=using)
+        _added_versions.setdefault(connection, {})[type(row), row.pk] = edit.version
+        transaction.on_commit(lambda: _added_versions.pop(connection, None), using=using)
 
 
 def _is_recorded(row: Versioned, using: str) -> bool:
-    """Return whether the history already has the row as it is: the fixture may contain the records before the row."""
+    """Return whether the newest history record already equals the row: in a fixture, records may come before rows."""
     records: Any = type(row).history.using(using)  # type: ignore[attr-defined]
     newest = records.filter(id=row.pk).order_by("-version", "-history_id").first()
     return newest is not None and newest.history_type != "-" and not _differ(row, newest, "version", "since")
@@ -86,16 +90,16 @@ def _stamp(row: Versioned, edit: Edit) -> None:
     rows.update(version=edit.version, since=edit.since)
 
 
-def _prefer(loaded: Any, using: str) -> None:
-    """Keep a record that the fixture contains, and delete the record that `_edit` added for the same row.
+def _keep_loaded_record(loaded: Any, using: str) -> None:
+    """Keep a history record that the fixture contains. Delete the record that `_record_edit` added for the same row.
 
-    The row gets a version that is newer than the record's version, unless the record is of the row as it is.
+    If the row is not newer than the loaded record, and has another version or `since`, give the row a new version.
     """
     model, history = loaded.instance_type, type(loaded)._base_manager.using(using)
-    version = _recorded.get(connections[using], {}).get((model, loaded.id))
+    version = _added_versions.get(connections[using], {}).get((model, loaded.id))
     if version is not None:
-        own = history.filter(id=loaded.id, version=version, history_change_reason=_REASON)
-        own.exclude(pk=loaded.pk).delete()
+        added_records = history.filter(id=loaded.id, version=version, history_change_reason=_REASON)
+        added_records.exclude(pk=loaded.pk).delete()
     if ConfigVersion.read(using)[0] < loaded.version:
         ConfigVersion.raise_to(using, loaded.version)
     row = model._base_manager.using(using).filter(pk=loaded.id, version__lte=loaded.version).first()

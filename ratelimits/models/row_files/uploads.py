@@ -1,4 +1,4 @@
-"""Files that were uploaded in the admin. They are kept until a person confirms the changes that they would make."""
+"""CSV files that were uploaded in the admin. A file is stored until a person confirms the changes that it makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-#: How long a file is kept for confirmation.
+#: How long a file is stored while nobody confirms its changes.
 KEPT = timedelta(days=1)
 
 
@@ -33,7 +33,7 @@ class Upload(models.Model):
 
     @classmethod
     def keep(cls, table: str, by: Any, raw: bytes, using: str) -> Upload:
-        """Keep a file, and delete the user's earlier file for this table. Also delete all files that are too old."""
+        """Store a file. Delete the user's earlier file for this table, and all files that are too old."""
         rows = cls.objects.using(using)
         rows.filter(at__lt=timezone.now() - KEPT).delete()
         rows.filter(table=table, by=str(by)).delete()
@@ -41,9 +41,9 @@ class Upload(models.Model):
 
     @classmethod
     def find(cls, pk: int, table: str, by: Any, using: str) -> Upload | None:
-        """Return a user's own file; None if it was imported or replaced, or is too old."""
-        own = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
-        return own.filter(at__gte=timezone.now() - KEPT).first()
+        """Return a file that this user uploaded. Return None if it was imported or replaced, or is too old."""
+        rows = cls.objects.using(using).filter(pk=pk, table=table, by=str(by))
+        return rows.filter(at__gte=timezone.now() - KEPT).first()
 
     def raw(self) -> bytes:
         """Return the bytes of the file."""

@@ -8,7 +8,7 @@ from ratelimits.models.ledger import ShardState
 
 
 class Status(ShardState):
-    """A model without a table of its own. It makes Django list the status page, with a permission, like other pages."""
+    """A model without its own table. Because of it, the admin's index lists the status page, with a permission."""
 
     class Meta:
         proxy = True
@@ -17,7 +17,7 @@ class Status(ShardState):
 
 
 class Inspect(ShardState):
-    """Stands for the inspector, likewise."""
+    """A model without its own table. Because of it, the admin's index lists the inspector, with a permission."""
 
     class Meta:
         proxy = True

@@ -1,4 +1,4 @@
-"""The last success and the last failure of each task, one row for each task."""
+"""The table with the last success and the last failure of each task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class TaskRun(models.Model):
-    """The last success and the last failure of one task, in any process."""
+    """The last success and the last failure of one task. Any process may have run it."""
 
     class Task(models.TextChoices):
         """The tasks that bring usage to the ledger and to reports."""

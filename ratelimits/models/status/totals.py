@@ -1,7 +1,7 @@
-"""Totals of the ledger's lines by span of time: by rule for charts, and by key for lists of who uses most.
+"""Totals of ledger lines in spans of time: by rule for the charts, by key for the lists of the largest users.
 
-They are added up when batches are tallied, and can be made again from the lines. A day is a day in UTC. Rows of spans
-that are no longer shown are deleted.
+A span is a quarter of an hour, an hour, or a day in UTC. `usage/span_totals.py` adds the lines of new batches to the
+totals, and can calculate all totals again. Totals of old spans, which no page shows any more, are deleted.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from django.utils.translation import gettext_lazy as _
 
 from ratelimits.models.ledger import moment
 
-#: Lengths of spans in seconds.
+#: Lengths of spans in seconds: a quarter of an hour, an hour, a day.
 QUARTER, HOUR, DAY = 900, 3_600, 86_400
-#: The counters that are added up, as the lines have them.
+#: The columns of a ledger line that are added up.
 SUMS = ("admitted_requests", "denied_requests", "shadow_requests")
 
 
 def newest_days(now: float, count: int) -> list[int]:
-    """Return the starts of the newest days in UTC, today among them. All times are in seconds since 1970 UTC."""
+    """Return the starts of the newest `count` days in UTC, from today back. Moments are in seconds since 1970 UTC."""
     today = int(now) // DAY * DAY
     return [today - DAY * number for number in range(count)]
 
 
 class SpanTotal(models.Model):
-    """Base of the totals of one span: its length and start, in seconds since 1970 UTC, and the sums."""
+    """Base class with the columns for a span, a rule, a meter and the totals. A start is in s since 1970 UTC."""
 
     span = models.PositiveIntegerField(_("length (s)"))
     start = models.BigIntegerField(_("start (s)"))
@@ -51,7 +51,7 @@ class RuleTotal(SpanTotal):
 
 
 class KeyTotal(SpanTotal):
-    """Totals of one key, rule and meter in an hour or in a day; in a quarter of an hour its refusals alone."""
+    """Totals of one key, rule and meter in an hour or in a day. Rows for a quarter of an hour only have refusals."""
 
     account = models.CharField(_("account"), max_length=255, blank=True)
     key = models.CharField(_("key"), max_length=255)

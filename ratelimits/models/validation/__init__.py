@@ -1,3 +1,3 @@
-"""Validation of rules and overrides against other rows, with a message at the field that is wrong."""
+"""Validation of rules and overrides together with other rows. Each message is at the field that it is about."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check the number of rules that can apply to one request. It may not exceed MAX_LIMITS."""
+"""Check that not more than `MAX_LIMITS` rules can apply to one request."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Row(NamedTuple):
 
 
 def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
-    """Return the largest number of these rules that can apply to one request, if it exceeds MAX_LIMITS, otherwise None.
+    """Return the largest number of these rules that can apply to one request. Return None if it is small enough.
 
-    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request may be on the plan
-    of a key and on the plan of an account. The rules of plans are added to the default rules, and replace those with
-    the same names.
+    With `edited`, an unsaved rule, look only at requests to which this rule would apply. A request may have two plans,
+    the plan of its key and the plan of its account. The rules of these plans apply together with the default rules, but
+    a plan's rule replaces the default rule of the same name.
     """
     modes = rules.model.Mode
     rules = rules.exclude(mode=modes.OFF)
@@ -55,21 +55,21 @@ def too_many(rules: QuerySet[Rule], edited: Rule | None = None) -> Crowd | None:
     ]
     if len({row.name for row in rows}) <= MAX_LIMITS:
         return None
-    own = rows[-1] if edited is not None else None
-    crowds = (_largest(rows, scope, method, own) for scope, method in _requests(rows, own))
+    edited_row = rows[-1] if edited is not None else None
+    crowds = (_largest(rows, scope, method, edited_row) for scope, method in _requests(rows, edited_row))
     largest = max(crowds, default=Crowd(0, "*"))
     return largest if largest.rules > MAX_LIMITS else None
 
 
-def _requests(rows: list[_Row], own: _Row | None) -> Iterator[tuple[str, str]]:
-    """Yield scopes and methods that differ in their rules. "" stands for all methods that no rule names."""
+def _requests(rows: list[_Row], edited_row: _Row | None) -> Iterator[tuple[str, str]]:
+    """Yield each (scope, method) to which other rules may apply than to the rest. "" is a method that no rule names."""
     scopes = {row.scope for row in rows} | {"*"}
-    if own is not None and own.scope != "*":
-        scopes = {own.scope}
+    if edited_row is not None and edited_row.scope != "*":
+        scopes = {edited_row.scope}
     methods = sorted({method for row in rows for method in row.methods} | {""})
     for scope in sorted(scopes):
         for method in methods:
-            if own is None or _applies(own, scope, method):
+            if edited_row is None or _applies(edited_row, scope, method):
                 yield scope, method
 
 
@@ -81,30 +81,31 @@ def _applies(row: _Row, scope: str, method: str) -> bool:
 
 
 def _with_head_rule(rows: list[_Row]) -> set[tuple[str, str]]:
-    """Return the scopes and meters with a rule for everyone that names HEAD: there, rules for GET do not cover HEAD."""
-    replaced = {row.name for row in rows if row.plan}
-    named = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
-    return {(row.scope, row.meter) for row in named if row.name not in replaced}
+    """Return each (scope, meter) with a default rule that names HEAD. There, rules that name GET do not cover HEAD."""
+    replaced_names = {row.name for row in rows if row.plan}
+    head_rules = (row for row in rows if row.enforced and not row.plan and "HEAD" in row.methods)
+    return {(row.scope, row.meter) for row in head_rules if row.name not in replaced_names}
 
 
-def _largest(rows: list[_Row], scope: str, method: str, own: _Row | None) -> Crowd:
-    default: set[str] = set()
-    plans: dict[int, set[str]] = {}
+def _largest(rows: list[_Row], scope: str, method: str, edited_row: _Row | None) -> Crowd:
+    """Return the largest number of rules that can apply to one request with this scope and method."""
+    default_names: set[str] = set()
+    names_by_plan: dict[int, set[str]] = {}
     with_head_rule = _with_head_rule(rows) if method == "HEAD" else ()
     for row in rows:
         if not _applies(row, scope, method):
             continue
         if row.methods and method not in row.methods and (row.scope, row.meter) in with_head_rule:
             continue
-        (plans.setdefault(row.plan, set()) if row.plan else default).add(row.name)
-    further = {plan: names - default for plan, names in plans.items()}
-    if own is not None and own.plan:
-        first = further.get(own.plan, set())
-        added = max((len(first | names) for names in further.values()), default=0)
+        (names_by_plan.setdefault(row.plan, set()) if row.plan else default_names).add(row.name)
+    added_by_plan = {plan: names - default_names for plan, names in names_by_plan.items()}
+    if edited_row is not None and edited_row.plan:
+        first = added_by_plan.get(edited_row.plan, set())
+        added = max((len(first | names) for names in added_by_plan.values()), default=0)
     else:
-        sizes = sorted(map(len, further.values()), reverse=True)
+        sizes = sorted(map(len, added_by_plan.values()), reverse=True)
         added = sum(sizes[:2])
-        if len(default) + added > MAX_LIMITS and len(sizes) > 1:
-            # Plans often have rules of the same names, so each pair is counted, but only if the plain sum is too large.
-            added = max(len(first | second) for first, second in combinations(further.values(), 2))
-    return Crowd(len(default) + added, scope)
+        if len(default_names) + added > MAX_LIMITS and len(sizes) > 1:
+            # Two plans may have rules of the same names, so the sum may be too large. Comparing all pairs is slower.
+            added = max(len(first | second) for first, second in combinations(added_by_plan.values(), 2))
+    return Crowd(len(default_names) + added, scope)

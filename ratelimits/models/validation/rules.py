@@ -1,6 +1,6 @@
-"""Validation of a rule or an override: each message is at the field that is wrong and says what to write instead.
+"""Validation of a rule or an override. Each message is at the field that it is about, and says what to write instead.
 
-Rule.clean() and KeyOverride.clean() call these functions, so they hold in the admin and for rules as code.
+`Rule.clean` and `KeyOverride.clean` call these functions, so the admin and rules as code use them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ADVICE = {
 
 
 def check_rule(rule: Rule, rules: QuerySet[Rule], overrides: QuerySet[KeyOverride]) -> None:
-    """Raise ValidationError, with a message for each error, unless the rule is valid together with all other rows."""
+    """Raise ValidationError, with a message for each error, if the rule is not valid together with all other rows."""
     errors = _parameter_errors(rule) or _override_errors(rule, overrides)
     errors |= _name_errors(rule, rules) | _billing_errors(rule, rules)
     errors |= _prefetch_errors(rule) | _crowding_errors(rule, rules)
@@ -73,23 +73,23 @@ def _parameter_errors(rule: Rule) -> Errors:
 
 
 def _not_above_zero(rule: Rule) -> Errors:
-    """Return an error for each number that must be above 0 and is not. The engine reports only the first error."""
-    given = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
+    """Return an error for each number that must be above 0 but is not. The algorithm itself reports only the first."""
+    values = {name: getattr(rule, name) for name in ("rate", "period") if name in fields_of(rule.algorithm)}
     return {
         name: [_("%(name)s must be above 0, not %(value)s.") % {"name": name, "value": number(value)}, _ADVICE[name]]
-        for name, value in given.items()
+        for name, value in values.items()
         if isinstance(value, Decimal | int) and value <= 0
     }
 
 
 def _at_field(message: str) -> Errors:
-    """Return a message of the engine, assigned to its field. Most messages start with the name of the field."""
-    first = re.split(r"\W", message, maxsplit=1)[0]
+    """Return an algorithm's error message at its field. Most messages start with the name of the field."""
+    first_word = re.split(r"\W", message, maxsplit=1)[0]
     if message.startswith("unknown time zone"):
-        first = "timezone"
+        first_word = "timezone"
     elif "calendar_unit" in message:
-        first = "calendar_unit"
-    field = first if first in PARAMETERS else "algorithm"
+        first_word = "calendar_unit"
+    field = first_word if first_word in PARAMETERS else "algorithm"
     return {field: [f"{message}.", *([_ADVICE[field]] if field in _ADVICE else [])]}
 
 
@@ -140,7 +140,7 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
     other = billing.filter(plan=rule.plan_id).first()
     message = _("“%(other)s” already bills %(meter)s %(counted_per)s: untick “bills” in one of the two rules.")
     if other is None:
-        # A plan's rules are added to the default rules, and replace those that have the same names.
+        # The rules of a plan apply together with the default rules. A rule replaces the default rule of the same name.
         message = _(
             "“%(other)s” bills %(meter)s %(counted_per)s for the same keys: give both rules the same name, so that the "
             "plan's rule replaces the default rule, or untick “bills” in one of them."
@@ -158,9 +158,9 @@ def _billing_errors(rule: Rule, rules: QuerySet[Rule]) -> Errors:
 
 
 def _prefetch_errors(rule: Rule) -> Errors:
-    """Return an error if permits cannot be prefetched.
+    """Return an error if the rule has `prefetch` but its permits cannot be prefetched.
 
-    The rule must not bill, and its permits must come back at one moment.
+    Such a rule must not bill, and all its permits must become free again at the same moment.
     """
     if rule.prefetch is None:
         return {}
@@ -182,7 +182,7 @@ def _prefetch_errors(rule: Rule) -> Errors:
 
 
 def _may_prefetch(rule: Rule) -> bool:
-    """Return whether the algorithm allows prefetching. An empty field has its default."""
+    """Return whether the algorithm allows prefetching. An empty field stands for its default value."""
     where = ALGORITHMS[rule.algorithm].prefetch_where
     return where is not None and all(getattr(rule, name) in ("", *values) for name, values in where.items())
 
@@ -194,13 +194,16 @@ def check_override(override: KeyOverride, overrides: QuerySet[KeyOverride], rule
 
 
 def check_numbers(override: KeyOverride, rules: QuerySet[Rule]) -> None:
-    """Raise ValidationError if no rule can use the override's numbers, or if it changes nothing."""
+    """Raise ValidationError if no rule can use the override's numbers, or if the override changes nothing."""
     names = rules.order_by().values_list("name", flat=True).distinct()
     check_numbers_under(override, list(rules.filter(name=override.rule)), names)
 
 
 def check_numbers_under(override: KeyOverride, named: Sequence[Rule], names: Iterable[str]) -> None:
-    """Do what `check_numbers` does with the rules of the override's name; `names` are those of all rules."""
+    """Do the same as `check_numbers`, without a query.
+
+    `named` has the rules that the override names. `names` has the names of all rules, for the message.
+    """
     changes = override.changes()
     if not changes and not override.mode:
         raise ValidationError(_("The override changes nothing: give a capacity, rate, period or mode."))
@@ -214,10 +217,10 @@ def check_numbers_under(override: KeyOverride, named: Sequence[Rule], names: Ite
 
 
 def _check_numbers(override: KeyOverride, rule: Rule, changes: dict[str, Any]) -> None:
-    own = COVERS.get(override.key.partition(":")[0])
-    if own is None:
-        return  # The validation of the field reports this.
-    if not COUNTED[rule.key_kind] & own:
+    covered_kinds = COVERS.get(override.key.partition(":")[0])
+    if covered_kinds is None:
+        return  # The validation of the field reports an unknown kind.
+    if not COUNTED[rule.key_kind] & covered_kinds:
         message = _(
             "%(rule)s counts %(counted_per)s, so other keys share the counter of %(key)s: its numbers cannot"
             " differ for "
