@@ -80,9 +80,9 @@ class Price:
         return max(minus(self.minimum, plus(self.fees(total), self.units(total))), ZERO)
 
     def parts(self, before: int, quantity: int, total: int) -> list[PricedPart]:
-        """Divide `quantity` units by their price.
+        """Return one part for each unit price of `quantity` units.
 
-        The period had `before` units when they were added, and has `total` units at the end.
+        These units follow `before` units, in a period with `total` units.
         """
         if self.pricing == VOLUME:
             price = self._tier(total).unit_price

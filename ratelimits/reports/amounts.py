@@ -151,9 +151,7 @@ def billed(reports: Sequence[Report], start: int) -> tuple[Record, Counter[str]]
     period = str(start // SECOND)
     record: Record = _newest(reports, "prices", period) or {}
     amounts = _newest(reports, "amounts", period)
-    return record, Counter(
-        {meter: total for meter, (_before, total) in amounts["quantities"].items()} if amounts else {}
-    )
+    return record, Counter({meter: units[1] for meter, units in amounts["quantities"].items()} if amounts else {})
 
 
 def price_of(record: Record, totals: Mapping[str, int]) -> Decimal:

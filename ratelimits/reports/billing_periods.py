@@ -1,8 +1,9 @@
-"""The billing periods that an account's usage belongs to. They never overlap, and all usage is in one of them.
+"""Find the billing periods of an account. They never overlap, and all usage belongs to one of them.
 
-Each ledger line stores under which period its usage was counted: this is its counted period. Most counted periods are
-billing periods. But counted periods can overlap, if an account's time zone or anchor day was changed by raw SQL, or
-while some of the account's usage was not in the ledger yet. Counted periods that overlap are one billing period.
+Each ledger line stores under which period its usage was counted: this is its *counted period*. Most counted periods are
+billing periods. But counted periods can overlap. This happens if raw SQL changed the account's time zone or anchor day
+(the day of the month on which its periods start). It also happens if one of these was changed while some usage was not
+in the ledger yet. Counted periods that overlap are one billing period.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LastUsed = Callable[[Collection[int]], Mapping[int, int]]
 class BillingPeriod:
     """A billing period from `start` to `end`, both in µs since 1970 UTC.
 
-    `members` are the starts of the counted periods that belong to it. `closed` says whether it has a report.
+    `members` are the starts of its counted periods. `closed` is true if the billing period has a report.
     """
 
     start: int
@@ -35,12 +36,13 @@ class BillingPeriod:
 def billing_starts(reports: Iterable[Report], ends: Mapping[int, int]) -> dict[int, int]:
     """Return the billing period of each counted period that has usage on reports.
 
-    The keys are the starts of counted periods, the values the starts of billing periods. All moments are µs since 1970
-    UTC. `reports` are the account's reports, oldest first. `ends` has the end of each counted period, by its start.
+    The keys are the starts of counted periods, and the values are the starts of billing periods. All moments are µs
+    since 1970 UTC. `reports` are the account's reports, oldest first. `ends` has the end of each counted period, by its
+    start.
 
-    Usage belongs to the period whose report had it first. There is one exception: the first report of a period can also
-    have late usage of earlier periods. If closed periods cover almost all of such an earlier counted period, its usage
-    belongs to one of these closed periods.
+    Usage belongs to the period of the report on which it first appeared. There is one exception: the first report of a
+    period can also contain late usage of earlier counted periods. If closed periods overlap almost all of such a
+    counted period, its usage belongs to one of these closed periods.
     """
     starts: dict[int, int] = {}
     closed: dict[int, BillingPeriod] = {}
@@ -81,9 +83,9 @@ def billing_periods(
     A counted period that overlaps reported periods is shortened to the time between them. If that time is too short,
     the counted period belongs to one of the reported periods.
 
-    Counted periods that overlap each other become one billing period. It starts with the first of them, and ends with
-    the one that was used last. If it would be longer than MAX_LENGTH, the counted period that starts last is not
-    joined: it becomes another billing period, which starts where the first one ends.
+    Counted periods that overlap each other become one billing period. This billing period starts with the first of
+    them, and ends with the one that was used last. If it would be longer than MAX_LENGTH, the counted period that
+    starts last becomes a billing period of its own, which starts at the end of the other one.
     """
     closed = {period.start: period for period in reported}
     open_: list[BillingPeriod] = []
@@ -114,10 +116,10 @@ def billing_periods(
 
 
 def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mapping[int, int]) -> int:
-    """Return the end of that counted period among `members` which was used last.
+    """Return the end of the member that was used last. The members are counted periods, given by their starts.
 
-    Usage is counted in quarters of an hour, so several periods may have been used last. Of these, prefer the periods
-    that end where another counted period starts. Of several such periods, take the one that starts last.
+    The time of usage is known only as a quarter of an hour, so several members may have been used last. Then take one
+    whose end is the start of another counted period. If there are several such members, take the one that starts last.
     """
     last_use = max(used_at.get(member, 0) for member in members)
     used_last = sorted(member for member in members if used_at.get(member, 0) == last_use)
@@ -126,9 +128,9 @@ def _last_end(members: Collection[int], ends: Mapping[int, int], used_at: Mappin
 
 
 def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[int, int]:
-    """Return the start and end of the part of a counted period that no reported period overlaps.
+    """Return the start and the end of the free part of a counted period: no reported period overlaps this part.
 
-    The end is not after the start if reported periods overlap all of it.
+    If there is no free part, the end is not after the start.
     """
     reported = list(closed)
     free_start = max([start, *(period.end for period in reported if period.start <= start)])
@@ -136,10 +138,11 @@ def _free_span(closed: Iterable[BillingPeriod], start: int, end: int) -> tuple[i
 
 
 def _covering(closed: Iterable[BillingPeriod], start: int, end: int) -> BillingPeriod | None:
-    """Return the reported period that a counted period belongs to; None if it belongs to none.
+    """Return the reported period that a counted period belongs to; None if there is no such period.
 
-    A counted period belongs to a reported one if its free part is shorter than SHORTEST. If several reported periods
-    overlap the counted period, take the one that contains its start, otherwise the first that starts within it.
+    A counted period belongs to a reported period if its free part (see `_free_span`) is shorter than SHORTEST. If
+    several reported periods overlap the counted period, it belongs to the one that contains its start. If none
+    contains its start, it belongs to the first one that starts within it.
     """
     reported = list(closed)
     free_start, free_end = _free_span(reported, start, end)

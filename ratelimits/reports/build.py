@@ -1,6 +1,6 @@
-"""Report lines, computed from ledger lines. Their order and quantities depend only on the content of the ledger.
+"""Compute report lines from ledger lines. The order and the quantities depend only on the content of the ledger.
 
-Ledger lines come in batches. The batches of a shard (a part of the accounts) are numbered by their positions.
+Each ledger line belongs to a batch. The position of a batch is its number within its shard (a part of the accounts).
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from ratelimits.reports.unknown import KeyAndMeter
 
 #: Columns by which ledger lines are sorted and grouped. Each group becomes one report line.
 GROUP = ("account", "period", "meter", "key", "rule", "version")
+#: Columns of which a group has the sums.
 SUMS = ("admitted_requests", "admitted_units", "denied_requests", "refunded_units")
+#: Maximum number of rows that are read or written at once.
 CHUNK = 2000
 
 Group = dict[str, Any]
 
 
 def in_order(using: str, *names: str) -> list[Any]:
-    """Return arguments for order_by() that sort by these columns. Any database then sorts text by code points."""
+    """Return arguments for `order_by()` that sort by these columns. With them, every database sorts by code points."""
     if connections[using].vendor != "postgresql":
         return list(names)
     return [Collate(name, "C") if name in ("account", "meter", "key") else name for name in names]
@@ -48,16 +50,16 @@ _USED = Q(admitted_requests__gt=0) | Q(admitted_units__gt=0) | Q(denied_requests
 def grouped(condition: Q, *sources: str) -> Iterator[Group]:
     """Yield the groups of the ledger lines that match a condition, sorted by the columns GROUP.
 
-    A group has these columns, the sums of its lines, and their first and last bins and batches. `sources` are the
-    aliases of the databases that contain the lines.
+    A group has the values of these columns, the sums of its lines, and the first and the last of their bins and
+    batches. `sources` are the aliases of the databases that contain the lines.
     """
     if len(sources) == 1:
         return _grouped(sources[0], condition)
-    streams = heapq.merge(*(_grouped(using, condition) for using in sources), key=_subject)
-    return (reduce(_joined, groups) for _subject_, groups in groupby(streams, key=_subject))
+    streams = heapq.merge(*(_grouped(using, condition) for using in sources), key=_group_key)
+    return (reduce(_joined, groups) for _key, groups in groupby(streams, key=_group_key))
 
 
-def _subject(group: Group) -> tuple[Any, ...]:
+def _group_key(group: Group) -> tuple[Any, ...]:
     return tuple(group[name] for name in GROUP)
 
 
@@ -86,9 +88,9 @@ def _grouped(using: str, condition: Q) -> Iterator[Group]:
 
 
 def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
-    """Return the condition for lines of batches after the positions `since` and up to the positions `chain`.
+    """Return the condition for the lines of batches after the positions `since`, up to the positions `chain`.
 
-    Both have a position for each shard.
+    `since` and `chain` have a position for each shard.
     """
     shards = [
         Q(batch__shard=int(shard), batch__position__gt=since.get(shard, 0), batch__position__lte=position)
@@ -99,20 +101,21 @@ def between(since: Mapping[str, int], chain: Mapping[str, int]) -> Q:
 
 @dataclass(slots=True)
 class Allowance:
-    """The units that a plan includes, the units that used them, and the units beyond, all by meter.
+    """The units that a plan includes in a billing period, and how much of them lines have used already, by meter."""
 
-    `plan` is the name of that plan; None stands for the report's plan.
-    """
-
+    #: The units that the plan includes.
     included: Mapping[str, int]
+    #: The included units that are used.
     used: dict[str, int] = field(default_factory=dict)
+    #: The overage: the units above the included units.
     over: dict[str, int] = field(default_factory=dict)
+    #: The name of the plan; None means the plan of the report.
     plan: str | None = None
 
     def split(self, meter: str, billable: int) -> tuple[int, int]:
-        """Add units, and return how many of them are included and how many are overage.
+        """Add units of a meter; return how many of them are included, and how many are overage.
 
-        Units below 0 are subtracted from overage first.
+        If `billable` is below 0, units are subtracted. They reduce the overage first.
         """
         used, over = self.used.get(meter, 0), self.over.get(meter, 0)
         if billable >= 0:
@@ -132,10 +135,10 @@ def unit_of(meter: str) -> str:
 def remaining(
     using: str, account: str, periods: Iterable[int], included: Mapping[str, int], before: int | None = None
 ) -> Allowance:
-    """Return the allowance that a billing period's reports leave.
+    """Return the allowance of a billing period after its reports.
 
-    `periods` are the starts (µs since 1970 UTC) of the periods under which its usage was counted. Only reports with a
-    primary key below `before` count; None stands for all reports.
+    `periods` are the starts (µs since 1970 UTC) of its counted periods: usage was counted under these periods. If
+    `before` is not None, only reports with a smaller primary key are used.
     """
     lines = ReportLine.objects.using(using).filter(report__account=account)
     lines = lines.filter(usage_period__in=sorted(start // SECOND for start in periods))
@@ -146,7 +149,7 @@ def remaining(
 
 
 def with_billing_starts(groups: Iterable[Group], billing_starts: Mapping[int, int]) -> Iterator[Group]:
-    """Add to each group its `billing_start`: the start (µs) of the billing period that its usage belongs to."""
+    """Add `billing_start` to each group: the start (µs) of the billing period that the group belongs to."""
     return ({**group, "billing_start": billing_starts[group["period"] * SECOND]} for group in groups)
 
 
@@ -157,7 +160,7 @@ def usage_lines(
     allowances: Mapping[int, Allowance],
     unknown: Counter[KeyAndMeter] | None = None,
 ) -> Iterator[ReportLine]:
-    """Yield a line for each group, and for each key and meter that has only lost replies."""
+    """Yield a line for each group, then a line for each key and meter that has lost replies but no group."""
     unknown = Counter() if unknown is None else unknown
     number = 0
     for number, group in enumerate(groups, 1):
@@ -167,16 +170,16 @@ def usage_lines(
     for (key, meter), count in sorted(unknown.items()):
         line = _plain_line(report, 0, "", key, meter)
         line.unknown_count = count
-        yield _named(line, USAGE, "unknown", meter, key)
+        yield _with_line_id(line, USAGE, "unknown", meter, key)
 
 
 def gap_line(report: Report) -> ReportLine:
-    """Return the only line of a version that was made because a gap was declared. All its quantities are 0."""
-    return _named(_plain_line(report, 0, "", "", ""), USAGE, "gap")
+    """Return the only line of a version that was made because a gap was declared. All quantities of the line are 0."""
+    return _with_line_id(_plain_line(report, 0, "", "", ""), USAGE, "gap")
 
 
-def _named(line: ReportLine, *subject: str) -> ReportLine:
-    """Set the line's id and return the line. A line of a second or later version becomes a correction."""
+def _with_line_id(line: ReportLine, *subject: str) -> ReportLine:
+    """Set the `line_id` of a line and return the line. In the second and later versions it becomes a correction."""
     report = line.report
     name = report_id(report.account, report.period_start)
     line.line_id = line_id(name, *subject)
@@ -232,31 +235,36 @@ def usage_line(
     group: Group,
     rules: RuleBook,
     allowances: Mapping[int, Allowance],
-    named: Callable[..., str] = line_id,
+    make_id: Callable[..., str] = line_id,
 ) -> ReportLine:
-    """Return the line of a group. It is a correction if the billing period that the group belongs to is closed.
+    """Return the line of a group. The line is a correction if the group's billing period had a report before.
 
-    `allowances` has the allowance of each billing period, by the period's start in µs. `named` makes the line's id.
+    `allowances` has the allowance of each billing period, by the period's start in µs. `make_id` makes the `line_id`.
     """
     rule = rules.of(group["rule"], group["version"])
     billable = group["admitted_units"] - group["refunded_units"]
     start, billing_start = group["period"] * SECOND, group["billing_start"]
     included, overage = allowances[billing_start].split(group["meter"], billable)
     subject = (group["meter"], group["key"], group["rule"], group["version"])
-    late = report.version > 1 or billing_start != report.period_start
+    is_correction = report.version > 1 or billing_start != report.period_start
     name = report_id(report.account, report.period_start)
-    own = subject if start == billing_start else (*subject, start)
+    usage_subject = subject if start == billing_start else (*subject, start)
+    if is_correction:
+        identity = make_id(name, report.version, CORRECTION, start, *subject)
+        corrected = make_id(report_id(report.account, billing_start), USAGE, *usage_subject)
+    else:
+        identity, corrected = make_id(name, USAGE, *usage_subject), ""
     end = (group["last_bin"] + BIN_SECONDS) * SECOND
     return ReportLine(
         report=report,
         number=number,
-        line_id=named(name, report.version, CORRECTION, start, *subject) if late else named(name, USAGE, *own),
+        line_id=identity,
         key=group["key"],
         meter=group["meter"],
         unit=unit_of(group["meter"]),
         charge_category=USAGE,
-        charge_class=CORRECTION if late else "",
-        corrects_line_id=named(report_id(report.account, billing_start), USAGE, *own) if late else "",
+        charge_class=CORRECTION if is_correction else "",
+        corrects_line_id=corrected,
         charge_period_start=max(group["first_bin"] * SECOND, start),
         charge_period_end=min(end, report.period_end),
         consumed_quantity=group["admitted_units"],
@@ -276,7 +284,10 @@ def usage_line(
 
 
 def batch_range(group: Group) -> str:
-    """Return the shard and positions of the batches, such as "07:12-45"; only the shards if there are several."""
+    """Return the shard and the positions of a group's batches, such as "07:12-45".
+
+    If the batches are of several shards, return only the first and the last shard, such as "07…09".
+    """
     shard = f"{group['first_shard']:02d}"
     if group["last_shard"] != group["first_shard"]:
         return f"{shard}…{group['last_shard']:02d}"

@@ -1,6 +1,6 @@
-"""How a column of a report is defined: where its values come from, and how they are written and shown.
+"""Describe a column of a report: where its values come from, and how they are written and shown.
 
-The columns themselves are the fields of `rows.Row`. Exports, schemas, digests, docs and the admin all use that table.
+The columns themselves are the fields of `rows.Row`. Exports, schemas, digests, docs and the admin use these fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ColumnKind(Enum):
-    """The kind of a column's values; each value is the name that the docs use."""
+    """The kind of a column's values, with its name in the docs."""
 
     TEXT = "text"
     #: µs since 1970 UTC, written in ISO 8601.
@@ -32,12 +32,13 @@ NUMBERS = frozenset({ColumnKind.QUANTITY, ColumnKind.COUNT, ColumnKind.VERSION})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. To add a column, put it after all others, with the next version in `since`; nothing else is needed.
+    """A column of a report.
 
-    A finalised report keeps the columns that existed when it was finalised, in its digest and in each export.
+    To add a column, write it after all others, with the next version in `since`. Nothing else is needed. A finalised
+    report keeps the columns that existed when it was finalised. Its digest and its exports have only these columns.
 
-    A column's values come from one of three sources: the line's field with the column's name, `of_report` (called with
-    a report and a status), or `of_line` (called with a line's stored fields).
+    The values of a column have one of three sources: the stored line's field with the column's name, the function
+    `of_report` (called with a report and a status), or the function `of_line` (called with a line's stored fields).
     """
 
     kind: ColumnKind
@@ -45,12 +46,13 @@ class Column:
     since: int = 1
     of_report: Callable[[Any, str], Any] | None = None
     of_line: Callable[[Any], Any] | None = None
-    #: Width in characters in a workbook; None for the width that its name needs.
+    #: Width in characters in a workbook; None means the width of the column's name.
     width: int | None = None
-    #: Whether the admin shows it in the list of a report's lines.
+    #: Whether the admin shows the column in the list of a report's lines.
     listed: bool = False
-    #: The JSON Schema of its values, if it is not that of its kind; and what the second schema (with amounts) changes.
+    #: The JSON Schema of the values; empty if all columns of this kind have the same schema.
     schema: Mapping[str, Any] = field(default_factory=dict)
+    #: The entries of that schema that are different in exports with amounts (the second schema).
     priced_schema: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -61,7 +63,7 @@ class Column:
 
     @property
     def empty(self) -> int | str:
-        """Return the value to write for a line that has no value."""
+        """Return the value of this column in a row that has no value for it."""
         return 0 if self.kind in NUMBERS or self.kind is ColumnKind.MOMENT else ""
 
 

@@ -1,4 +1,4 @@
-"""The row of a report: the table of its columns, and the functions that make rows from stored lines."""
+"""Define the columns of a report, and make rows from stored lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratelimits.reports.periods import iso
 
 PROVISIONAL, FINAL = "provisional", "final"
 USAGE, ADJUSTMENT = "usage", "adjustment"
-#: Categories of charges that have only an amount. They are rows only in the second schema.
+#: Categories of charges that have an amount but no units. Only exports with amounts have rows for them.
 FEE, REPRICING, MINIMUM, ROUNDING = "fee", "repricing", "minimum", "rounding"
 CORRECTION = "correction"
 
@@ -32,16 +32,16 @@ def _status(_report: Any, status: str) -> str:
     return status
 
 
-def _of(name: str) -> Callable[[Any, str], Any]:
+def _from_report(name: str) -> Callable[[Any, str], Any]:
     return lambda report, _status: getattr(report, name)
 
 
-# A tuple, because reports have millions of rows: a frozen dataclass of 29 fields takes twenty times as long to make.
+# This is a tuple, because reports have millions of rows: a frozen dataclass with 29 fields takes twenty times as long.
 class Row(NamedTuple):
-    """One line of a report: the table of its columns, in their order.
+    """A row of a report. Its fields are the report's columns, in their order.
 
     Moments are µs since 1970 UTC. A period includes its start and excludes its end. Quantities are whole units of the
-    meter, and consumed_quantity - refunded_quantity = included_quantity + overage_quantity.
+    meter, and `consumed_quantity - refunded_quantity = included_quantity + overage_quantity`.
     """
 
     report_id: Annotated[
@@ -57,7 +57,7 @@ class Row(NamedTuple):
         version(
             "0 while the report is provisional, 1 when it is first finalised, higher for each correction. "
             "A later version contains the lines of earlier versions; each line has the version that added it.",
-            of_report=_of("version"),
+            of_report=_from_report("version"),
         ),
     ]
     status: Annotated[
@@ -77,7 +77,7 @@ class Row(NamedTuple):
         ),
     ]
     account: Annotated[
-        str, text("The account that pays; empty if it is not known.", of_report=_of("account"), width=24)
+        str, text("The account that pays; empty if it is not known.", of_report=_from_report("account"), width=24)
     ]
     key: Annotated[
         str,
@@ -92,15 +92,16 @@ class Row(NamedTuple):
     charge_category: Annotated[
         str,
         text(
-            "usage: units that were counted. adjustment: units that a person added or took off.",
+            "usage: units that were counted. adjustment: units that a person added or subtracted.",
             listed=True,
             schema={"enum": [USAGE, ADJUSTMENT]},
             priced_schema={
                 "enum": [USAGE, ADJUSTMENT, FEE, REPRICING, MINIMUM, ROUNDING],
-                "description": "usage: units that were counted. adjustment: units that a person added or took off. "
-                "fee: flat fees of the price and of its tiers. repricing: the difference for units of earlier "
-                "versions, whose price another volume tier changed. minimum: the difference to the minimum. rounding: "
-                "the difference from rounding the period's price to the currency's minor unit.",
+                "description": "usage: units that were counted. adjustment: units that a person added or subtracted. "
+                "fee: flat fees of the price and of its tiers. repricing: the total reached another volume tier, so "
+                "units of earlier versions now have another price; this is the difference. minimum: the amount that "
+                "is missing to the minimum. rounding: the difference between the period's price and the same price "
+                "rounded to the currency's minor unit.",
             },
         ),
     ]
@@ -121,18 +122,23 @@ class Row(NamedTuple):
         ),
     ]
     billing_period_start: Annotated[
-        int, moment("Start of the billing period (inclusive).", of_report=_of("period_start"))
+        int, moment("Start of the billing period (inclusive).", of_report=_from_report("period_start"))
     ]
-    billing_period_end: Annotated[int, moment("End of the billing period (exclusive).", of_report=_of("period_end"))]
+    billing_period_end: Annotated[
+        int, moment("End of the billing period (exclusive).", of_report=_from_report("period_end"))
+    ]
     charge_period_start: Annotated[int, moment("Start of the time in which the usage was counted (inclusive).")]
     charge_period_end: Annotated[int, moment("End of the time in which the usage was counted (exclusive).")]
     timezone: Annotated[
         str,
-        text("The time zone of the billing period (its IANA name).", of_report=_of("timezone"), width=18),
+        text("The time zone of the billing period (its IANA name).", of_report=_from_report("timezone"), width=18),
     ]
     consumed_quantity: Annotated[
         int,
-        quantity("Units that were admitted; in an adjustment, the units added or (below zero) taken off.", listed=True),
+        quantity(
+            "Units that were admitted. In an adjustment: units that were added, or subtracted (below zero).",
+            listed=True,
+        ),
     ]
     included_quantity: Annotated[
         int, quantity("The part of consumed_quantity - refunded_quantity that the plan includes.", listed=True)
@@ -149,8 +155,8 @@ class Row(NamedTuple):
     limit: Annotated[
         str,
         decimal(
-            "The capacity (or rate) of the rule, or of an override for the key, in that version. "
-            "Empty if there is none, if it is not known, or if it changed during the line's time.",
+            "The capacity (or the rate) of the rule, or of the key's override, in the version rule_version. "
+            "Empty without a rule, if this number is not known, or if it changed during the line's time.",
             schema={"type": "string", "pattern": "^([0-9]+(\\.[0-9]{1,6})?)?$"},
         ),
     ]
@@ -161,23 +167,21 @@ class Row(NamedTuple):
     plan: Annotated[str, text("The account's plan at the end of the billing period.", width=20)]
     batch_range: Annotated[
         str,
-        text(
-            "The batches of the ledger that the line was made from, such as 07:12-45 (shard and positions).", width=20
-        ),
+        text("The ledger's batches from which the line was made, such as 07:12-45 (shard and positions).", width=20),
     ]
     durability_gap: Annotated[
         str,
         text(
-            "Usage that may be missing: declared gaps in the billing period, and meters of which processes counted "
-            "more requests than the ledger has. Empty if there is none.",
-            of_report=_of("gaps"),
+            "Where usage may be missing: the declared gaps in the billing period, and the meters for which processes "
+            "counted more requests than the ledger has. Otherwise empty.",
+            of_report=_from_report("gaps"),
             width=60,
         ),
     ]
 
     @property
     def columns_version(self) -> int:
-        """The version of this row's columns. Columns of later versions are empty in it."""
+        """Return the version of this row's columns. Columns that were added later are empty in this row."""
         return VERSION
 
     def texts(self) -> list[str]:
@@ -188,8 +192,8 @@ class Row(NamedTuple):
 class Charge(NamedTuple):
     """A row and its amount.
 
-    Without a price, `amount` is None, and `currency` and `total` are "". `parts` divides the row's units by their
-    price. `total` is the amount of the whole report, up to the row's version.
+    `parts` has one part for each unit price of the row's units. `total` is the amount of the whole report, up to the
+    row's version. Without a price, `amount` is None, and `currency` and `total` are "".
     """
 
     row: Row
@@ -208,7 +212,7 @@ def _table() -> Iterator[Column]:
 
 #: Every column, in order. Columns that were added later come last.
 TABLE = tuple(_table())
-#: The newest version of the columns, with which reports are finalised.
+#: The newest version of the columns. New reports are finalised with this version.
 VERSION = max(column.since for column in TABLE)
 COLUMNS = Row._fields
 #: Columns whose values are moments.
@@ -237,27 +241,34 @@ def row_type(version: int) -> type[Row]:
     """Return the type of the rows that have the columns of a version."""
     if version == VERSION:
         return Row
-    own = _WRITE[: len(columns(version))]
+    writers = _WRITE[: len(columns(version))]
 
     def texts(row: Row) -> list[str]:
-        return [write(value) for write, value in zip(own, row, strict=False)]
+        return [write(value) for write, value in zip(writers, row, strict=False)]
 
     return cast("type[Row]", type("Row", (Row,), {"__slots__": (), "columns_version": version, "texts": texts}))
 
 
 class RowMaker:
-    """Makes the rows of one version of a report, with the columns that the version was finalised with."""
+    """Makes the rows of a report version. Each row has the columns with which the version was finalised."""
 
     def __init__(self, report: Any, status: str) -> None:
-        own = columns(report.columns_version)
-        #: The stored fields of a line that a row contains.
-        self.fields = tuple(column.name for column in own if column.stored)
+        used = columns(report.columns_version)
+        added_later = TABLE[len(used) :]
+        #: The fields of a stored line that its row contains.
+        self.fields = tuple(column.name for column in used if column.stored)
         self._values = attrgetter(*self.fields)
-        self._report = {column.name: column.of_report(report, status) for column in own if column.of_report}
-        self._computed = [(column.name, column.of_line) for column in own if column.of_line]
-        self._rest = (*self._report.values(), *(column.empty for column in TABLE[len(own) :]))
-        known = [*self.fields, *self._report, *names(VERSION)[len(own) :], *(name for name, _of in self._computed)]
-        self._ordered = itemgetter(*map(known.index, COLUMNS))
+        from_report = {column.name: column.of_report(report, status) for column in used if column.of_report}
+        self._computed = [(column.name, column.of_line) for column in used if column.of_line]
+        self._same_in_each_row = (*from_report.values(), *(column.empty for column in added_later))
+        # `of_values` gets the values in this order, and sorts them by column.
+        unsorted = [
+            *self.fields,
+            *from_report,
+            *(column.name for column in added_later),
+            *(name for name, _compute in self._computed),
+        ]
+        self._sort = itemgetter(*map(unsorted.index, COLUMNS))
         self._make = row_type(report.columns_version)._make
 
     def of_line(self, line: Any) -> Row:
@@ -266,16 +277,16 @@ class RowMaker:
 
     def of_values(self, values: Sequence[Any]) -> Row:
         """Return the row of a line whose `fields` have these values."""
-        known = (*values, *self._rest)
+        unsorted = (*values, *self._same_in_each_row)
         if self._computed:
             line = SimpleNamespace(**dict(zip(self.fields, values, strict=True)))
-            known += tuple(of(line) for _name, of in self._computed)
-        return self._make(self._ordered(known))
+            unsorted += tuple(compute(line) for _name, compute in self._computed)
+        return self._make(self._sort(unsorted))
 
-    def of_nothing(self, **known: Any) -> Row:
-        """Return a row without a line: zeros and empty texts, except for the values in `known`."""
-        blank = self.of_values([column.empty for column in TABLE if column.name in self.fields])
-        return blank._replace(**known)
+    def of_nothing(self, **values: Any) -> Row:
+        """Return a row that belongs to no line. Except for `values`, it has zeros and empty texts."""
+        empty = self.of_values([column.empty for column in TABLE if column.name in self.fields])
+        return empty._replace(**values)
 
 
 @lru_cache(maxsize=4096)
@@ -288,25 +299,25 @@ def report_id(account: str, start: int) -> str:
     return f"{quote(account, safe='') or ANONYMOUS}.{compact}"
 
 
-def line_id(report: str, *about: str | int) -> str:
-    """Return a line's name, made from its report and its subject.
+def line_id(report: str, *subject: str | int) -> str:
+    """Return the name of a line, made from the name of its report and from its subject.
 
     The name is the same in every database, so that a receiver recognises a line that it already has.
     """
-    parts = [report, *map(str, about)]
+    parts = [report, *map(str, subject)]
     if not any("\n" in part for part in parts):
-        return joined_line_id(report, *about)
-    # Each part is written with its length, so that different parts never make the same text. The first character cannot
-    # start a text of joined_line_id(), because a report's name is never empty.
+        return joined_line_id(report, *subject)
+    # Each part is written with its length, so that different parts never make the same text. This text begins with a
+    # line feed. Texts of `joined_line_id` never do, because the name of a report is never empty.
     return _name("\n" + "".join(f"{len(part)}:{part}" for part in parts))
 
 
-def joined_line_id(report: str, *about: str | int) -> str:
-    """Return a line's name as earlier versions of this app made it.
+def joined_line_id(report: str, *subject: str | int) -> str:
+    """Return the name of a line as earlier versions of this app made it.
 
-    Two lines can have the same name if their parts contain line feeds.
+    Two lines can have the same name if their subjects contain line feeds.
     """
-    return _name("\n".join([report, *map(str, about)]))
+    return _name("\n".join([report, *map(str, subject)]))
 
 
 def _name(text: str) -> str:

@@ -502,6 +502,6 @@ def test_a_later_version_must_have_the_prices_of_the_first() -> None:
         for record in prices["periods"].values():
             record["meters"]["requests"]["tiers"] = "more: 0.01"
 
-    assert "its prices differ from those that were used when the period was billed for the first time" in tampered(
+    assert "its prices differ from the prices with which the period was billed for the first time" in tampered(
         second, "prices", cheaper
     )
