@@ -42,6 +42,7 @@ def test_the_page_has_a_list_for_each_common_change() -> None:
         "A key in Redis",
         "What delays an edit",
         "An export format",
+        "A text that users read",
     ]
 
 

@@ -43,7 +43,7 @@ def test_the_wheel_holds_every_data_file_of_the_app_and_nothing_else_but_the_app
         for path in (ROOT / "ratelimits").rglob("*")
         if path.suffix in DATA and "__pycache__" not in path.parts
     }
-    assert any(name.endswith(".lua") for name in data)
+    assert {".lua", ".mo"} <= {Path(name).suffix for name in data}
     assert data <= names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ratelimits"}
 
