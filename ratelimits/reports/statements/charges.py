@@ -18,7 +18,7 @@ from ratelimits.conf import conf
 from ratelimits.models import Account, Report
 from ratelimits.pricing.money import ZERO, added, minus
 from ratelimits.reports.amounts import (
-    Span,
+    BeforeAndAfter,
     Totals,
     billing_period_of,
     priced_together,
@@ -133,7 +133,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
             yield Charge(row)
         return
     amounts = report.amounts["periods"]
-    spans: dict[str, dict[str, Span]] = {period: amounts[period]["quantities"] for period in records}
+    spans: dict[str, dict[str, BeforeAndAfter]] = {period: amounts[period]["quantities"] for period in records}
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
@@ -161,7 +161,7 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
                 yield Charge(row, name, currency, (), amount, owed[currency])
 
 
-def _other_charges(record: Record, spans: dict[str, Span]) -> Iterator[tuple[str, str, Decimal]]:
+def _other_charges(record: Record, spans: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
     """Yield the category, meter and amount of each charge of a version that belongs to no line."""
     exact = []
     for meter, price in prices_of(record).items():
