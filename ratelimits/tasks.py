@@ -24,6 +24,7 @@ from ratelimits.conf import conf
 from ratelimits.push import plan as planning
 from ratelimits.push import receivers
 from ratelimits.push import send as sending
+from ratelimits.recording import trace
 from ratelimits.reports.closing import close as closing
 from ratelimits.rules import RulesUnavailable
 from ratelimits.usage import drain as draining
@@ -107,11 +108,15 @@ def push_to(name: str) -> None:
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
 def compact() -> None:
-    """Join the batches of past hours in the ledger, and the totals of processes that have ended; delete old totals."""
+    """Join the batches of past hours in the ledger, and the totals of processes that have ended.
+
+    Delete old totals and recorded requests.
+    """
     for _joined in compacting.compact():
         pass
     process_totals.fold(int(time.time()))
     span_totals.expire(conf.DATABASE, int(time.time()))
+    trace.expire(time.time())
 
 
 def beat_schedule() -> dict[str, dict[str, Any]]:

@@ -40,6 +40,10 @@ DEFAULTS: dict[str, Any] = {
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
     "MAX_WAITING": 100,  # maximum waiting requests of a process; one more that would wait is refused
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
+    # The recorder
+    "RECORD_SAMPLE": 0,  # share of accounts and keys whose requests are recorded, from 0 to 1; 0: nothing is recorded
+    "RECORD_SECONDS": 172_800,  # seconds for which recorded requests are kept
+    "RECORD_ROWS": 1_000_000,  # maximum number of recorded requests that are kept; the oldest are deleted first
     # Usage and billing
     "UNITS": {},  # meter -> its unit on reports; default: the meter's name
     "SEAL_INTERVAL": 60,  # seconds between two times that open batches are sealed
@@ -103,6 +107,9 @@ class Conf:
     BILL_ERRORS: bool
     MAX_WAITING: int
     X_RATELIMIT_HEADERS: bool
+    RECORD_SAMPLE: float
+    RECORD_SECONDS: float
+    RECORD_ROWS: int
     UNITS: dict[str, str]
     SEAL_INTERVAL: float
     FENCE: str

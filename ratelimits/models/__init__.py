@@ -28,6 +28,7 @@ from ratelimits.models.reports import PeriodUsage, Report, ReportLine
 from ratelimits.models.row_files.uploads import Upload
 from ratelimits.models.rules import Rule
 from ratelimits.models.status.page import Inspect, Status
+from ratelimits.models.status.recorded import RecordedRequest
 from ratelimits.models.status.task_runs import TaskRun
 from ratelimits.models.status.totals import KeyTotal, RuleTotal
 from ratelimits.models.versions import Change, ConfigVersion, Tombstone
@@ -65,6 +66,7 @@ __all__ = [
     "PushReceiver",
     "PushedReport",
     "QuarantinedBatch",
+    "RecordedRequest",
     "Report",
     "ReportLine",
     "Rule",

@@ -31,6 +31,7 @@ from ratelimits.quota.deny_cache import Denied, DenyCache, Sender
 from ratelimits.quota.fallback import LocalLimiter
 from ratelimits.quota.prefetch import Fetch, PrefetchedDecision, PrefetchedPermits
 from ratelimits.quota.prepared import Prepared, PreparedCommands, RequestShape, commands_by, usage_key
+from ratelimits.recording import recorder
 from ratelimits.rules import AccessRow, AppliedRule, RulesUnavailable
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ def _begin_test(**kwargs: object) -> None:
     """Forget the refusals, failures and spent permits of the previous test."""
     denials.clear()
     access.clear()
+    recorder.clear()
     breaker.succeeded()
     local.clear()
 
@@ -139,7 +141,7 @@ def check(
     Redis cannot be asked, the rules' failure policies decide. Raise WrongCost for costs that are not valid.
     """
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _cache_key(identity, scope, method, costs, at_once)
+    cache_key = _begin_request(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
         return _repeated(denied)
@@ -195,7 +197,7 @@ async def acheck(
 ) -> Answer:
     """Do the same as `check`, in async code. If the caller is cancelled, the request is not charged."""
     costs = costs if costs is ONE_REQUEST else valid(costs)
-    cache_key = _cache_key(identity, scope, method, costs, at_once)
+    cache_key = _begin_request(identity, scope, method, costs, at_once)
     denied = denials.look(cache_key)
     if denied is not None:
         return _repeated(denied)
@@ -241,10 +243,15 @@ async def acheck(
     return _answer_without_decision(prepared, identity, costs, metered)
 
 
-def _cache_key(
+def _begin_request(
     identity: Identity, scope: str, method: str, costs: Mapping[str, int], at_once: bool
 ) -> tuple[object, ...]:
-    """Return the cache key of a request. Two requests with the same key can be decided by the same command."""
+    """Return the cache key of a request. Two requests with the same key can be decided by the same command.
+
+    Record the request first, if the project records requests.
+    """
+    if conf.RECORD_SAMPLE:
+        recorder.record(identity, scope, method, costs)
     if costs is ONE_REQUEST:
         return identity, scope, method, at_once
     return identity, scope, method, at_once, *costs.items()

@@ -47,6 +47,9 @@ WRONG: dict[str, list[Any]] = {
         {"a": "\0"},
         {"a": "\ud800"},
     ],
+    "RECORD_SAMPLE": [-0.1, 1.1, *NUMBERS],
+    "RECORD_SECONDS": [0, *NUMBERS],
+    "RECORD_ROWS": [0, 0.5, 1_000_000_001, *NUMBERS],
     "SEAL_INTERVAL": [0, *NUMBERS],
     "FENCE": ["AOF", "", None, True],
     "DRAIN_INTERVAL": [0, *NUMBERS],
@@ -97,6 +100,7 @@ RIGHT: dict[str, list[Any]] = {
     "UNITS": [{"traffic": "MB"}],
     "MAX_WAITING": [0],
     "PROCESS_TOTALS_INTERVAL": [0],
+    "RECORD_SAMPLE": [0, 0.5, 1],
     "ALERT_THRESHOLDS": [[], [1, 10_000], (50,)],
     "PUSH": [
         {},

@@ -82,7 +82,18 @@ NOTES = {"ConfigVersion", "GapChange", "PushReceiver"}
 #: Tables that no bill depends on: sent alerts, what pages of the admin show, resets, tombstones, and uploads.
 OTHER_TABLES = {
     *("Alert", "AlertChannel", "AlertDelivery", "AlertState"),
-    *("Change", "Inspect", "KeyReset", "KeyTotal", "RuleTotal", "Status", "TaskRun", "Tombstone", "Upload"),
+    *(
+        "Change",
+        "Inspect",
+        "KeyReset",
+        "KeyTotal",
+        "RecordedRequest",
+        "RuleTotal",
+        "Status",
+        "TaskRun",
+        "Tombstone",
+        "Upload",
+    ),
 }
 
 

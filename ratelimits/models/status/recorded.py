@@ -1,0 +1,31 @@
+"""Recorded requests, on which a rule can be tried before it is saved."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ratelimits.models.ledger import moment
+
+
+class RecordedRequest(models.Model):
+    """One request of an account or key that is recorded. Keys are as rules count them: there are no secrets."""
+
+    at = models.BigIntegerField(_("time (µs)"))
+    user = models.CharField(_("user"), max_length=300, blank=True)
+    api_key = models.CharField(_("API key"), max_length=300, blank=True)
+    account = models.CharField(_("account"), max_length=300, blank=True)
+    address = models.CharField(_("address"), max_length=300, blank=True)
+    scope = models.CharField(_("scope"), max_length=300)
+    method = models.CharField(_("method"), max_length=20, blank=True)
+    costs = models.JSONField(_("costs"))
+    left_out = models.PositiveIntegerField(_("requests before it that are not recorded"), default=0)
+
+    class Meta:
+        verbose_name = _("recorded request")
+        verbose_name_plural = _("recorded requests")
+        indexes = [models.Index(fields=["at"], name="ratelimits_recorded_at")]
+
+    def __str__(self) -> str:
+        key = self.api_key or self.user or self.address or self.account
+        return f"{key} {self.scope} {moment(self.at):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,70 @@
+"""The table of recorded requests: write, read, and delete what is old."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from django.db import connections
+from django.db.models import Max, Min
+
+from ratelimits.conf import conf
+from ratelimits.engine.keys import ledger_name
+from ratelimits.models.status.recorded import RecordedRequest
+
+if TYPE_CHECKING:
+    from ratelimits.identity import Identity
+
+#: A request: its moment (µs since 1970 UTC), who made it, scope, HTTP method, and cost in each meter.
+Recorded = tuple[int, "Identity", str, str, Mapping[str, int]]
+
+_CHUNK = 1_000
+_SECOND = 1_000_000
+
+
+def write(requests: Sequence[Recorded], left_out: int = 0) -> None:
+    """Write requests, and delete the oldest rows above RECORD_ROWS.
+
+    `left_out` is the number of requests before these that could not be recorded.
+    """
+    using = conf.DATABASE
+    rows = [
+        RecordedRequest(
+            at=at,
+            user=identity.user or "",
+            api_key=identity.api_key or "",
+            account=identity.account or "",
+            address=identity.address or "",
+            scope=ledger_name(scope),
+            method=method[:20],
+            costs={ledger_name(meter): cost for meter, cost in costs.items()},
+        )
+        for at, identity, scope, method, costs in requests
+    ]
+    if rows:
+        rows[0].left_out = left_out
+    try:
+        RecordedRequest.objects.using(using).bulk_create(rows, batch_size=_CHUNK)
+        _trim(using)
+    finally:
+        # Close this thread's own connection: the thread serves no requests, so Django would never close it.
+        if not connections[using].in_atomic_block:
+            connections[using].close()
+
+
+def _trim(using: str) -> int:
+    rows = RecordedRequest.objects.using(using)
+    ends = rows.aggregate(first=Min("pk"), last=Max("pk"))
+    if ends["last"] is None or ends["last"] - ends["first"] < conf.RECORD_ROWS:
+        return 0
+    return int(rows.filter(pk__lte=ends["last"] - conf.RECORD_ROWS)._raw_delete(using))
+
+
+def expire(now: float) -> int:
+    """Delete requests that are older than RECORD_SECONDS, and the oldest ones above RECORD_ROWS; return their number.
+
+    `now` is in seconds since 1970 UTC.
+    """
+    using = conf.DATABASE
+    old = RecordedRequest.objects.using(using).filter(at__lt=int((now - conf.RECORD_SECONDS) * _SECOND))
+    return int(old._raw_delete(using)) + _trim(using)
