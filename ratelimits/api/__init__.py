@@ -1,3 +1,3 @@
-"""The HTTP API with which customers and staff read usage and quotas."""
+"""The HTTP API. With it, customers and staff read usage, quotas and reports."""
 
 from __future__ import annotations

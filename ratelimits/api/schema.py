@@ -1,4 +1,4 @@
-"""The API's OpenAPI schema, for projects that have drf-spectacular installed."""
+"""The OpenAPI schema of the API, for projects that use drf-spectacular."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
     target_class = "ratelimits.api.views.UsageView"
 
     def view_replacement(self) -> type[APIView]:
-        # drf-spectacular replaces the name above by the class itself.
+        # drf-spectacular has replaced the name in `target_class` by the class itself.
         target = cast("type[APIView]", self.target_class)
 
         class Described(target):  # type: ignore[valid-type, misc]
@@ -30,9 +30,9 @@ class UsageViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     200: UsagePage,
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
-                        OpenApiTypes.OBJECT, ("The usage is another account's, or the caller has no account.")
+                        OpenApiTypes.OBJECT, "The caller asked for another account's usage, or has no account."
                     ),
-                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Too many requests, by the rules of the scope `usage`."),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },
             )
             def get(self, *args: object, **kwargs: object) -> object:
@@ -58,9 +58,9 @@ class ReportViewSchema(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                     **{(200, form.content_type.partition(";")[0]): OpenApiTypes.BINARY for form in DOWNLOADS.values()},
                     400: OpenApiResponse(OpenApiTypes.OBJECT, "The errors, by parameter."),
                     403: OpenApiResponse(
-                        OpenApiTypes.OBJECT, ("The report is another account's, or the caller has no account.")
+                        OpenApiTypes.OBJECT, "The caller asked for another account's report, or has no account."
                     ),
-                    429: OpenApiResponse(OpenApiTypes.OBJECT, "Too many requests, by the rules of the scope `usage`."),
+                    429: OpenApiResponse(OpenApiTypes.OBJECT, "A rule of the scope `usage` refused the request."),
                 },
             )
             def get(self, *args: object, **kwargs: object) -> object:

@@ -15,14 +15,17 @@ from ratelimits.api.windows import MAX_DAYS, PagePosition
 from ratelimits.reports.exports import DOWNLOADS, Format
 from ratelimits.reports.periods import month_window
 
-#: Maximum length of a name that can be searched for. The ledger stores a digest for a name of over 255 characters.
+#: Maximum length of a name in a query. (In place of a name with more than 255 characters, the ledger has a digest.)
 MAX_TEXT = 1000
-#: Parameters that belong to DRF itself.
-_FOREIGN = {"format"}
+#: Query parameters that Django REST framework itself uses.
+_FRAMEWORK_PARAMETERS = {"format"}
 
 
 class LocalDateTimeField(serializers.DateTimeField):
-    """A field for a moment or a local date-time. A local date-time stays naive until the time zone is known."""
+    """A field for a moment, or for a local date-time without a UTC offset.
+
+    The field adds no time zone to a local date-time, because the time zone may be another parameter.
+    """
 
     def enforce_timezone(self, value: datetime) -> datetime:
         return value
@@ -32,8 +35,8 @@ class Query(serializers.Serializer[dict[str, Any]]):
     """Base class of the serializers for query parameters."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Raise ValidationError for an unknown parameter: a misspelt filter would otherwise return too much."""
-        known = self.fields.keys() | _FOREIGN
+        """Raise ValidationError for an unknown parameter. Without this, a misspelt filter would filter nothing."""
+        known = self.fields.keys() | _FRAMEWORK_PARAMETERS
         unknown = sorted(set(self.initial_data) - known)
         if unknown:
             hint = _("There is no such parameter. The parameters are: %(names)s.") % {
@@ -49,11 +52,11 @@ class ReportQuery(Query):
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text=("Identifier of an account. Staff may name any account, others only their own."),
+        help_text="Identifier of an account. Staff may name any account, customers only their own.",
     )
 
     def validate_period(self, month: str) -> str:
-        """Raise ValidationError unless the text is a month."""
+        """Return the month. Raise ValidationError if the text is not a month."""
         try:
             month_window(month)
         except ValueError as error:
@@ -69,31 +72,31 @@ class ReportQuery(Query):
 
 class UsageQuery(Query):
     window = serializers.ChoiceField(
-        choices=list(MAX_DAYS), default="day", help_text=("Length of the windows over which usage is summed.")
+        choices=list(MAX_DAYS), default="day", help_text="Length of the windows: each row has the sum of one window."
     )
     account = serializers.CharField(
         required=False,
         max_length=MAX_TEXT,
-        help_text=("Identifier of an account. Staff may name any account, others only their own."),
+        help_text="Identifier of an account. Staff may name any account, customers only their own.",
     )
     key = serializers.CharField(
         required=False, max_length=MAX_TEXT, help_text="A key such as api_key:17 or user:42. Default: all keys."
     )
     meter = serializers.CharField(
-        required=False, max_length=MAX_TEXT, help_text="A meter such as requests. Default: all."
+        required=False, max_length=MAX_TEXT, help_text="A meter such as requests. Default: all meters."
     )
     timezone = serializers.CharField(
         required=False,
         max_length=64,
-        help_text="IANA time zone for hours and days. Default: the account's; UTC if there are several accounts.",
+        help_text="IANA time zone for hours and days. Default: the account's time zone; UTC for all accounts.",
     )
     page_size = serializers.IntegerField(default=100, min_value=1, max_value=1000)
     cursor = serializers.CharField(
-        required=False, max_length=2000, help_text="The value that the link `next` of the previous page has."
+        required=False, max_length=2000, help_text="The value of `cursor` in the link `next` of the previous page."
     )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        # Python does not allow an attribute with the name "from".
+        # `from` is a Python keyword, so it cannot be the name of an attribute.
         moment = "A moment such as 2026-11-01T00:00:00Z, or a local date or date-time such as 2026-11-01."
         return {
             **super().get_fields(),
@@ -104,7 +107,7 @@ class UsageQuery(Query):
         }
 
     def validate_timezone(self, name: str) -> str:
-        """Raise ValidationError unless the text is an IANA time zone."""
+        """Return the time zone. Raise ValidationError if the text is not an IANA time zone."""
         try:
             calendar.zone(name)
         except ValueError as error:
@@ -125,13 +128,13 @@ class UsageQuery(Query):
 
 
 def _storable(text: str) -> bool:
-    """Return whether a database can store the text. Surrogates, which JSON can contain, cannot be stored."""
+    """Return whether a database can store the text. JSON may contain surrogates, and they cannot be stored."""
     has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in text)
     return len(text) <= MAX_TEXT and "\0" not in text and not has_surrogate
 
 
 def cursor(position: PagePosition) -> str:
-    """Return a position as text for a link."""
+    """Return the text that stands for a position in a link."""
     return urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
@@ -148,7 +151,7 @@ def max_span(window: str) -> timedelta:
 
 class UsageRow(serializers.Serializer[dict[str, Any]]):
     start = serializers.DateTimeField(help_text="Start of the window.")
-    end = serializers.DateTimeField(help_text="End of the window, which is not part of it.")
+    end = serializers.DateTimeField(help_text="End of the window. This moment itself is in the next window.")
     account = serializers.CharField(help_text="Empty for anonymous usage.")
     key = serializers.CharField()
     meter = serializers.CharField()
@@ -163,15 +166,15 @@ class UsageRow(serializers.Serializer[dict[str, Any]]):
 class IncludedUsage(serializers.Serializer[dict[str, Any]]):
     meter = serializers.CharField()
     unit = serializers.CharField()
-    used = serializers.IntegerField(help_text="Units admitted minus units refunded, as far as they are in the ledger.")
+    used = serializers.IntegerField(help_text="Admitted units minus refunded units, as far as the ledger has them.")
     included = serializers.IntegerField(help_text="Units that the plan includes in each billing period.")
     remaining = serializers.IntegerField(help_text="Included units that are not used yet.")
-    overage = serializers.IntegerField(help_text="Units used beyond the included ones.")
+    overage = serializers.IntegerField(help_text="Used units above the included quantity.")
 
 
 class LimitStanding(serializers.Serializer[dict[str, Any]]):
     rule = serializers.CharField()
-    key = serializers.CharField(help_text="The key that the rule counts by.")
+    key = serializers.CharField(help_text="The key for which the rule counts requests.")
     meter = serializers.CharField()
     unit = serializers.CharField()
     limit = serializers.IntegerField()
@@ -187,7 +190,7 @@ class QuotaStanding(serializers.Serializer[dict[str, Any]]):
     limits = LimitStanding(
         many=True,
         allow_null=True,
-        help_text="The limits of the rules that are marked as billed; null if Redis does not answer.",
+        help_text="The limits of the rules that bill usage; null if Redis does not answer.",
     )
 
 
@@ -196,14 +199,16 @@ class UsagePage(serializers.Serializer[dict[str, Any]]):
     window = serializers.ChoiceField(choices=list(MAX_DAYS))
     timezone = serializers.CharField()
     complete_until = serializers.DateTimeField(
-        allow_null=True, help_text="All usage before this moment is in these numbers; null if it is not known yet."
+        allow_null=True,
+        help_text="These numbers contain all usage before this moment. null if no such moment is known yet.",
     )
     quota = QuotaStanding(
-        allow_null=True, help_text=("The account's quota; null for all accounts, and after the first page.")
+        allow_null=True,
+        help_text="The account's quota. null for all accounts, and on later pages.",
     )
     next = serializers.URLField(allow_null=True, help_text="Link to the next page; null on the last page.")
     results = UsageRow(
-        many=True, help_text="Sorted by window, account, key and meter; windows without usage are left out."
+        many=True, help_text="Rows in the order of window, account, key and meter. A window without usage has no row."
     )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:

@@ -1,4 +1,4 @@
-"""A throttle for this API itself. Requests to this API are not billed, so they are not counted as usage."""
+"""A throttle for the usage API itself. Requests to the usage API are not billed, so the throttle counts no usage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Decided(Exception):
-    """Raised if a block or an allow decides the request, so that no rule is needed."""
+    """Tells the throttle that a block or an allow has decided the request. Then no rule is needed."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class _Decided(Exception):
 
 
 def _rules_of_scope(scope: str, method: str) -> Choice:
-    """Return a function that chooses the rules whose scope is exactly this one.
+    """Return a function that chooses the rules with exactly this scope.
 
-    Rules with the scope "*" are left out: they limit billable usage.
+    It does not choose rules with the scope "*", because they limit billable usage.
     """
 
     def choose(snapshot: Snapshot, identity: Identity) -> list[Selection]:
@@ -54,18 +54,18 @@ def _rules_of_scope(scope: str, method: str) -> Choice:
 
 
 class UnbilledThrottle(BaseThrottle):
-    """A DRF throttle that applies the rules of the view's `throttle_scope`, and does not count requests as usage."""
+    """A throttle of Django REST framework. It applies the rules of the view's `throttle_scope`, but counts no usage."""
 
     def __init__(self) -> None:
         self._retry_after: float | None = 0.0
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         choose = _rules_of_scope(getattr(view, "throttle_scope", None) or "", request.method or "")
-        plain = getattr(request, "_request", request)
+        django_request = getattr(request, "_request", request)
         try:
             prepared, decision = uncounted(identify(request), choose, Op.TRY)
         except _Decided as decided:
-            finishing.begin(plain, decided.answer)
+            finishing.begin(django_request, decided.answer)
             if decided.answer.access is not None and not decided.answer.allowed:
                 raise QuotaBlocked(decided.answer.access) from None
             return True
@@ -77,7 +77,7 @@ class UnbilledThrottle(BaseThrottle):
         if decision is None:
             return True
         answer = Answer(decision.allowed, decision, prepared, decision.retry_after)
-        finishing.begin(plain, answer)
+        finishing.begin(django_request, answer)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
@@ -85,5 +85,5 @@ class UnbilledThrottle(BaseThrottle):
         return decision.allowed
 
     def wait(self) -> float | None:
-        """Return the seconds until the same request would be admitted; None if it never can be."""
+        """Return the seconds until the same request would be admitted; None if no rule can ever admit it."""
         return self._retry_after

@@ -1,4 +1,7 @@
-"""URL patterns of the API: `path("", include("ratelimits.api.urls"))` adds /usage/ and /usage/report/ to a project."""
+"""URL patterns of the API.
+
+With `path("", include("ratelimits.api.urls"))`, a project has the URLs `/usage/` and `/usage/report/`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from django.urls import path
 from ratelimits.api.views import ReportView, UsageView
 
 if find_spec("drf_spectacular") is not None:
-    from ratelimits.api import schema  # noqa: F401  (drf-spectacular finds the extension once it is imported)
+    from ratelimits.api import schema  # noqa: F401  (drf-spectacular finds the imported extension)
 
 app_name = "ratelimits"
 urlpatterns = [

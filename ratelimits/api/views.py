@@ -1,4 +1,7 @@
-"""`/usage/` and `/usage/report/`: customers read usage, quota and reports of their account; staff, of any account."""
+"""The views of `/usage/` and `/usage/report/`: usage, remaining quota and reports.
+
+Customers see only their own account. Staff see all accounts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class UsageView(APIView):
     """Return usage by windows of time, and the remaining quota.
 
     Customers see the usage of their own account. Staff see the usage of all accounts, or of the account in `account`.
-    The numbers come from the ledger, as bills do. Usage of about the last minute is not in the ledger yet.
+    Like bills, the numbers come from the ledger. The ledger does not have the usage of about the last minute yet.
     """
 
     permission_classes = [IsAuthenticated]
@@ -62,7 +65,7 @@ class UsageView(APIView):
                 "to": moment(query.end),
                 "complete_until": _complete_until(account),
                 "quota": _quota(identity, terms, now) if account and is_first_page else None,
-                "next": _next(request, query, cursor(last)) if last is not None else None,
+                "next": _next_link(request, query, cursor(last)) if last is not None else None,
                 "results": [{**row, "unit": _unit(row["meter"])} for row in rows],
             }
         )
@@ -71,9 +74,9 @@ class UsageView(APIView):
 class ReportView(APIView):
     """Return the report of a month as a file.
 
-    The report contains the billing periods that start in the month. A finalised period is in its newest version; an
-    open period has provisional numbers. Customers get the report of their own account. Staff get the report of all
-    accounts, or of the account in `account`.
+    The report contains the billing periods that start in the month. Finalised periods have the numbers of their newest
+    report. Open periods have provisional numbers. Customers get the report of their own account. Staff get the report
+    of all accounts, or of the account in `account`.
     """
 
     permission_classes = [IsAuthenticated]
@@ -90,12 +93,15 @@ class ReportView(APIView):
 
 
 def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, Any]:
-    """Return the validated query parameters. Raise ValidationError if one is wrong, unknown or repeated."""
+    """Return the validated query parameters.
+
+    Raises ValidationError if a parameter has a wrong value, is not known, or is given more than once.
+    """
     params = request.query_params
     repeated = [name for name in params if len(params.getlist(name)) > 1]
     if repeated:
         raise ValidationError(dict.fromkeys(repeated, _("This parameter is given more than once.")))
-    # A plain dict: DRF ignores an empty value in a QueryDict.
+    # Give the serializer a dict: in a QueryDict it would ignore parameters with an empty value.
     serializer = serializer_class(data=params.dict())
     serializer.is_valid(raise_exception=True)
     parameters: dict[str, Any] = serializer.validated_data
@@ -103,9 +109,9 @@ def _parameters(request: Request, serializer_class: type[Query]) -> dict[str, An
 
 
 def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
-    """Return the identity whose usage is requested. One without an account stands for all accounts.
+    """Return the identity whose usage the caller wants. An identity without an account stands for all accounts.
 
-    Raises PermissionDenied if a caller who is not staff has no account or names another account.
+    Raises PermissionDenied for a customer who has no account, or who names another account.
     """
     account: str | None = ledger_name(parameters["account"]) if "account" in parameters else None
     if request.user.is_staff:
@@ -124,7 +130,7 @@ def _identity(request: Request, parameters: dict[str, Any]) -> Identity:
 
 
 def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms, now: int) -> WindowQuery:
-    """Return the query for the ledger.
+    """Return the query of the ledger for these parameters. `now` is in µs since 1970 UTC.
 
     Raises ValidationError if the span of time is empty, too long or out of range.
     """
@@ -133,7 +139,7 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     if "from" in parameters:
         start = _instant("from", parameters["from"], timezone)
     elif account is None and window == "period":
-        start = now - 31 * DAY * SECOND  # The current billing period of every account started after this.
+        start = now - 31 * DAY * SECOND  # All current billing periods start after this moment.
     else:
         start = terms.period(now).start
     end = _instant("to", parameters["to"], timezone) if "to" in parameters else now
@@ -142,15 +148,15 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
     if moment(end) - moment(start) > max_span(window):
         raise span_error(window)
     try:
-        first = windows.edges(window, timezone, terms, start)
-        last = windows.edges(window, timezone, terms, end - 1)
+        first_window = windows.edges(window, timezone, terms, start)
+        last_window = windows.edges(window, timezone, terms, end - 1)
     except ValueError as error:
         raise ValidationError({"from": str(error)}) from error
     key = parameters.get("key")
     return WindowQuery(
         window,
-        first[0],
-        last[1],
+        first_window[0],
+        last_window[1],
         timezone,
         terms,
         account,
@@ -160,7 +166,10 @@ def _window_query(parameters: dict[str, Any], account: str | None, terms: Terms,
 
 
 def _instant(name: str, at: datetime, timezone: str) -> int:
-    """Return a moment in µs since 1970 UTC. A date-time without UTC offset is local to the time zone."""
+    """Return a moment in µs since 1970 UTC. A date-time without a UTC offset is a local time in `timezone`.
+
+    Raises ValidationError, for the parameter `name`, if the year is not supported.
+    """
     try:
         micros = calendar.instant(at if at.tzinfo is not None else at.replace(tzinfo=calendar.zone(timezone)))
     except OverflowError as error:
@@ -181,19 +190,19 @@ def _quota(identity: Identity, terms: Terms, now: int) -> dict[str, Any]:
         "period_start": moment(period.start),
         "period_end": moment(period.end),
         "plan": terms.plan,
-        "included": [_included(one) for one in meters],
+        "included": [_included(use) for use in meters],
         "limits": _limits(identity),
     }
 
 
-def _included(one: MeterUse) -> dict[str, Any]:
+def _included(use: MeterUse) -> dict[str, Any]:
     return {
-        "meter": one.meter,
-        "unit": _unit(one.meter),
-        "used": one.used,
-        "included": one.included,
-        "remaining": one.remaining,
-        "overage": one.overage,
+        "meter": use.meter,
+        "unit": _unit(use.meter),
+        "used": use.used,
+        "included": use.included,
+        "remaining": use.remaining,
+        "overage": use.overage,
     }
 
 
@@ -220,8 +229,8 @@ def _unit(meter: str) -> str:
     return conf.UNITS.get(meter) or meter
 
 
-def _next(request: Request, query: WindowQuery, cursor_text: str) -> str:
-    """Return the link to the next page. It names the span of time, so a later request gets the same span."""
+def _next_link(request: Request, query: WindowQuery, cursor_text: str) -> str:
+    """Return the link to the next page. The link has the moments `from` and `to`, so all pages have the same span."""
     url = request.build_absolute_uri()
     for name, at in (("from", query.start), ("to", query.end)):
         url = replace_query_param(url, name, moment(at).isoformat().replace("+00:00", "Z"))

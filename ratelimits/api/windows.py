@@ -1,6 +1,6 @@
-"""Usage by windows of 15 minutes, hours, days or billing periods, from ledger lines.
+"""Sums of ledger lines, for each window of time: 15 minutes, an hour, a day or a billing period.
 
-Hours and days are local to a time zone. The database adds the lines up, and only the sums of one page are read.
+Hours and days are those of a time zone. The database makes the sums, and only the sums for one page are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _SUMS = ("admitted_requests", "admitted_units", "denied_requests", "denied_units
 
 
 class PagePosition(NamedTuple):
-    """The position of a row in the sorted result: its account, key and meter, and the start of its window (s)."""
+    """The position of a row in the sorted result.
+
+    `window` is the start of the row's window, in seconds since 1970 UTC.
+    """
 
     window: int
     account: str
@@ -37,8 +40,10 @@ class PagePosition(NamedTuple):
 class WindowQuery:
     """A query for usage.
 
-    `start` and `end` are µs since 1970 UTC, at the edges of windows. If `account`, `key` or `meter` is None, all are
-    queried. Billing periods follow from the account's `terms`. Hours and days are local to `timezone`.
+    start, end           the start of the first window and the end of the last window, in µs since 1970 UTC
+    timezone             the time zone of hours and days
+    terms                the account's terms, which say when its billing periods start and end
+    account, key, meter  None stands for all accounts, keys or meters
     """
 
     window: str
@@ -52,7 +57,7 @@ class WindowQuery:
 
 
 def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
-    """Return the start and end, in µs since 1970 UTC, of the window that contains a moment."""
+    """Return the start and the end of the window that contains the moment `at`. All three are in µs since 1970 UTC."""
     if window == "15m":
         start = at - at % (BIN_SECONDS * SECOND)
         return start, start + BIN_SECONDS * SECOND
@@ -66,7 +71,10 @@ def edges(window: str, timezone: str, terms: Terms, at: int) -> tuple[int, int]:
 def rows(
     using: str, query: WindowQuery, after: PagePosition | None, count: int
 ) -> tuple[list[dict[str, Any]], PagePosition | None]:
-    """Return at most `count` rows after a position, and the position of the last one if there are more."""
+    """Return at most `count` rows after the position `after`.
+
+    Return also the position of the last of these rows if there are further rows, else None.
+    """
     lines = Line.objects.using(using).filter(_condition(using, query)).annotate(window=_window(query))
     if after is not None:
         lines = lines.filter(_is_after(query, after))
@@ -78,9 +86,11 @@ def rows(
 
 
 def _is_after(query: WindowQuery, after: PagePosition) -> Q:
+    """Return the condition for lines of rows after a position."""
     window, account, key, meter = after
-    first = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
-    return first & (
+    # This condition alone would be too wide. It lets the database use an index.
+    wide_condition = Q(period__gte=window) if query.window == "period" else Q(bin__gte=window - DAY)
+    return wide_condition & (
         Q(window__gt=window)
         | Q(window=window)
         & (Q(account__gt=account) | Q(account=account) & (Q(key__gt=key) | Q(key=key, meter__gt=meter)))
@@ -95,15 +105,15 @@ def _condition(using: str, query: WindowQuery) -> Q:
         if value is not None:
             condition &= Q(**{name: value})
     if query.account is not None:
-        # The index of lines is by period and account.
+        # The index of the table of lines starts with the billing period, then the account.
         condition &= Q(period__in=sorted(_periods(using, query.account, query)))
     return condition
 
 
 def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
-    """Return the starts (s since 1970 UTC) of the billing periods that usage in the span can belong to.
+    """Return the starts (s since 1970 UTC) of all billing periods in which the span's usage can be.
 
-    They follow from the account's current terms. Periods with usage in the ledger are added.
+    These are the periods by the account's current terms, and all periods for which the ledger has usage.
     """
     terms, oldest = query.terms, query.start - 32 * DAY * SECOND
     period = terms.period(oldest)
@@ -111,15 +121,17 @@ def _periods(using: str, account: str, query: WindowQuery) -> set[int]:
     while period.end < query.end:
         period = terms.period(period.end)
         starts.add(period.start // SECOND)
-    counted = PeriodUsage.objects.using(using).filter(account=account, period__lt=query.end // SECOND)
-    starts.update(counted.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct())
+    used_periods = PeriodUsage.objects.using(using).filter(account=account, period__lt=query.end // SECOND)
+    starts.update(
+        used_periods.filter(period__gt=oldest // SECOND).order_by().values_list("period", flat=True).distinct()
+    )
     return starts
 
 
 def _window(query: WindowQuery) -> Any:
-    """Return the expression for the number of a line's window: its start in seconds.
+    """Return an expression for the start of a line's window, in seconds since 1970 UTC.
 
-    For days it is the local start, in seconds since 1970 as if the local time were UTC.
+    The start of a day is its local midnight, in seconds since 1970 as if the local time were UTC.
     """
     if query.window == "period":
         return F("period")
@@ -135,13 +147,16 @@ def _window(query: WindowQuery) -> Any:
 
 
 def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
-    """Yield the time zone's offsets from UTC within the span, each as (moment until which it applies, offset), in s."""
+    """Yield the UTC offsets of the time zone in the span, with the moment at which each offset ends.
+
+    Each item is (end in s since 1970 UTC, offset in s).
+    """
     start, end = query.start // SECOND, query.end // SECOND
     tz = calendar.zone(query.timezone)
 
     def offset(second: int) -> int:
-        ahead = moment(second * SECOND).astimezone(tz).utcoffset() or timedelta()
-        return int(ahead.total_seconds())
+        difference = moment(second * SECOND).astimezone(tz).utcoffset() or timedelta()
+        return int(difference.total_seconds())
 
     at, current = start, offset(start)
     while at < end:
@@ -158,7 +173,7 @@ def _offsets(query: WindowQuery) -> Iterator[tuple[int, int]]:
 
 
 def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows with the start and end of their windows."""
+    """Yield the rows, each with the start and the end of its window."""
     ends = _period_ends(using, page) if query.window == "period" else {}
     for row in page:
         window = row.pop("window")
@@ -168,23 +183,23 @@ def _with_spans(using: str, query: WindowQuery, page: list[dict[str, Any]]) -> I
 
 
 def _period_ends(using: str, page: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
-    """Return when the billing periods of the rows end (µs since 1970 UTC), by account and start (s)."""
+    """Return the ends of the rows' billing periods (µs since 1970 UTC), by account and start of the period (s)."""
     names, windows = {row["account"] for row in page}, {row["window"] for row in page}
     rows = PeriodUsage.objects.using(using).filter(account__in=names, period__in=windows).order_by()
     stored = {
         (name, start): end for name, start, end in rows.values_list("account", "period").annotate(Max("period_end"))
     }
     ends = {period: end * SECOND for period, end in stored.items() if end is not None}
-    rest = {(row["account"], row["window"]) for row in page} - ends.keys()
-    terms = TermsBook(using).of({name for name, _start in rest}) if rest else {}
-    for name, start in rest:
+    without_end = {(row["account"], row["window"]) for row in page} - ends.keys()
+    terms = TermsBook(using).of({name for name, _start in without_end}) if without_end else {}
+    for name, start in without_end:
         ends[name, start] = terms[name].period_from(start * SECOND).end
     return ends
 
 
 def _span(query: WindowQuery, window: int) -> tuple[int, int]:
     if query.window == "day":
-        # Noon is always in the day, even if the clocks change at midnight.
+        # If the clocks change at midnight, the moment of midnight may be in another day. Noon is always in the day.
         noon = moment((window + 12 * HOUR) * SECOND).replace(tzinfo=calendar.zone(query.timezone))
         at = calendar.instant(noon)
         return edges("day", query.timezone, query.terms, at)

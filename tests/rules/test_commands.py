@@ -288,5 +288,5 @@ class TestReload:
             **settings.CACHES,
             "ratelimits": {**settings.CACHES["ratelimits"], "LOCATION": "redis://127.0.0.1:1/0"},
         }
-        assert "processes read everything again within 30 s" in run("ratelimits_reload")
+        assert "processes read all rules again within 30 s" in run("ratelimits_reload")
         rules.forget()

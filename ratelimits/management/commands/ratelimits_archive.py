@@ -12,7 +12,7 @@ from ratelimits.usage.retention import archive
 
 
 def _months_ago(months: int) -> str:
-    """Return the month that is this number of months before the current one. Raises ValueError below 1."""
+    """Return the month that was `months` months ago, such as "2026-01". Raises ValueError if `months` is below 1."""
     if months < 1:
         raise ValueError("keep at least one month, such as --keep 1")
     number = now().year * 12 + now().month - 1 - months
@@ -20,16 +20,18 @@ def _months_ago(months: int) -> str:
 
 
 class Command(BaseCommand):
-    help = "Moves old usage from the ledger to archive files, or restores it. ratelimits_verify can read these files."
+    help = (
+        "Moves old usage from the ledger to archive files, or moves it back. ratelimits_verify can read archive files."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("directory", type=Path, help="the directory of the archive files")
-        what = parser.add_mutually_exclusive_group(required=True)
-        what.add_argument("--before", help="move usage from before this month, such as 2026-01")
-        what.add_argument(
+        modes = parser.add_mutually_exclusive_group(required=True)
+        modes.add_argument("--before", help="move usage from before this month, such as 2026-01")
+        modes.add_argument(
             "--keep", type=int, metavar="MONTHS", help="keep the current month and this number of months before it"
         )
-        what.add_argument("--restore", action="store_true", help="restore all archive files of the directory")
+        modes.add_argument("--restore", action="store_true", help="restore all archive files of the directory")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -37,7 +39,7 @@ class Command(BaseCommand):
                 self._restore(options["directory"])
             else:
                 month = options["before"] or _months_ago(options["keep"])
-                # The moment at which the month begins in the easternmost time zone, before any other.
+                # A month begins first in the easternmost time zone. Usage from before that moment is moved.
                 before = month_window(month)[0] // SECOND
                 for pruned in archive.prune(conf.DATABASE, before, options["directory"]):
                     self.stdout.write(f"{pruned.path}: {pruned.batches} batches, {pruned.lines} lines")

@@ -11,14 +11,14 @@ from ratelimits.usage.retention.compact import compact
 
 
 class Command(BaseCommand):
-    help = "Joins the batches of past hours in the ledger, so that a key has only one line for each 15 minutes."
+    help = "Joins the batches of past hours in the ledger. Afterwards a key has only one line for each 15 minutes."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--mark",
             action="store_true",
-            help="first mark where each report ends, because batches before and after such an end must not be joined."
-            " Use it once if reports were made by a version of the app without these marks",
+            help="first mark in the ledger where each report ends: batches before and after a mark are not joined. Use"
+            " this option once if an earlier version of the app, which set no marks, has made reports",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

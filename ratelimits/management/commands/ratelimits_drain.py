@@ -21,8 +21,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--rebuild-totals",
             action="store_true",
-            help="after the drain, compute the totals of the status page again from the ledger; other drains wait"
-            " meanwhile",
+            help="after the drain, compute the totals of the status page again from the ledger; until this ends, other"
+            " drains wait",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -17,22 +17,22 @@ from ratelimits.usage.task_runs import Task, noted
 
 class Command(BaseCommand):
     help = (
-        "Finalises the billing periods whose usage is complete, and corrects finalised reports by new versions. Lists"
-        " the periods that are over but still open, with the reason for each."
+        "Finalises the billing periods whose usage is complete. If a finalised report must be corrected, makes a new"
+        " version of it. Then lists the periods that have ended but are still open, each with the reason."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
-            "--open", action="store_true", help="finalise nothing, only list all open periods and why they are open"
+            "--open", action="store_true", help="finalise nothing, only list all open periods with the reasons"
         )
         parser.add_argument(
             "--force",
             metavar="START",
-            help="close the period of --account that starts at this moment (copy it from --open), with the usage that"
-            " is in the ledger now; its report states that usage may be missing",
+            help="close the period of --account that starts at this moment, with the usage that the ledger has now; the"
+            " report states that usage may be missing. Copy the moment from the list of --open",
         )
-        parser.add_argument("--by", help="with --force: the person who decided it")
+        parser.add_argument("--by", help="with --force: the person who decided to close the period")
         parser.add_argument("--reason", help="with --force: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -41,12 +41,12 @@ class Command(BaseCommand):
             self._force(options)
             return
         if not options["open"]:
-            # A run for one account is not noted: the status page shows when all accounts were finalised.
+            # The status page shows when all accounts were finalised. So a run for one account is not recorded.
             with noted(Task.FINALISE) if options["account"] is None else nullcontext():
                 self._finalise(options["account"])
         for period in open_periods(account=options["account"]):
             if period.over or options["open"]:
-                self.stdout.write(_line(period))
+                self.stdout.write(_open_period_text(period))
 
     def _finalise(self, account: str | None) -> None:
         for closed in finalise_each(account=account):
@@ -59,9 +59,11 @@ class Command(BaseCommand):
         try:
             moment = datetime.fromisoformat(options["force"])
         except ValueError as error:
-            raise CommandError(f"{options['force']!r} is not a moment: write it as --open shows it.") from error
+            raise CommandError(f"{options['force']!r} is not a moment: copy it from the list of --open.") from error
         if moment.tzinfo is None:
-            raise CommandError(f"{options['force']!r} has no UTC offset: write it as --open shows it, with its Z.")
+            raise CommandError(
+                f"{options['force']!r} has no UTC offset: copy the moment from the list of --open, with the Z."
+            )
         try:
             report = force(options["account"], instant(moment), options["by"], options["reason"])
         except NotForcedError as error:
@@ -69,6 +71,6 @@ class Command(BaseCommand):
         self.stdout.write(f"{report}: {report.line_count} lines, {report.digest}")
 
 
-def _line(period: OpenPeriod) -> str:
+def _open_period_text(period: OpenPeriod) -> str:
     units = ", ".join(f"{count:,} {meter}" for meter, count in period.units.items())
     return f"open: {period.account or 'anonymous'} {iso(period.start)} ({units or 'adjustments only'}): {period.why}"

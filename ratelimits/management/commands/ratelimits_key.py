@@ -1,4 +1,7 @@
-"""From a shell: see a key's limits, reset them, grant more, and block or allow a key, address or network."""
+"""A command about a single key: it shows and resets limits, grants more, and blocks or allows the key.
+
+It also blocks or allows an address or a network.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,24 @@ from ratelimits.quota.standings import UNAVAILABLE, LiveLimit, live_limits
 from ratelimits.rules import AppliedRule
 from ratelimits.rules.grants import grant
 
-#: Exit status if Redis or the database does not answer. (1 means that nothing was done for another reason, 2 that the
-#: command was mistyped.)
-AWAY = 3
+#: Exit status if Redis or the database does not answer. (The exit status is 2 if the arguments are not valid, and 1 if
+#: the command did nothing for another reason.)
+NO_ANSWER = 3
 
 
 class Command(BaseCommand):
     help = (
-        "Shows how much of its limits a key has left, resets a limit, grants more until a time, and blocks or allows a"
-        " key, address or network. The exit status is 1 if nothing was done, 2 for a mistyped command, 3 if Redis or"
-        " the database does not answer."
+        "Shows how many permits a key has left, resets a limit, grants a key more until a given time, and blocks or"
+        " allows a key, address or network. The exit status is 1 if nothing was done, 2 if the arguments are not valid,"
+        " 3 if Redis or the database does not answer."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
         for name, text in (
-            ("show", "show a key's limits, and what blocks or allows it"),
-            ("reset", "give a key all permits of a rule again; its usage stays counted and billed"),
-            ("grant", "give a key more capacity under a rule until a time"),
+            ("show", "show the limits of a key, and the block or allow that is in force"),
+            ("reset", "give a key all permits of a rule again; the usage so far is still counted and billed"),
+            ("grant", "give a key more capacity under a rule until a given time"),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("key", help="such as user:42, api_key:9f3c, account:acme or ip:203.0.113.9")
@@ -49,25 +52,25 @@ class Command(BaseCommand):
             )
             if name != "show":
                 command.add_argument("rule", help="name of the rule")
-                _explained(command)
+                _add_reason_and_author(command)
             if name == "grant":
                 command.add_argument("extra", type=int, help="permits to add to the capacity")
                 command.add_argument("--until", required=True, type=_moment, help=_WHEN)
         for name, text in (
             ("block", "refuse every request"),
-            ("allow", "exempt requests from all rules; they are not billed"),
+            ("allow", "exempt requests from all rules; exempted requests are not billed"),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("target", help="a key, an address or a network such as 203.0.113.0/24")
             command.add_argument("--until", type=_moment, help=f"{_WHEN}; default: no end")
             command.add_argument("--from", dest="begins", type=_moment, help=f"{_WHEN}; default: now")
-            _explained(command)
+            _add_reason_and_author(command)
             if name == "block":
                 command.add_argument("--status", type=int, default=403, choices=Access.Status.values)
                 command.add_argument("--message", default="", help="the reason that the client receives")
         command = commands.add_parser("unblock", help="end the block or allow that is in force")
         command.add_argument("target", help="the key, address or network, as it was written for block or allow")
-        _explained(command)
+        _add_reason_and_author(command)
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -77,7 +80,7 @@ class Command(BaseCommand):
         except NotOperatedError as error:
             raise CommandError(str(error)) from error
         except (*UNAVAILABLE, TimeoutError, DatabaseError) as error:
-            raise CommandError(f"Nothing was done: {error}", returncode=AWAY) from error
+            raise CommandError(f"Nothing was done: {error}", returncode=NO_ANSWER) from error
 
     def _show(self, options: dict[str, Any]) -> None:
         identity = identity_of(options["key"], options["account"])
@@ -91,11 +94,11 @@ class Command(BaseCommand):
         if error is not None:
             raise error
         for limit in limits:
-            self.stdout.write(_shown(limit))
+            self.stdout.write(_limit_text(limit))
 
     def _reset(self, options: dict[str, Any]) -> None:
-        who = _by(options)
-        row = reset(options["key"], options["rule"], options["reason"], account=options["account"], by=who)
+        user = _by(options)
+        row = reset(options["key"], options["rule"], options["reason"], account=options["account"], by=user)
         self.stdout.write(f"{row.key} has all permits of {row.rule} again.")
 
     def _grant(self, options: dict[str, Any]) -> None:
@@ -105,7 +108,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{override}: capacity {override.capacity}, {_until(override)}")
 
     def _block(self, options: dict[str, Any]) -> None:
-        who = _by(options)
+        user = _by(options)
         row: Any = Access(
             effect=options["command"],
             target=options["target"],
@@ -116,27 +119,27 @@ class Command(BaseCommand):
             message=options.get("message", ""),
         )
         row.full_clean()
-        row._history_user, row._change_reason = who, options["reason"][:MAX_REASON]
+        row._history_user, row._change_reason = user, options["reason"][:MAX_REASON]
         row.save(using=conf.DATABASE)
         self.stdout.write(f"{row}, {_until(row)}")
 
     _allow = _block
 
     def _unblock(self, options: dict[str, Any]) -> None:
-        who, target, now = _by(options), canonical(options["target"]), timezone.now()
+        user, target, now = _by(options), canonical(options["target"]), timezone.now()
         rows: list[Any] = [
             row for row in Access.objects.using(conf.DATABASE).filter(target=target) if row.in_force(now)
         ]
         if not rows:
             raise NotOperatedError(f"No block or allow of {target} is in force.")
         for row in rows:
-            row._history_user = who
+            row._history_user = user
             row.end(options["reason"])
             self.stdout.write(f"{row}: ended.")
 
 
-def _shown(limit: LiveLimit) -> str:
-    """Return a rule with what is left of it as a line of text."""
+def _limit_text(limit: LiveLimit) -> str:
+    """Return a line of text about a limit: its rule, its key, and the permits left."""
     rule, standing = limit.why.rule, limit.standing
     if not isinstance(rule, AppliedRule) or standing is None:
         return f"{limit.why.row.name}: {'off, by an override' if rule is None else 'cannot be read'}"
@@ -145,26 +148,23 @@ def _shown(limit: LiveLimit) -> str:
     return (
         f"{rule.name} ({rule.mode.name.lower()}{plan}{override}), counted for {limit.key}:"
         f" {standing.remaining} of {rule.algorithm.quota[0]} {rule.meter} left,"
-        f" as if never used in {standing.reset_after:.0f} s"
+        f" all permits again in {standing.reset_after:.0f} s"
     )
 
 
 _WHEN = "a moment such as 2026-11-30T18:00+01:00 or 2026-11-30, or a length of time from now such as 2h"
 
 
-def _explained(command: CommandParser) -> None:
-    command.add_argument("--reason", required=True, help="for your colleagues, and the history")
+def _add_reason_and_author(command: CommandParser) -> None:
+    command.add_argument("--reason", required=True, help="the reason, which the history shows to your colleagues")
     command.add_argument("--by", help="the user name of the person who decided this, for the history")
 
 
 def _moment(text: str) -> datetime:
-    """Return the moment that a text names.
-
-    Raises ValueError if the text names none; argparse then says so.
-    """
+    """Return the moment that a text names. Raises ValueError if the text names no moment: argparse shows this error."""
     moment = parse_datetime(text)
     if moment is None and (day := parse_date(text)) is not None:
-        moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (made aware below)
+        moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001  (the time zone is added below)
     if moment is not None:
         return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
     try:
@@ -173,7 +173,7 @@ def _moment(text: str) -> datetime:
         raise ValueError from error
 
 
-_moment.__name__ = "moment"  # argparse's message says: invalid moment value
+_moment.__name__ = "moment"  # The error message of argparse has this name: "invalid moment value".
 
 
 def _until(row: Any) -> str:

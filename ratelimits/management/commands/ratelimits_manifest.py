@@ -13,13 +13,13 @@ from ratelimits.reports.verify.manifest import build
 class Command(BaseCommand):
     help = (
         "Writes the manifest of a month: a small signed file that lists the month's reports, adjustments and gaps. Keep"
-        " it outside the database. With it, ratelimits_verify notices if one of them was changed or deleted."
+        " the file outside the database. With the file, ratelimits_verify notices if such a row was changed or deleted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("month", help="the month, such as 2026-10")
         parser.add_argument(
-            "--output", type=Path, metavar="FILE", help="write to this new file, not to standard output"
+            "--output", type=Path, metavar="FILE", help="write the manifest to this new file, not to standard output"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -29,17 +29,17 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if not manifest["signature"]:
             self.stderr.write(
-                "The manifest is not signed, because SIGNING_KEY is not set: nobody can notice if it is changed."
+                "The manifest is not signed, because SIGNING_KEY is not set: nobody can notice changes in the file."
             )
         if open_periods := manifest["open"]:
             first = f"{', '.join(open_periods[:3])}{', …' if open_periods[3:] else ''}"
             self.stderr.write(
-                f"{len(open_periods)} periods of {options['month']} are open ({first}): write another manifest once"
+                f"{len(open_periods)} periods of {options['month']} are open ({first}): write another manifest when"
                 " they are closed (ratelimits_finalise --open lists the reasons)."
             )
         if manifest["unsettled"]:
             self.stderr.write(
-                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write another manifest once"
+                f"{manifest['unsettled']} deliveries of {options['month']} are not settled: write another manifest when"
                 " they are settled (ratelimits_push --status lists the reasons)."
             )
         text = json.dumps(manifest, indent=1, sort_keys=True)

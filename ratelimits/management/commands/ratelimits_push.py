@@ -20,25 +20,27 @@ _MAX_NAMED = 50
 
 class Command(BaseCommand):
     help = (
-        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH'], each line once. Then prints"
-        " how many lines were accepted and refused. The exit status is 1 if a delivery needs a person's decision."
+        "Sends new lines of finalised reports to the billing systems in RATELIMITS['PUSH']. Each line is sent once."
+        " Prints how many lines were accepted and refused. The exit status is 1 if a person must settle a delivery."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--receiver", metavar="NAME", help="only this billing system")
-        parser.add_argument("--now", action="store_true", help="send now, even if a pause after a failure is not over")
-        what = parser.add_mutually_exclusive_group()
-        what.add_argument(
+        parser.add_argument("--now", action="store_true", help="send now, even during the pause after a failure")
+        modes = parser.add_mutually_exclusive_group()
+        modes.add_argument(
             "--dry-run", action="store_true", help="send and write nothing, only print the events that would be sent"
         )
-        what.add_argument("--status", action="store_true", help="send nothing, only list the deliveries by state")
-        what.add_argument(
+        modes.add_argument("--status", action="store_true", help="send nothing, only list the deliveries by state")
+        modes.add_argument(
             "--settle",
             choices=[settlement.value for settlement in Settlement],
             help="decide about deliveries: 'accepted' (the billing system has the event), 'elsewhere' (the line was"
             " billed in another way), 'again' (the billing system does not have the event: send it again)",
         )
-        parser.add_argument("--line", action="append", default=[], help="with --settle: a line_id; may be repeated")
+        parser.add_argument(
+            "--line", action="append", default=[], help="with --settle: a line_id; may be given several times"
+        )
         parser.add_argument(
             "--all", choices=["refused", "unsure", "expired", "skipped"], help="with --settle: all lines in this state"
         )
@@ -46,7 +48,7 @@ class Command(BaseCommand):
         parser.add_argument("--reason", help="with --settle: the reason")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        chosen = self._chosen(options["receiver"])
+        chosen = self._chosen_receivers(options["receiver"])
         now = timezone.now()
         if options["settle"]:
             self._settle(chosen, options)
@@ -67,7 +69,7 @@ class Command(BaseCommand):
         if any(state.needs_a_person for state in states):
             raise CommandError("The deliveries above need a person's decision: see --settle.", returncode=1)
 
-    def _chosen(self, name: str | None) -> list[Receiver]:
+    def _chosen_receivers(self, name: str | None) -> list[Receiver]:
         if not conf.PUSH:
             raise CommandError("RATELIMITS['PUSH'] names no billing system.")
         if name is None:
@@ -88,9 +90,10 @@ class Command(BaseCommand):
             self.stdout.write(f"  paused until {receiver.paused:%Y-%m-%d %H:%M:%S} UTC: {receiver.error}")
         for former in receiver.former:
             self.stdout.write(
-                f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: a former name"
-                f" of {former.current} that CUSTOMER does not know. Let CUSTOMER return the same customer for both"
-                " names and settle these lines with 'again'; or bill them in another way and settle with 'elsewhere'"
+                f"  skipped: {former.name}, {former.lines:,} lines, {former.overage:,} units of overage: CUSTOMER does"
+                f" not know this former name of {former.current}. Let CUSTOMER return the same customer for both names,"
+                " then settle these lines with 'again'. Or bill the lines in another way, then settle them with"
+                " 'elsewhere'"
             )
         for state in OPEN:
             for row in receiver.open.filter(state=state).order_by("pk")[:_MAX_NAMED]:

@@ -1,4 +1,4 @@
-"""Put rows in force that raw SQL wrote, or that are older because the database was restored from a backup."""
+"""Put rows in force that raw SQL wrote, or that came from a backup of the database."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from ratelimits.engine.publish import publish_version
 from ratelimits.models.raw.adoption import adopt
 from ratelimits.models.versions import ConfigVersion, Tombstone, editing
 
-#: Tombstones (records of deleted rows) that are younger than this (µs) are kept. They say when a rule was deleted, and
-#: so since when another limit has been in force.
-_KEPT = 30 * 86_400_000_000
+#: Older tombstones (records of deleted rows) are deleted, in µs. A tombstone says when a rule was deleted. From then
+#: on, another limit was in force.
+_TOMBSTONE_AGE = 30 * 86_400_000_000
 
 
 class Command(BaseCommand):
     help = (
-        "Gives rules, plans and overrides that were written by raw SQL a version and a history, and makes every process"
-        " read everything again before its next decision. Run it also after restoring the database from a backup."
+        "Gives a version and a history to rules, plans and overrides that raw SQL wrote. Then makes every process read"
+        " all rules again before its next decision. Use this command also after a restore of the database."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = conf.DATABASE
-        in_force = self._in_force()
+        version = self._version_in_redis()
         with transaction.atomic(using=using):
-            ConfigVersion.raise_to(using, in_force)
+            ConfigVersion.raise_to(using, version)
             with editing(using) as edit:
                 for line in adopt(edit, "ratelimits_reload"):
                     self.stdout.write(line)
                 ConfigVersion.require_full_read(using, edit.version)
-                # Every process now reads everything again, so old tombstones are not needed any more.
-                Tombstone.objects.using(using).filter(since__lt=edit.since - _KEPT).delete()
+                # Every process now reads all rows again, so it no longer needs old tombstones.
+                Tombstone.objects.using(using).filter(since__lt=edit.since - _TOMBSTONE_AGE).delete()
         self.stdout.write(self.style.SUCCESS(f"Version {edit.version} is in force."))
 
-    def _in_force(self) -> int:
-        """Return the version in Redis. It is newer than the database's version if the database was restored."""
+    def _version_in_redis(self) -> int:
+        """Return the version in Redis; 0 if Redis does not answer.
+
+        If the database was restored from a backup, this version is newer than the version in the database.
+        """
         try:
             return publish_version(0)
         except (RedisError, OSError) as error:
             self.stderr.write(
-                f"Redis does not answer ({error}): processes read everything again within {conf.RELOAD_INTERVAL} s."
+                f"Redis does not answer ({error}): processes read all rules again within {conf.RELOAD_INTERVAL} s."
             )
             return 0

@@ -28,11 +28,13 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--period", required=True, help="a month, such as 2026-11")
-        parser.add_argument("--format", choices=sorted(FORMATS), help="default: from the ending of --output, else csv")
+        parser.add_argument(
+            "--format", choices=sorted(FORMATS), help="default: the format that the ending of --output names, else csv"
+        )
         parser.add_argument(
             "--output",
             metavar="FILE",
-            help="write to this file, not to standard output; it appears once it is complete",
+            help="write to this file, not to standard output; the file appears when it is complete",
         )
         parser.add_argument("--account", type=ledger_name, help="only this account")
         parser.add_argument(
@@ -43,7 +45,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--final-only",
             action="store_true",
-            help="leave out periods that are not finalised yet, whose numbers may change",
+            help="leave out periods that are not finalised yet (their numbers may change)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -54,19 +56,19 @@ class Command(BaseCommand):
             raise CommandError(form.missing)
         if options["final_only"] and options["all_accounts"]:
             raise CommandError(
-                "The lines that --all-accounts adds are provisional, so --final-only would leave them out: use only one"
-                " of the two."
+                "--all-accounts adds provisional lines, and --final-only leaves out provisional lines: use only one of"
+                " these options."
             )
         counts: Counter[str] = Counter()
         try:
-            expected = _expected(month, account)
+            line_count = _line_count(month, account)
             version = columns_of(month, account=account)
             reports = statements(month, account=account, all_accounts=options["all_accounts"], columns_version=version)
-            lines = lines_for(form, _chosen(reports, counts, final_only=options["final_only"]))
+            lines = lines_for(form, _statements_to_write(reports, counts, final_only=options["final_only"]))
         except ValueError as error:
             raise CommandError(str(error)) from error
         if self.stderr.isatty() and not (printed and self.stdout.isatty()):
-            lines = _with_progress(lines, expected, cast("IO[str]", self.stderr._out))
+            lines = _with_progress(lines, line_count, cast("IO[str]", self.stderr._out))
         if form.accepted is not None:
             lines = form.accepted(lines, time_ns() // 1000)
         chunks = form.stream(lines, version)
@@ -97,8 +99,10 @@ class Command(BaseCommand):
         self.stdout.flush()
 
 
-def _chosen(reports: Iterable[Statement], counts: Counter[str], *, final_only: bool) -> Iterator[Statement]:
-    """Yield the statements to be written, and count all statements by their status."""
+def _statements_to_write(
+    reports: Iterable[Statement], counts: Counter[str], *, final_only: bool
+) -> Iterator[Statement]:
+    """Yield the statements to write. Add the number of all statements, by status, to `counts`."""
     for report in reports:
         counts[report.status] += 1
         if report.status == FINAL or not final_only:
@@ -106,7 +110,7 @@ def _chosen(reports: Iterable[Statement], counts: Counter[str], *, final_only: b
 
 
 def _notice(counts: Counter[str], *, final_only: bool) -> str:
-    """Return the notice for a month that is not finalised for every account."""
+    """Return the notice for a month that has provisional reports."""
     provisional, total = counts[PROVISIONAL], counts.total()
     if final_only:
         text = f"{provisional} of {total} reports are left out: their periods are not finalised"
@@ -122,20 +126,20 @@ def _format(name: str | None, output: str | None) -> Format:
 
 
 def _save(chunks: Iterator[bytes], path: Path) -> None:
-    part = path.with_name(f"{path.name}.part")
+    temporary = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
+        with temporary.open("wb") as file:
             for chunk in chunks:
                 file.write(chunk)
-        part.replace(path)
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            part.unlink()
+            temporary.unlink()
         raise
 
 
-def _expected(month: str, account: str | None) -> int | None:
-    """Return the number of lines for the progress bar; None if it is not known, because some usage has no lines yet."""
+def _line_count(month: str, account: str | None) -> int | None:
+    """Return the number of lines, for the progress bar. Return None if it is not known: some usage has no lines yet."""
     start, end = month_window(month)
     filters = {} if account is None else {"account": account}
     usage = PeriodUsage.objects.using(conf.DATABASE).filter(**filters, covered=None)
@@ -146,18 +150,18 @@ def _expected(month: str, account: str | None) -> int | None:
     return lines
 
 
-def _with_progress(lines: Iterable[Any], expected: int | None, terminal: IO[str]) -> Iterator[Any]:
-    """Yield the lines and show a progress bar meanwhile. Without the library rich, show only the number of lines."""
+def _with_progress(lines: Iterable[Any], line_count: int | None, terminal: IO[str]) -> Iterator[Any]:
+    """Yield the lines, and show a progress bar. Without the library `rich`, show only the number of lines."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
-        yield from _counted(lines, terminal)
+        yield from _with_line_numbers(lines, terminal)
         return
     columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(file=terminal)
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("lines", total=expected)
+        task = progress.add_task("lines", total=line_count)
         count = 0
         for count, line in enumerate(lines, 1):
             yield line
@@ -166,7 +170,7 @@ def _with_progress(lines: Iterable[Any], expected: int | None, terminal: IO[str]
         progress.update(task, completed=count, total=count)
 
 
-def _counted(lines: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
+def _with_line_numbers(lines: Iterable[Any], terminal: IO[str]) -> Iterator[Any]:
     count, shown_at = 0, monotonic()
     for count, line in enumerate(lines, 1):
         yield line

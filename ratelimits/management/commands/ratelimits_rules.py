@@ -1,4 +1,4 @@
-"""Rules as code: dump, diff or load them."""
+"""A command for rules as code: it dumps rules, compares them with a file, or loads them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ratelimits.conf import conf
 
 
 class Command(BaseCommand):
-    help = "Keeps plans and rules as code: dumps them as JSON, compares a file with the database, or loads it."
+    help = "Keeps plans and rules as code: dumps them as JSON, compares a file with the database, or loads a file."
 
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
         commands.add_parser("dump", help="write all plans and rules to standard output")
         for name, text in (
             ("diff", "show what loading a file would change; the exit status is 1 if there is a change"),
-            ("load", "change plans and rules to those of a file; if one is wrong, change none"),
+            ("load", "make plans and rules like those in a file; if the file has an error, change nothing"),
         ):
             command = commands.add_parser(name, help=text)
             command.add_argument("file", help="a file in the format of dump, or - for standard input")
             command.add_argument(
-                "--delete", action="store_true", help=("delete plans and rules that the file does not name")
+                "--delete", action="store_true", help="delete plans and rules that are not in the file"
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -54,7 +54,7 @@ class Command(BaseCommand):
             self.stderr.write(f"Warning: {entry}: {sentence}")
 
     def _diff(self, document: as_code.Document, *, delete: bool) -> None:
-        """Load the document, show the difference, and roll the transaction back."""
+        """Show what loading the document would change. Load it in a transaction, which is then rolled back."""
         with transaction.atomic(using=conf.DATABASE):
             before = as_code.to_text(as_code.dump(conf.DATABASE))
             as_code.load(document, conf.DATABASE, delete=delete)

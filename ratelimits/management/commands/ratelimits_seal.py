@@ -10,7 +10,7 @@ from ratelimits.usage.task_runs import Task, noted
 
 
 class Command(BaseCommand):
-    help = "Seals the open batches of usage in Redis, so that they can be drained."
+    help = "Seals the open batches of usage in Redis, so that ratelimits_drain can write them to the ledger."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

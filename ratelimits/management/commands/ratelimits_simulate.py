@@ -1,4 +1,4 @@
-"""`manage.py ratelimits_simulate`: show what a rule would have done to given traffic."""
+"""The command `ratelimits_simulate`: show what a rule would have decided about recorded requests."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from ratelimits.simulate import (
     sandbox,
 )
 
-BAD = 2
-"""Exit status after a bad line."""
+#: Exit status after a line that cannot be read, and for wrong arguments.
+BAD_INPUT = 2
 
 
 class Command(BaseCommand):
-    """Replay traces on the real scripts with a virtual clock; needs no database."""
+    """Replay traces with the real scripts and a virtual clock. This needs no database."""
 
     help = (
-        "Replays a trace (JSON lines) against a rule and prints one result for each line. It starts a Redis server for"
-        " itself, or uses REDIS_URL if that is set, and leaves no keys there."
+        "Decides the requests of a trace (JSON lines) by a rule, and prints one result for each line. If REDIS_URL is"
+        " set, the command uses that server and leaves no keys there. Otherwise it starts its own server."
     )
     requires_system_checks = ()
     requires_migrations_checks = False
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--batch",
             metavar="FILE|-",
-            help='a file with many replays: JSON lines {"rule": …, "trace": […]}, each without earlier state',
+            help='a file with many replays: JSON lines {"rule": …, "trace": […]}; each replay starts without usage',
         )
         parser.add_argument("--summary", action="store_true", help="print a readable summary instead of the results")
 
@@ -66,10 +66,10 @@ class Command(BaseCommand):
         rule, trace, batch = options["rule"], options["trace"], options["batch"]
         if batch is not None and (rule is not None or trace is not None or options["summary"]):
             raise CommandError(
-                "--batch cannot be combined with other options: its lines contain their own rules", returncode=BAD
+                "--batch cannot be used with other options: each line of its file contains a rule", returncode=BAD_INPUT
             )
         if batch is None and rule is None:
-            raise CommandError("give a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD)
+            raise CommandError("give a rule with --rule FILE, or many replays with --batch FILE", returncode=BAD_INPUT)
         try:
             with ExitStack() as stack:
                 stack.enter_context(_stoppable())
@@ -78,7 +78,7 @@ class Command(BaseCommand):
                 else:
                     self._trace(stack, rule, stack.enter_context(_opened(trace or "-")), options["summary"])
         except BrokenPipeError:
-            # The program that reads the results has closed the pipe. Python must not try to flush the rest.
+            # The program that reads the results has closed the pipe. Python must not flush the remaining results.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except (ServerStartError, Unavailable) as error:
@@ -107,22 +107,22 @@ class Command(BaseCommand):
 
     def _batch(self, stack: ExitStack, batch: BinaryIO) -> None:
         simulator = stack.enter_context(Simulator(stack.enter_context(sandbox())))
-        waiting: deque[_Replay] = deque()
+        unfinished: deque[_Replay] = deque()
         failed, finished_replays = 0, []
 
         def lines() -> Iterator[tuple[_Replay, TraceLine]]:
             for number, text in enumerate(batch):
                 if text.strip():
-                    waiting.append(_parse_replay(text, f"{number}:"))
-                    yield from waiting[-1].lines()
+                    unfinished.append(_parse_replay(text, f"{number}:"))
+                    yield from unfinished[-1].lines()
 
         def finished() -> Iterator[_Replay]:
             for replay, _, outcome in simulator.run(lines()):
                 assert isinstance(replay, _Replay)
                 replay.results.append(outcome.json())
-                while waiting and waiting[0].complete:
-                    yield waiting.popleft()
-            yield from waiting
+                while unfinished and unfinished[0].complete:
+                    yield unfinished.popleft()
+            yield from unfinished
 
         for replay in finished():
             self.stdout.write(replay.as_json())
@@ -133,11 +133,11 @@ class Command(BaseCommand):
                 finished_replays = []
         if failed:
             self.stdout.flush()
-            self._fail(f"{failed} of the replays ended at a bad line; their results name it")
+            self._fail(f"{failed} of the replays ended at a bad line; their results say which line")
 
     def _fail(self, message: str) -> NoReturn:
         self.stderr.write(message)
-        sys.exit(BAD)
+        sys.exit(BAD_INPUT)
 
 
 class _Replay(Replay):
@@ -151,26 +151,26 @@ class _Replay(Replay):
         self.results: list[str] = []
         self._reader = Reader(rules)
         self._objects = objects
-        self._lines = 0
-        self._read = False
+        self._line_count = 0
+        self._all_read = False
 
     def lines(self) -> Iterator[tuple[_Replay, TraceLine]]:
         """Yield the lines up to the first bad line."""
-        read = self._reader.line
+        to_line = self._reader.line
         for number, data in self._objects:
             try:
-                line = read(data)
+                line = to_line(data)
             except ValueError as error:
                 self.error = BadLine(number, str(error))
                 break
-            self._lines += 1
+            self._line_count += 1
             yield self, line
-        self._read = True
+        self._all_read = True
 
     @property
     def complete(self) -> bool:
-        """Return whether every line was read and has a result."""
-        return self._read and len(self.results) == self._lines
+        """Return whether all lines were read and have results."""
+        return self._all_read and len(self.results) == self._line_count
 
     def as_json(self) -> str:
         """Return the results, and the error if there is one, as a JSON object."""
@@ -191,23 +191,23 @@ def _parse_replay(text: bytes, prefix: str) -> _Replay:
 
 
 def _opened(name: str) -> BinaryIO:
-    """Open a file, or standard input for "-", to read bytes. Raises CommandError if it cannot be opened."""
+    """Open a file, or standard input for "-", to read bytes. Raises CommandError if the file cannot be opened."""
     if name == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
     try:
         return open(name, "rb")  # noqa: PTH123
     except OSError as error:
-        raise CommandError(f"{name}: {error.strerror}", returncode=BAD) from error
+        raise CommandError(f"{name}: {error.strerror}", returncode=BAD_INPUT) from error
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit, so that keys and processes are cleaned up."""
+    """Make SIGTERM raise SystemExit, so that the command deletes its keys and ends its server."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
