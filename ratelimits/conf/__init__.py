@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 DEFAULTS: dict[str, Any] = {
-    # Where things are
+    # Servers and databases
     "CACHE_ALIAS": "default",  # the django-redis alias of the server that decides and counts
     "NAMESPACE": "default",  # part of every Redis key; projects that share a server need different ones
     "SHARDS": 64,  # number of parts into which accounts are divided; do not change it while usage is open
     "DATABASE": "default",  # the database alias of the rules and the ledger
-    # Who a request is
+    # The caller of a request
     "ACCOUNT": None,  # callable or dotted path: takes a request, returns an account or None; None: the user
     "NUM_PROXIES": None,  # number of trusted proxies that write X-Forwarded-For; None: DRF's setting
     "KEY_SEARCH": None,  # callable or dotted path: takes a text, returns keys and names, for the admin's inspector
