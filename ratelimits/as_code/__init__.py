@@ -1,4 +1,7 @@
-"""Plans and rules as code: write the plans and rules of the database to a JSON document, and load such a document."""
+"""Plans and rules as code: a JSON document has the plans and rules of the database.
+
+This package writes the document (`dump`) and loads it into the database (`load`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from ratelimits.models.rules import Rule
 from ratelimits.models.versions import editing
 from ratelimits.pricing.money import ZERO, written
 
-#: Fields of a rule besides the parameters of its algorithm. A field with this default is left out of the document.
+#: The fields of a rule that are not parameters of its algorithm, with their defaults. A field with its default is not
+#: written to the document.
 _DEFAULTS: dict[str, Any] = {
     "scope": "*",
     "key_kind": "key",
@@ -32,33 +36,34 @@ _DEFAULTS: dict[str, Any] = {
     "prefetch": None,
 }
 _FEES = ("flat_fee", "minimum")
-#: Fields that a plan keeps if its entry does not name them, so that loading an old file without prices deletes none.
-_KEPT = ("currency", "prices")
-_SHAPE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
+#: If the entry of a plan does not have these fields, `load` does not change them. So an old file without prices deletes
+#: no prices.
+_OPTIONAL_IN_FILE = ("currency", "prices")
+_EXAMPLE = '{"plans": {"pro": {"name": "Pro", "includes": {"requests": 10000}}}, "rules": [{"name": …}, …]}'
 
 Document = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """A document cannot be loaded. `problems` has a sentence for each error."""
+    """Says why a document cannot be loaded. `problems` has a sentence for each error."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
-def _plain(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value
 
 
 def rule_as_code(rule: Rule, plan: str | None) -> dict[str, Any]:
-    """Return a rule as an entry of the document."""
+    """Return the entry of the document for a rule. `plan` is the slug of the rule's plan."""
     entry: dict[str, Any] = {"name": rule.name} | ({"plan": plan} if plan else {})
-    entry |= {name: _plain(value) for name, value in rule.parameters().items()}
+    entry |= {name: _json_number(value) for name, value in rule.parameters().items()}
     for name, default in _DEFAULTS.items():
-        value = _plain(getattr(rule, name))
+        value = _json_number(getattr(rule, name))
         if value != default:
             entry[name] = value
     return entry
@@ -71,7 +76,7 @@ def dump(using: str) -> Document:
     entries = [rule_as_code(rule, rule.plan.slug if rule.plan else None) for rule in rules]
     return {
         "plans": {plan.slug: _plan_as_code(plan) for plan in plans},
-        "rules": sorted(entries, key=_position),
+        "rules": sorted(entries, key=_identity),
     }
 
 
@@ -88,7 +93,7 @@ def _plan_as_code(plan: Plan) -> dict[str, Any]:
 
 
 def price_as_code(price: PlanPrice) -> dict[str, Any]:
-    """Return a price as part of its plan's entry, with decimals as texts and tiers as a list of lines."""
+    """Return a price as a part of its plan's entry. Decimals are texts, and tiers are a list of texts."""
     entry: dict[str, Any] = {"pricing": price.pricing}
     if price.unit_price is not None:
         entry["unit_price"] = written(price.unit_price)
@@ -97,12 +102,13 @@ def price_as_code(price: PlanPrice) -> dict[str, Any]:
     return entry | {name: written(getattr(price, name)) for name in _FEES if getattr(price, name)}
 
 
-def _position(entry: dict[str, Any]) -> tuple[str, str]:
+def _identity(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return the plan and the name of a rule. Together they identify the rule."""
     return str(entry.get("plan") or ""), str(entry.get("name"))
 
 
 def to_text(document: Document) -> str:
-    """Return a document as text, with one rule per line."""
+    """Return a document as JSON text. Each plan and each rule has its own line."""
     plans = ",\n".join(f"    {json.dumps(slug)}: {json.dumps(plan)}" for slug, plan in document["plans"].items())
     rules = ",\n".join(f"    {json.dumps(entry)}" for entry in document["rules"])
     return (
@@ -112,19 +118,19 @@ def to_text(document: Document) -> str:
 
 
 def parse(raw: bytes) -> Document:
-    """Return the document in a file's bytes.
+    """Return the document that the bytes of a file contain.
 
-    Raises RefusedError, with each error and its position, if it is invalid.
+    Raises RefusedError if the document is not valid. The error lists all problems, each with its place.
     """
     try:
         document = decoded(raw)
     except ValueError as error:
         raise RefusedError([str(error)]) from error
     if not isinstance(document, dict) or document.keys() - {"plans", "rules"}:
-        raise RefusedError([f"write an object such as {_SHAPE}"])
+        raise RefusedError([f"write an object such as {_EXAMPLE}"])
     plans, rules = document.get("plans", {}), document.get("rules", [])
     if not isinstance(plans, dict) or not isinstance(rules, list):
-        raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_SHAPE}"])
+        raise RefusedError([f"plans must be an object whose keys are slugs, and rules a list, as in {_EXAMPLE}"])
     problems = [
         f"plan “{printable(slug)}”: {problem}" for slug, plan in plans.items() for problem in _plan_problems(slug, plan)
     ]
@@ -132,13 +138,15 @@ def parse(raw: bytes) -> Document:
         problems += [f"rule {number}: {problem}" for problem in _rule_problems(entry)]
     if problems:
         raise RefusedError(problems)
-    counts = Counter(map(_position, rules))
+    counts = Counter(map(_identity, rules))
     problems = [
-        f"rule “{name}” of plan “{plan}” is there twice" for (plan, name), count in sorted(counts.items()) if count > 1
+        f"rule “{name}” of plan “{plan}” is in the document twice"
+        for (plan, name), count in sorted(counts.items())
+        if count > 1
     ]
     if problems:
         raise RefusedError(problems)
-    return {"plans": plans, "rules": sorted(rules, key=_position)}
+    return {"plans": plans, "rules": sorted(rules, key=_identity)}
 
 
 def _plan_problems(slug: str, plan: Any) -> Iterator[str]:
@@ -160,21 +168,22 @@ def _rule_problems(entry: Any) -> Iterator[str]:
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         yield f"“{name}”: algorithm must be one of {', '.join(ALGORITHMS)}, not {as_json(algorithm)}"
         return
-    known = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
+    allowed = {"name", "plan", "algorithm", *fields_of(algorithm), *_DEFAULTS}
     if not ALGORITHMS[algorithm].may_wait:
-        known.discard("max_wait")
-    own_fields = ", ".join(fields_of(algorithm))
-    for field in sorted(entry.keys() - known):
-        yield f"“{name}”: {algorithm} has no field {printable(field)}: its own fields are {own_fields}"
-    for problem in rule_problems({field: value for field, value in entry.items() if field in known}):
+        allowed.discard("max_wait")
+    algorithm_fields = ", ".join(fields_of(algorithm))
+    for field in sorted(entry.keys() - allowed):
+        yield f"“{name}”: {algorithm} has no field {printable(field)}: the fields of {algorithm} are {algorithm_fields}"
+    for problem in rule_problems({field: value for field, value in entry.items() if field in allowed}):
         yield f"“{name}”: {problem}"
 
 
 def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
-    """Change the plans and rules in the database to those of the document, in one edit. Return a line for each change.
+    """Make the plans and rules in the database like those of the document, in one edit. Return a text for each change.
 
-    With `delete`, plans and rules that the document does not name are deleted. A plan whose entry has no currency or no
-    prices keeps its own. Raise RefusedError, and change nothing, if a plan or rule is not valid.
+    With `delete`, delete plans and rules that the document does not have. If the entry of a plan has no currency or no
+    prices, do not change the plan's currency or prices. Raise RefusedError, and change nothing, if a plan or a rule is
+    not valid.
     """
     problems: list[str] = []
     with editing(using):
@@ -186,16 +195,16 @@ def load(document: Document, using: str, *, delete: bool = False) -> list[str]:
         if problems:
             raise RefusedError(problems)
         if not changes:
-            transaction.set_rollback(True, using=using)  # An edit that changes nothing takes no version.
+            transaction.set_rollback(True, using=using)  # Without changes, no version number is used.
     return changes
 
 
 def _delete_rules(before: Document, document: Document, using: str) -> list[str]:
-    wanted = {_position(entry) for entry in document["rules"]}
-    deleted = [entry for entry in before["rules"] if _position(entry) not in wanted]
+    wanted = {_identity(entry) for entry in document["rules"]}
+    deleted = [entry for entry in before["rules"] if _identity(entry) not in wanted]
     for entry in deleted:
-        _find(entry, using).delete(using=using)
-    return [f"deleted rule {shown(entry)}" for entry in deleted]
+        _stored_rule(entry, using).delete(using=using)
+    return [f"deleted rule {quoted_name(entry)}" for entry in deleted]
 
 
 def _delete_plans(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
@@ -203,7 +212,7 @@ def _delete_plans(before: Document, document: Document, using: str, problems: li
     for slug in before["plans"].keys() - document["plans"].keys():
         plan = Plan.objects.using(using).get(slug=slug)
         if plan.memberships.exists() or plan.accounts.exists():
-            problems.append(f"plan “{slug}”: keys or accounts are on it; move them to another plan first")
+            problems.append(f"plan “{slug}” cannot be deleted: first move its keys and accounts to another plan")
         else:
             plan.delete(using=using)
             changes.append(f"deleted plan {slug}")
@@ -214,12 +223,12 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
     changes = []
     for slug, wanted in document["plans"].items():
         old = before["plans"].get(slug)
-        wanted = {name: old[name] for name in _KEPT if name in (old or ())} | wanted
+        wanted = {name: old[name] for name in _OPTIONAL_IN_FILE if name in (old or ())} | wanted
         plan = Plan.objects.using(using).filter(slug=slug).first() or Plan(slug=slug)
         plan.name, plan.currency = wanted.get("name", slug), wanted.get("currency", "")
         includes: dict[str, Any] = wanted.get("includes", {})
         try:
-            prices = _prices(plan, wanted.get("prices", {}), using)
+            prices = _unsaved_prices(plan, wanted.get("prices", {}), using)
             plan.full_clean()
             if old is None or (old["name"], old.get("currency", "")) != (plan.name, plan.currency):
                 plan.save(using=using)
@@ -227,7 +236,7 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
                 _load_inclusions(plan, includes, using)
             changed = _load_prices(prices, {} if old is None else old.get("prices", {}), using)
         except ValidationError as error:
-            problems += [f"plan “{slug}”: {line}" for line in _lines(error)]
+            problems += [f"plan “{slug}”: {line}" for line in _messages(error)]
             continue
         terms = (plan.name, plan.currency, includes)
         if old is None or changed or terms != (old["name"], old.get("currency", ""), old["includes"]):
@@ -235,8 +244,8 @@ def _load_plans(before: Document, document: Document, using: str, problems: list
     return changes
 
 
-def _prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
-    """Delete the plan's prices that the document does not name. Return the prices that it names, not saved yet."""
+def _unsaved_prices(plan: Plan, wanted: dict[str, Any], using: str) -> list[PlanPrice]:
+    """Return the prices of the document as rows that are not saved yet. Delete the plan's other prices."""
     rows = {row.meter: row for row in PlanPrice.objects.using(using).filter(plan__slug=plan.slug)}
     for meter in rows.keys() - wanted.keys():
         rows.pop(meter).delete(using=using)
@@ -256,11 +265,11 @@ def _load_prices(prices: list[PlanPrice], old: dict[str, Any], using: str) -> bo
     """Save the prices that have changed. Return whether a price was changed, added or deleted."""
     changed = old.keys() != {row.meter for row in prices}
     for row in prices:
-        row.plan = row.plan  # The plan has its primary key only now.
+        row.plan = row.plan  # The plan was saved meanwhile: take its primary key.
         try:
             row.full_clean()
         except ValidationError as error:
-            messages = [f"price of {row.meter}: {line}" for line in _lines(error)]
+            messages = [f"price of {row.meter}: {line}" for line in _messages(error)]
             raise ValidationError({NON_FIELD_ERRORS: messages}) from error
         if price_as_code(row) != old.get(row.meter):
             row.save(using=using)
@@ -283,16 +292,16 @@ def _load_inclusions(plan: Plan, includes: dict[str, Any], using: str) -> None:
 
 def _load_rules(before: Document, document: Document, using: str, problems: list[str]) -> list[str]:
     changes = []
-    old = {_position(entry): entry for entry in before["rules"]}
-    # Rules that do not bill come first, so that billing can move from one rule to another.
+    old = {_identity(entry): entry for entry in before["rules"]}
+    # First save the rules that do not bill. So a file can make one rule bill in place of another rule.
     for entry in sorted(document["rules"], key=lambda entry: bool(entry.get("bills", False))):
-        quoted, existing = shown(entry), old.get(_position(entry))
+        title, existing = quoted_name(entry), old.get(_identity(entry))
         slug = entry.get("plan") or None
         plan = Plan.objects.using(using).filter(slug=slug).first() if slug else None
         if slug and plan is None:
-            problems.append(f"rule {quoted}: there is no plan “{slug}”: add it under plans")
+            problems.append(f"rule {title}: there is no plan “{slug}”: add it under plans")
             continue
-        rule = _find(entry, using) if existing else Rule(name=entry["name"], plan=plan)
+        rule = _stored_rule(entry, using) if existing else Rule(name=entry["name"], plan=plan)
         for name in fields_of(entry["algorithm"]):
             setattr(rule, name, entry.get(name, PARAMETERS[name]))
         for name, default in _DEFAULTS.items():
@@ -301,25 +310,25 @@ def _load_rules(before: Document, document: Document, using: str, problems: list
         try:
             rule.full_clean()
         except ValidationError as error:
-            problems += [f"rule {quoted}: {line}" for line in _lines(error)]
+            problems += [f"rule {title}: {line}" for line in _messages(error)]
             continue
         if rule_as_code(rule, slug) != existing:
             rule._change_reason = "ratelimits_rules load"  # type: ignore[attr-defined]
             rule.save(using=using)
-            changes.append(f"{'changed' if existing else 'added'} rule {quoted}: {rule.sentence()}")
+            changes.append(f"{'changed' if existing else 'added'} rule {title}: {rule.sentence()}")
     return changes
 
 
-def _find(entry: dict[str, Any], using: str) -> Rule:
+def _stored_rule(entry: dict[str, Any], using: str) -> Rule:
     return Rule.objects.using(using).get(name=entry["name"], plan__slug=entry.get("plan"))
 
 
-def shown(entry: dict[str, Any]) -> str:
-    """Return the name of a rule for messages, with its plan."""
+def quoted_name(entry: dict[str, Any]) -> str:
+    """Return the name and the plan of a rule, in quotation marks, for messages."""
     return f"“{entry['name']}”" + (f" of plan “{entry['plan']}”" if entry.get("plan") else "")
 
 
-def _lines(error: ValidationError) -> list[str]:
+def _messages(error: ValidationError) -> list[str]:
     return [
         message if field == "__all__" else f"{field}: {message}"
         for field, messages in error.message_dict.items()

@@ -1,4 +1,4 @@
-"""The types of the fields in a document of rules as code. They are checked before models are made."""
+"""The types of the fields in a document of rules as code. The types are checked before rows are made."""
 
 from __future__ import annotations
 
@@ -10,30 +10,37 @@ from typing import Any, NamedTuple
 
 from ratelimits.algorithms.parsing import MAX_PERMITS
 
-#: Maximum number of characters of a value in a message.
+#: A longer value is cut to this number of characters in a message.
 _MAX_SHOWN = 60
 
 
 class FieldType(NamedTuple):
-    """The type of a field: its description for messages, and a function that says whether a value has this type."""
+    """The type of a field.
+
+    description  a text for messages
+    accepts      returns whether a value has this type
+    """
 
     description: str
     accepts: Callable[[Any], bool]
 
 
 def is_text(value: Any) -> bool:
-    """Return whether the value is a text that a database can store. JSON may also contain NUL and surrogates."""
+    """Return whether the value is a text that a database can store.
+
+    A text in JSON may contain NUL characters and surrogates, which a database cannot store.
+    """
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _whole(value: Any) -> bool:
-    # Numbers below 0 are accepted here, since the models refuse them with a message for each field.
+def _is_whole(value: Any) -> bool:
+    # Numbers below 0 have the right type. The models refuse them, with a message for each field.
     return type(value) is int and -MAX_PERMITS <= value <= MAX_PERMITS
 
 
-def _number(value: Any) -> bool:
-    # A database would round a number with more digits.
-    return _whole(value) or (
+def _is_number(value: Any) -> bool:
+    # If a number has more digits than these, the database rounds it.
+    return _is_whole(value) or (
         type(value) is Decimal
         and value.is_finite()
         and abs(value) <= MAX_PERMITS
@@ -43,20 +50,20 @@ def _number(value: Any) -> bool:
 
 _TEXT = FieldType("a text", is_text)
 _NAME = FieldType("a text that is not empty", lambda value: is_text(value) and value != "")
-_WHOLE = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _whole)
-_NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _number)
+_WHOLE_NUMBER = FieldType(f"a whole number from 0 to {MAX_PERMITS}", _is_whole)
+_NUMBER = FieldType(f"a number from 0 to {MAX_PERMITS}", _is_number)
 _TIME = FieldType(
     f'seconds from 0 to {MAX_PERMITS}, or a text with a unit such as "1 h"',
-    lambda value: is_text(value) or _number(value),
+    lambda value: is_text(value) or _is_number(value),
 )
-_FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
-_INITIAL = FieldType('"full", "empty" or a whole number', lambda value: is_text(value) or _whole(value))
+_BOOLEAN = FieldType("true or false", lambda value: isinstance(value, bool))
+_INITIAL = FieldType('"full", "empty" or a whole number', lambda value: is_text(value) or _is_whole(value))
 
-_LINES = FieldType(
+_TIERS = FieldType(
     'a list of texts such as "1000: 0.10"',
     lambda value: isinstance(value, list) and all(is_text(line) and "\n" not in line for line in value),
 )
-_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _number(value))
+_DECIMAL = FieldType('a decimal as a text, such as "0.10"', lambda value: _is_decimal(value) or _is_number(value))
 
 
 def _is_decimal(value: Any) -> bool:
@@ -67,15 +74,15 @@ def _is_decimal(value: Any) -> bool:
 PRICE: dict[str, FieldType] = {
     "pricing": _NAME,
     "unit_price": _DECIMAL,
-    "tiers": _LINES,
+    "tiers": _TIERS,
     "flat_fee": _DECIMAL,
     "minimum": _DECIMAL,
 }
 
-#: Fields of a rule for which null means that they are left out.
-_OPTIONAL: dict[str, FieldType] = {
+#: Fields of a rule that may be null. null means the same as a missing field.
+_NULLABLE: dict[str, FieldType] = {
     "plan": _NAME,
-    "capacity": _WHOLE,
+    "capacity": _WHOLE_NUMBER,
     "rate": _NUMBER,
     "period": _TIME,
     "initial": _INITIAL,
@@ -83,24 +90,25 @@ _OPTIONAL: dict[str, FieldType] = {
     "calendar_unit": _TEXT,
     "timezone": _TEXT,
     "anchor": _TEXT,
-    "sub_windows": _WHOLE,
-    "delay_after": _WHOLE,
+    "sub_windows": _WHOLE_NUMBER,
+    "delay_after": _WHOLE_NUMBER,
     "max_burst_seconds": _TIME,
     "warm_up": _TIME,
     "cold_factor": _NUMBER,
     "lease_ttl": _TIME,
     "max_wait": _TIME,
-    "prefetch": _WHOLE,
+    "prefetch": _WHOLE_NUMBER,
 }
-RULE: dict[str, FieldType] = _OPTIONAL | {
+#: All fields of a rule.
+RULE: dict[str, FieldType] = _NULLABLE | {
     "name": _NAME,
     "algorithm": _NAME,
-    "weighted": _FLAG,
+    "weighted": _BOOLEAN,
     "scope": _NAME,
     "key_kind": _NAME,
     "meter": _NAME,
     "mode": _NAME,
-    "bills": _FLAG,
+    "bills": _BOOLEAN,
     "on_failure": _TEXT,
 }
 
@@ -109,12 +117,12 @@ def rule_problems(entry: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each field of a rule whose value has a wrong type."""
     for field, value in entry.items():
         field_type = RULE.get(field)
-        if field_type is not None and not field_type.accepts(value) and not (value is None and field in _OPTIONAL):
+        if field_type is not None and not field_type.accepts(value) and not (value is None and field in _NULLABLE):
             yield f"{field} must be {field_type.description}, not {as_json(value)}"
 
 
 def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each value in a plan that has a wrong type."""
+    """Yield a sentence for each wrong type of a value in a plan."""
     if not _NAME.accepts(slug):
         yield f"a plan's slug must be {_NAME.description}, not {as_json(slug)}"
     if "name" in plan and not _NAME.accepts(plan["name"]):
@@ -122,8 +130,8 @@ def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
     for meter, quantity in plan.get("includes", {}).items():
         if not _NAME.accepts(meter):
             yield f"a meter must be {_NAME.description}, not {as_json(meter)}"
-        if not _WHOLE.accepts(quantity):
-            yield f"includes of {as_json(meter)} must be {_WHOLE.description}, not {as_json(quantity)}"
+        if not _WHOLE_NUMBER.accepts(quantity):
+            yield f"includes of {as_json(meter)} must be {_WHOLE_NUMBER.description}, not {as_json(quantity)}"
     if "currency" in plan and not _TEXT.accepts(plan["currency"]):
         yield f"currency must be {_TEXT.description}, not {as_json(plan['currency'])}"
     for meter, price in plan.get("prices", {}).items():
@@ -138,7 +146,7 @@ def plan_problems(slug: str, plan: dict[str, Any]) -> Iterator[str]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON, shortened for a message."""
+    """Return a value as JSON for a message. A long text is cut."""
     if type(value) is Decimal:
         text = str(value)
     else:
@@ -150,14 +158,14 @@ def as_json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal and a log can show, with escapes for surrogates and control characters."""
+    """Return the text. If it has characters that a terminal or a log cannot show, return it as JSON, with escapes."""
     return text if text.isprintable() else as_json(text)
 
 
 def decoded(raw: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, with exact decimals.
 
-    Raise ValueError with the number of the wrong line.
+    Raise ValueError if the text is not JSON. Its message has the number of the wrong line.
     """
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_float=Decimal, parse_constant=Decimal)
@@ -167,6 +175,6 @@ def decoded(raw: bytes) -> Any:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(f"line {line}: byte {error.start + 1} of the file is not UTF-8: save it as UTF-8") from error
     except RecursionError as error:
-        raise ValueError("this is nested too deeply: plans and rules contain only flat objects") from error
+        raise ValueError("the document is nested too deeply: plans and rules contain only flat objects") from error
     except (InvalidOperation, ValueError) as error:
-        raise ValueError(f"a number has too many digits: write one of at most {MAX_PERMITS}") from error
+        raise ValueError(f"a number has too many digits: the largest number is {MAX_PERMITS}") from error

@@ -1,4 +1,4 @@
-"""The simulator: run recorded requests (a trace) against a rule, with the real scripts and a virtual clock."""
+"""The simulator: let the real scripts decide recorded requests (a trace) by a rule, with a virtual clock."""
 
 from __future__ import annotations
 

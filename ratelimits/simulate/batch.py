@@ -1,4 +1,4 @@
-"""Make many decisions in a row with the real scripts and a virtual clock, for the simulator."""
+"""Send many commands at once to the real scripts, with a virtual clock, for the simulator."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ from ratelimits.engine.server import Server
 
 #: A command as bytes, and the script that it calls.
 ReadyCommand = tuple[bytes, Script]
-#: 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait; times in µs.
+#: The numbers of a reply: 1, allowed (1 or 0), the number of the binding limit (0: none), remaining, retry_after
+#: (-1: never), reset_after, wait. Times are in µs.
 Reply = tuple[int, ...]
 
-# With a virtual clock the script uses neither the nonce nor the run of the server, so any value will do.
+# With a virtual clock, the script uses neither the nonce nor the run of the server. So they may have any value.
 _NONCE, _RUN, _LEASE = b"0", "virtual", "."
-_BEFORE = bulks(_NONCE, f"0 {_RUN}".encode())
-# The parts of a request that change from one to the next, as lua/decide.lua reads them: now and timeout after five
-# bytes, and the cost at the end.
+#: The arguments of a command between its Redis keys and its request.
+_NONCE_AND_RUN = bulks(_NONCE, f"0 {_RUN}".encode())
+# Each request has its own times and its own cost. lua/decide.lua reads the times (now and timeout) after the first five
+# bytes of the request, and the cost from its last bytes.
 _TIMES, _COST, _TIMES_AT = struct.Struct("<dd"), struct.Struct("<d"), 5
-_ANSWER = struct.Struct("<7q")
-_REFUSED = struct.Struct("<2q")
+#: The format of a reply with a decision, and of a reply without one.
+_DECIDED, _STALE = struct.Struct("<7q"), struct.Struct("<2q")
 
 
 class _Template:
-    """Bytes that commands of one operation have in common: before the times, after the times, after the cost."""
+    """The bytes that all commands of one operation have in common.
+
+    A command consists of `name`, the Redis keys, `before`, the times, `between`, the cost, `after` and the lease.
+    """
 
     __slots__ = ("after", "before", "between", "end", "fronts", "name", "start")
 
     def __init__(self) -> None:
-        #: For each key, the bytes of a command before the times.
+        #: The bytes of a command before the times, by key.
         self.fronts: dict[str, bytes] = {}
         self.name = self.before = self.between = self.after = b""
-        #: The moments (µs) between which `between` and `after` are valid.
+        #: `between` and `after` are valid from the moment `start` until the moment `end` (both in µs).
         self.start, self.end = 0.0, 0.0
 
 
 class CommandMaker:
     """Makes commands of a program with a virtual clock.
 
-    Most bytes are made once; only times, key, cost and lease change. All terms of the program have the key 0 and the
-    slot 0.
+    Most bytes of a command are made only once. For each command, only the times, the key, the cost and the lease are
+    put in. All terms of the program must have the key 0 and the slot 0.
     """
 
     def __init__(self, keyspace: Keyspace, program: Program) -> None:
@@ -57,7 +62,7 @@ class CommandMaker:
         self._leases = any(term.algorithm.leases for term in program.terms)
 
     def command(self, op: Op, key: str, cost: int, now: int, timeout: int = 0, lease: str = "") -> ReadyCommand:
-        """Return one command. `now` and `timeout` (-1: any) are in µs. A `lease` of "" is a valid name."""
+        """Return a command. `now` and `timeout` are in µs. A `timeout` of -1 accepts any wait. "" is a valid lease."""
         template = self._templates.get(op)
         if template is None or not template.start <= now < template.end:
             template = self._template(op, key, now)
@@ -75,12 +80,12 @@ class CommandMaker:
         call = Call(self.program, (key,), (0,), timeout=ANY, now=now, op=op, lease=_LEASE, virtual=True)
         whole = Command(self._keyspace, call).to(_RUN, _NONCE)
         template.name, keys, rest = whole.partition(bulks(*self._keys(key)))
-        before, nonce, request = rest.partition(_BEFORE)
+        unexpected, nonce_and_run, request = rest.partition(_NONCE_AND_RUN)
         size, line, request = request.partition(b"\r\n")
         assert keys
-        assert nonce
-        assert not before
-        template.before = nonce + size + line + request[:_TIMES_AT]
+        assert nonce_and_run
+        assert not unexpected
+        template.before = nonce_and_run + size + line + request[:_TIMES_AT]
         length, times = int(size[1:]), request[_TIMES_AT : _TIMES_AT + _TIMES.size]
         assert times == _TIMES.pack(now, -1)
         template.between = request[_TIMES_AT + _TIMES.size : length - _COST.size]
@@ -95,36 +100,37 @@ class CommandMaker:
 
     def _keys(self, key: str) -> list[bytes]:
         call = Call(self.program, (key,), (0,))
-        return [one.encode() for one in (*self.state_keys(key), *further_keys(self._keyspace, call, [0]))]
+        return [name.encode() for name in (*self.state_keys(key), *further_keys(self._keyspace, call, [0]))]
 
     def state_keys(self, key: str) -> list[str]:
-        """Return the Redis keys of a key's states."""
+        """Return the Redis keys that store the states of a key."""
         return state_keys(self._keyspace, Call(self.program, (key,), (0,)), [0])
 
 
-def _of_any_run(command: bytes, run: str) -> bytes:
+def _with_any_run(command: bytes, run: str) -> bytes:
+    """Return the command. The run of the server is not part of it, because the clock is virtual."""
     return command
 
 
 def replay(server: Server, commands: Sequence[ReadyCommand]) -> list[Reply]:
     """Send commands in one round trip and return their replies, in order.
 
-    Nothing else may decide on the same keys meanwhile. Raise Stale for a moment outside of the calendar window's
-    params.
+    Until the replies arrive, nothing else may decide on the same keys. Raise Stale if a command's moment is not in the
+    calendar window for which the command was made.
     """
-    packed = [partial(_of_any_run, command) for command, _script in commands]
+    packed = [partial(_with_any_run, command) for command, _script in commands]
     packed_replies = server.wire.stream(packed, {script for _command, script in commands})
-    unpack = _ANSWER.unpack_from
-    replies = [unpack(raw) if len(raw) >= _ANSWER.size else _REFUSED.unpack_from(raw) for raw in packed_replies]
-    for one in replies:
-        if one[0] != 1:
-            raise Stale(0, one[1])
+    unpack = _DECIDED.unpack_from
+    replies = [unpack(raw) if len(raw) >= _DECIDED.size else _STALE.unpack_from(raw) for raw in packed_replies]
+    for reply in replies:
+        if reply[0] != 1:
+            raise Stale(0, reply[1])
     return replies
 
 
 def forget(server: Server, keys: Iterable[str]) -> None:
-    """Delete the states under these Redis keys, and their further keys."""
+    """Delete the states with these Redis keys, and the further keys that belong to such a state."""
     endings = {"", *(ending for kind in ALGORITHMS.values() for ending in kind.storage.endings.values())}
-    found = sorted({key + ending for key in keys for ending in endings})
-    for start in range(0, len(found), 1000):
-        server.wire.client.unlink(*found[start : start + 1000])
+    deleted = sorted({key + ending for key in keys for ending in endings})
+    for start in range(0, len(deleted), 1000):
+        server.wire.client.unlink(*deleted[start : start + 1000])

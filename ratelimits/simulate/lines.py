@@ -1,4 +1,4 @@
-"""Read rules and the lines of a trace (recorded requests). Each mistake gets a sentence that says what is wrong."""
+"""Read rules, and the lines of a trace (recorded requests). A sentence about each mistake says what is wrong."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from ratelimits.engine.program import MAX_LIMITS
 
 #: Maximum cost of one line.
 MAX_COST = 2**40
+#: Latest moment of a line, in seconds.
 LATEST = HORIZON // MICROSECONDS
+#: Fields of a line.
 FIELDS = ("at", "op", "key", "cost", "timeout", "lease", "rule")
+#: The operation of each `op` that a line can name.
 OPS = {
     "try_acquire": Op.TRY,
     "acquire": Op.TRY,
@@ -30,13 +33,13 @@ OPS = {
 
 Rules = tuple[Algorithm, ...]
 _FIELDS = frozenset(FIELDS)
-_MICRO = Decimal("0.000001")
-#: Number of lines that are decoded together, if possible.
-_LOT = 500
+_MICROSECOND = Decimal("0.000001")
+#: Number of lines that are decoded in one step, if possible.
+_LINES_AT_ONCE = 500
 
 
 class BadLine(ValueError):
-    """A mistake in a line of a trace. `number` counts from 1; 0 is the rule."""
+    """A mistake in a line of a trace. The first line has the `number` 1. The number 0 stands for the rule."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -46,8 +49,9 @@ class BadLine(ValueError):
 class TraceLine(NamedTuple):
     """One line of a trace.
 
-    `at` is the number as it was written. `now` and `timeout` are in µs; a `timeout` of -1 accepts any wait. `rules` are
-    the new rules of a line with the op `set_rule`, otherwise None.
+    at            the moment as the line has it, in seconds
+    now, timeout  in µs. A timeout of -1 accepts any wait
+    rules         the new rules, in a line with the op `set_rule`; None in other lines
     """
 
     at: int | Decimal
@@ -60,42 +64,45 @@ class TraceLine(NamedTuple):
     rules: Rules | None = None
 
 
-def _far(text: str) -> Decimal:
-    """Replace a number whose exponent is too large for a Decimal by infinity, so that it is refused as out of range."""
+def _decimal_or_infinity(text: str) -> Decimal:
+    """Return a number as a Decimal. If the exponent is too large for a Decimal, return infinity.
+
+    An infinite number is later refused, because it is out of range.
+    """
     try:
         return Decimal(text)
     except InvalidOperation:
         return Decimal("-Infinity" if text.startswith("-") else "Infinity")
 
 
-def _long(text: str) -> int | Decimal:
+def _int_or_decimal(text: str) -> int | Decimal:
     try:
         return int(text)
     except ValueError:
         return Decimal(text)
 
 
-# NaN and Infinity are not JSON. Accept them here, so that the message is about the line's field.
+# NaN and Infinity are not JSON. The decoders accept them, so that a later message can name the field with this value.
 _JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
-_LENIENT = json.JSONDecoder(parse_float=_far, parse_int=_long, parse_constant=Decimal)
+_LENIENT = json.JSONDecoder(parse_float=_decimal_or_infinity, parse_int=_int_or_decimal, parse_constant=Decimal)
 
 
 def decoded(text: bytes) -> Any:
-    """Return the JSON value of a text in UTF-8, with exact decimals. Raise ValueError that says where it is wrong."""
+    """Return the value of a JSON text in UTF-8, with exact decimals. Raise ValueError with the place of a mistake."""
     try:
-        read = text.decode()
+        json_text = text.decode()
         try:
-            return _JSON.decode(read)
+            return _JSON.decode(json_text)
         except json.JSONDecodeError:
             raise
         except (InvalidOperation, ValueError):
-            return _LENIENT.decode(read)
+            return _LENIENT.decode(json_text)
     except json.JSONDecodeError as error:
         raise ValueError(f"this is not JSON: {error.msg} at character {error.pos + 1}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"this is not UTF-8: byte {error.start + 1}") from error
     except RecursionError as error:
-        raise ValueError("this is nested too deeply") from error
+        raise ValueError("the line is nested too deeply") from error
 
 
 def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
@@ -103,13 +110,13 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
     For a line that is not JSON, the value is a ValueError.
     """
-    numbered = ((number, text) for number, text in enumerate(texts, 1) if text.strip())
-    while lot := list(islice(numbered, _LOT)):
-        together = _together([text for _, text in lot])
-        if together is not None:
-            yield from zip((number for number, _ in lot), together, strict=True)
+    lines = ((number, text) for number, text in enumerate(texts, 1) if text.strip())
+    while group := list(islice(lines, _LINES_AT_ONCE)):
+        values = _decoded_together([text for _, text in group])
+        if values is not None:
+            yield from zip((number for number, _ in group), values, strict=True)
             continue
-        for number, text in lot:
+        for number, text in group:
             try:
                 data = decoded(text)
             except ValueError as error:
@@ -117,11 +124,11 @@ def objects(texts: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             yield number, data
 
 
-def _together(texts: list[bytes]) -> list[Any] | None:
-    """Decode lines together as one JSON list, which is faster. Return None if they must be decoded one by one.
+def _decoded_together(texts: list[bytes]) -> list[Any] | None:
+    """Return the values of several lines; None if each line must be decoded on its own.
 
-    If the lines contain no list, each item is exactly one line: a string cannot contain a line break, and an item
-    cannot begin within an object.
+    To decode all lines as one JSON list is faster. Lines that contain a list are not decoded in this way. Then each
+    item of the list is exactly one line: no text contains a line break, and no item begins inside of an object.
     """
     whole = b",\n".join(texts)
     if b"[" in whole or not all(text.lstrip().startswith(b"{") for text in texts):
@@ -137,7 +144,7 @@ def read_rules(data: Any) -> Rules:
     """Return the algorithms of one rule, or of a list of rules that are decided together. Raise ValueError."""
     rules = data if isinstance(data, list) else [data]
     if not rules:
-        raise ValueError("a list of rules needs at least one rule")
+        raise ValueError("the list of rules is empty: write at least one rule")
     if len(rules) > MAX_LIMITS:
         raise ValueError(f"at most {MAX_LIMITS} rules are decided together, not {len(rules)}")
     return tuple(algorithm_from_json(rule) for rule in rules)
@@ -146,7 +153,8 @@ def read_rules(data: Any) -> Rules:
 def micros(name: str, value: Any) -> int:
     """Return seconds as µs, rounded half up.
 
-    A number beyond HORIZON becomes a number that is refused as out of range.
+    For a number above `LATEST` or below `-LATEST`, return a number that the caller refuses as out of range. Raise
+    ValueError, for the field `name`, if the value is not a number.
     """
     if type(value) is int:
         if -LATEST <= value <= LATEST:
@@ -157,35 +165,35 @@ def micros(name: str, value: Any) -> int:
         if not isinstance(value, Decimal) or value.is_nan():
             raise ValueError(f"{name} must be a number of seconds, not {_shown(value)}")
         if -LATEST <= value <= LATEST:
-            # Round only once, whatever the number of digits.
-            return int(value.quantize(_MICRO, ROUND_HALF_UP).scaleb(6))
+            # Round only once, for any number of digits.
+            return int(value.quantize(_MICROSECOND, ROUND_HALF_UP).scaleb(6))
     return 2 * HORIZON if value > 0 else -2 * HORIZON
 
 
 class Reader:
-    """Reads the lines of one trace. `rules` are the rules in force, which a line with `set_rule` changes."""
+    """Reads the lines of one trace. `rules` are the current rules: a line with `set_rule` changes them."""
 
     def __init__(self, rules: Rules) -> None:
-        self._bring(rules)
+        self._use_rules(rules)
 
-    def _bring(self, rules: Rules) -> None:
+    def _use_rules(self, rules: Rules) -> None:
         self.rules = rules
-        self._most = min((rule.max_cost for rule in rules if rule.max_cost is not None), default=MAX_COST)
-        self._most = min(self._most, MAX_COST)
+        self._max_cost = min((rule.max_cost for rule in rules if rule.max_cost is not None), default=MAX_COST)
+        self._max_cost = min(self._max_cost, MAX_COST)
 
     def line(self, data: Any) -> TraceLine:
-        """Return one line. Raise ValueError with a sentence that says what to write instead."""
+        """Return the line that a JSON value describes. Raise ValueError with a sentence that says what to write."""
         if not isinstance(data, dict):
             if isinstance(data, ValueError):
                 raise data
             raise ValueError(f'a line is an object such as {{"at": 12.5, "op": "try_acquire"}}, not {_shown(data)}')
         if not data.keys() <= _FIELDS:
             unknown = next(field for field in data if field not in _FIELDS)
-            raise ValueError(f"unknown field {unknown!r}: a line takes {', '.join(FIELDS)}")
+            raise ValueError(f"unknown field {unknown!r}: the fields of a line are {', '.join(FIELDS)}")
         get = data.get
-        at, name, timeout, key, lease, new = get("at"), get("op"), get("timeout"), get("key"), get("lease"), None
+        at, name, timeout, key, lease = get("at"), get("op"), get("timeout"), get("key"), get("lease")
         if at is None:
-            raise ValueError("at is missing: the moment in seconds")
+            raise ValueError("at is missing: write the moment in seconds")
         now = micros("at", at)
         if at < 0 or now > HORIZON:
             raise ValueError(f"at must be from 0 to {LATEST}, in seconds, not {_shown(at)}")
@@ -196,11 +204,12 @@ class Reader:
         cost = self._cost(get("cost"))
         key = "" if key is None else _text("key", key)
         lease = "" if lease is None else _text("lease", lease)
+        new_rules = None
         if op is Op.CHANGE:
-            new = self._changed(get("rule"))
+            new_rules = self._new_rules(get("rule"))
         elif get("rule") is not None:
-            raise ValueError(f"a rule belongs to set_rule, not to {name or 'try_acquire'}")
-        return TraceLine(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new)
+            raise ValueError(f"only a line with set_rule has a rule, not a line with {name or 'try_acquire'}")
+        return TraceLine(at, now, op, key, cost, -1 if name == "acquire" else wait, lease, new_rules)
 
     def _cost(self, value: Any) -> int:
         if value is None:
@@ -214,20 +223,24 @@ class Reader:
                 if value % 1:
                     raise ValueError(f"cost must be a whole number of permits, not {_shown(value)}")
                 value = int(value)
-        if 0 <= value <= self._most:
+        if 0 <= value <= self._max_cost:
             return int(value)
         if 0 <= value <= MAX_COST:
-            raise ValueError(f"cost {value} takes more than 142 years at this rate: at most {self._most} does not")
+            raise ValueError(
+                f"cost {value} takes more than 142 years at this rate: write a cost of at most {self._max_cost}"
+            )
         raise ValueError(f"cost must be from 0 to {MAX_COST}, not {_shown(value)}")
 
-    def _changed(self, data: Any) -> Rules:
+    def _new_rules(self, data: Any) -> Rules:
         if data is None:
             raise ValueError("set_rule needs a rule")
-        new = read_rules(data)
-        if len(new) != len(self.rules):
-            raise ValueError(f"set_rule brings {len(new)} rules in the place of {len(self.rules)}: write one for each")
-        self._bring(new)
-        return new
+        new_rules = read_rules(data)
+        if len(new_rules) != len(self.rules):
+            raise ValueError(
+                f"set_rule has {len(new_rules)} rules, but the trace has {len(self.rules)}: write one for each"
+            )
+        self._use_rules(new_rules)
+        return new_rules
 
 
 def _text(field: str, value: Any) -> str:
@@ -237,7 +250,7 @@ def _text(field: str, value: Any) -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{field} holds half a character") from error
+            raise ValueError(f"{field} contains half of a surrogate pair") from error
     return value
 
 

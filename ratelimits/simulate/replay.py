@@ -1,4 +1,4 @@
-"""Run traces, each with its own new state, in as few round trips as possible."""
+"""Run traces. Each trace has its own new state. All traces share round trips, so that there are few of them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from ratelimits.simulate.batch import CommandMaker, ReadyCommand, Reply, forget,
 from ratelimits.simulate.lines import Rules, TraceLine
 
 #: Number of commands in one round trip.
-TOGETHER = 1000
+COMMANDS_AT_ONCE = 1000
 _ALIAS = "ratelimits_simulate"
-_PATIENCE = 60.0
+#: How long to wait for the server, in seconds.
+_TIMEOUT = 60.0
 
 
 @contextmanager
 def sandbox(url: str | None = None) -> Iterator[Wire]:
-    """Yield connections to the server at `url` (default: REDIS_URL).
+    """Yield connections to the server at `url`. The default is the environment variable `REDIS_URL`.
 
-    Without one, start an embedded server for the block.
+    If neither is set, start an embedded server, and stop it at the end of the `with` block.
     """
     url = url or os.environ.get("REDIS_URL")
     if url:
@@ -55,26 +56,28 @@ def sandbox(url: str | None = None) -> Iterator[Wire]:
 def _wire(url: str) -> Wire:
     caches[_ALIAS] = RedisCache(url, {})
     try:
-        return Wire(_ALIAS, _PATIENCE)
+        return Wire(_ALIAS, _TIMEOUT)
     finally:
         del caches[_ALIAS]
 
 
 def _decimal(us: int) -> str:
-    """Return µs as seconds in JSON, without superfluous zeros."""
+    """Return µs as seconds for JSON, without zeros at the end."""
     if us == 0:
         return "0.0"
     if 100 <= us < 10**15:
-        # With at most 15 digits, the shortest text of this double is the decimal itself, without an exponent.
+        # The number has at most 15 digits. So `repr` of this float gives exactly these digits, without an exponent.
         return repr(us / MICROSECONDS)
-    whole, part = divmod(us, MICROSECONDS)
-    return f"{whole}.{part:06d}".rstrip("0") + ("" if part else "0")
+    seconds, fraction = divmod(us, MICROSECONDS)
+    return f"{seconds}.{fraction:06d}".rstrip("0") + ("" if fraction else "0")
 
 
 class LineOutcome(NamedTuple):
     """The result of one line.
 
-    `at` is as it was written; `wait`, `retry_after` (None: never) and `reset_after` are in µs.
+    at           the moment as the line has it, in seconds
+    limit        the number that the rule of this result reports as its limit
+    retry_after  in µs, as `wait` and `reset_after`. None: the request can never be admitted
     """
 
     at: int | Decimal
@@ -96,26 +99,26 @@ class LineOutcome(NamedTuple):
 
 
 class Replay:
-    """Turns the lines of one trace into commands. Its rules are decided together, on a state of its own."""
+    """Turns the lines of one trace into commands. One decision is made by all rules of the trace."""
 
     def __init__(self, rules: Rules, prefix: str = "") -> None:
-        """Begin a replay. `prefix` is part of its keys; no other replay of the simulator may have the same one."""
+        """Begin a replay. `prefix` is a part of its keys: each replay of a simulator needs another prefix."""
         self._prefix = prefix
         self._keys: dict[str, None] = {}
         self._rules = rules
         self._makers: list[CommandMaker] = []
-        #: The numbers that the rules report as `limit`.
-        self.shown = tuple(rule.shown for rule in rules)
+        #: The number that each rule reports as `limit`.
+        self.limits_shown = tuple(rule.shown for rule in rules)
 
-    def _take(self, keyspace: Keyspace, rules: Rules) -> None:
-        terms = tuple(Term(rule, str(place), 0, 0) for place, rule in enumerate(rules))
+    def _use_rules(self, keyspace: Keyspace, rules: Rules) -> None:
+        terms = tuple(Term(rule, str(number), 0, 0) for number, rule in enumerate(rules))
         self._makers.append(CommandMaker(keyspace, program(terms)))
-        self._rules, self.shown = rules, tuple(rule.shown for rule in rules)
+        self._rules, self.limits_shown = rules, tuple(rule.shown for rule in rules)
 
     def commands(self, line: TraceLine, keyspace: Keyspace) -> list[ReadyCommand]:
-        """Return the commands for one line. The reply to the last command is the result of the line."""
+        """Return the commands for a line. The reply to the last command has the result of the line."""
         if not self._makers:
-            self._take(keyspace, self._rules)
+            self._use_rules(keyspace, self._rules)
         key = self._prefix + line.key
         if line.rules is not None:
             changes = [*self._changes(line, line.rules, keyspace)]
@@ -124,14 +127,14 @@ class Replay:
         return [self._makers[-1].command(line.op, key, line.cost, line.now, line.timeout, line.lease)]
 
     def _changes(self, line: TraceLine, rules: Rules, keyspace: Keyspace) -> Iterator[ReadyCommand]:
-        """Yield the commands that change the rules of every key used so far.
+        """Yield the commands that change the rules, for every key that was used so far.
 
-        States of a replaced algorithm are deleted.
+        If a rule gets another algorithm, the states of the former algorithm are deleted.
         """
         terms = zip(self._makers[-1].program.terms, rules, strict=True)
         replaced = tuple(term for term, rule in terms if term.algorithm.id != rule.id)
         resetting = CommandMaker(keyspace, program(replaced)) if replaced else None
-        self._take(keyspace, rules)
+        self._use_rules(keyspace, rules)
         for key in self._keys:
             if resetting is not None:
                 yield resetting.command(Op.RESET, key, 0, line.now)
@@ -139,21 +142,22 @@ class Replay:
 
     def state_keys(self) -> Iterator[str]:
         """Yield the Redis keys of all states that this replay may have written."""
-        # Rules of the same algorithms have the same keys, however often their numbers change.
-        kinds = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
-        return (state for maker in kinds.values() for key in self._keys for state in maker.state_keys(key))
+        # The keys depend only on the algorithms of the rules. So one maker for each combination of algorithms is
+        # enough.
+        makers = {tuple(term.algorithm.id for term in maker.program.terms): maker for maker in self._makers}
+        return (state for maker in makers.values() for key in self._keys for state in maker.state_keys(key))
 
 
-#: Lines, each with the index of its last command and the limits that it shows.
+#: Lines whose replies have not arrived. Each has the index of its last command, and the limits that its rules report.
 AwaitedLines = list[tuple[Replay, TraceLine, int, tuple[int | float, ...]]]
 
 
 class Simulator:
-    """Runs replays on a server, in its own namespace. `close` deletes everything that was written."""
+    """Runs replays on a server. Its Redis keys have their own namespace. `close` deletes all these keys."""
 
     def __init__(self, wire: Wire) -> None:
         keyspace = Keyspace(f"simulate-{secrets.token_hex(8)}", 1)
-        # On a cluster, the node that has the only shard.
+        # In a cluster, this is the connection to the node that has the only shard.
         self._server = Server(wire.wire_of(keyspace, 0), keyspace)
         self._thread: ThreadPoolExecutor | None = None
         self._replays: dict[Replay, None] = {}
@@ -161,36 +165,36 @@ class Simulator:
     def run(self, lines: Iterable[tuple[Replay, TraceLine]]) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
         """Yield each line with its result, in order.
 
-        At most 2 * TOGETHER commands are prepared before a result is yielded.
+        The first result comes after at most `2 * COMMANDS_AT_ONCE` commands.
         """
-        waiting: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
+        sent: deque[tuple[AwaitedLines, Future[list[Reply]]]] = deque()
         awaited: AwaitedLines = []
         commands: list[ReadyCommand] = []
         keyspace = self._server.keyspace
-        for one, line in lines:
-            self._replays[one] = None
-            commands += one.commands(line, keyspace)
-            awaited.append((one, line, len(commands) - 1, one.shown))
-            if len(commands) >= TOGETHER:
-                # Prepare the next commands while the server decides these. A single thread keeps them in order.
+        for line_replay, line in lines:
+            self._replays[line_replay] = None
+            commands += line_replay.commands(line, keyspace)
+            awaited.append((line_replay, line, len(commands) - 1, line_replay.limits_shown))
+            if len(commands) >= COMMANDS_AT_ONCE:
+                # Make the next commands while the server decides these commands. A single thread keeps the order.
                 self._thread = self._thread or ThreadPoolExecutor(1)
-                waiting.append((awaited, self._thread.submit(replay, self._server, commands)))
+                sent.append((awaited, self._thread.submit(replay, self._server, commands)))
                 awaited, commands = [], []
-                if len(waiting) > 1:
-                    yield from _outcomes(*waiting.popleft())
-        while waiting:
-            yield from _outcomes(*waiting.popleft())
+                if len(sent) > 1:
+                    yield from _outcomes(*sent.popleft())
+        while sent:
+            yield from _outcomes(*sent.popleft())
         if commands:
             yield from _outcomes(awaited, replay(self._server, commands))
 
     def forget(self, replays: Iterable[Replay]) -> None:
         """Delete the states of finished replays."""
-        forget(self._server, [state for one in replays for state in one.state_keys()])
-        for one in replays:
-            self._replays.pop(one, None)
+        forget(self._server, [key for finished in replays for key in finished.state_keys()])
+        for finished in replays:
+            self._replays.pop(finished, None)
 
     def close(self) -> None:
-        """Wait for replies that have not arrived yet, then delete all states."""
+        """Wait for the replies to commands that were sent. Then delete all states."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self.forget(list(self._replays))
@@ -202,7 +206,7 @@ class Simulator:
         try:
             self.close()
         except RedisError as lost:
-            # Do not hide an earlier error, which says already that the server does not answer.
+            # If there is an earlier error, raise only that one. It already says that the server does not answer.
             if error is None:
                 raise Unavailable(str(lost)) from lost
 
@@ -210,16 +214,16 @@ class Simulator:
 def _outcomes(
     awaited: AwaitedLines, replies: list[Reply] | Future[list[Reply]]
 ) -> Iterator[tuple[Replay, TraceLine, LineOutcome]]:
-    read = replies.result() if isinstance(replies, Future) else replies
-    for one, line, number, shown in awaited:
-        _, allowed, binding, remaining, retry_after, reset_after, wait = read[number]
+    arrived = replies.result() if isinstance(replies, Future) else replies
+    for line_replay, line, command_index, limits_shown in awaited:
+        _, allowed, binding, remaining, retry_after, reset_after, wait = arrived[command_index]
         outcome = LineOutcome(
             line.at,
             allowed == 1,
             wait,
-            shown[binding - 1],
+            limits_shown[binding - 1],
             remaining,
             None if retry_after < 0 else retry_after,
             reset_after,
         )
-        yield one, line, outcome
+        yield line_replay, line, outcome

@@ -1,4 +1,4 @@
-"""Summarise a simulation in a few lines: how many requests were admitted, when, and the busiest keys."""
+"""Summarise a simulation in a few lines: the numbers of admitted requests in time, and the busiest keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from ratelimits.engine.call import Op
 from ratelimits.simulate.lines import TraceLine
 from ratelimits.simulate.replay import LineOutcome
 
+#: Bars of eight heights.
 BARS = "▁▂▃▄▅▆▇█"
+#: Maximum number of slots of time in the summary.
 SLOTS = 60
+#: Lengths that a slot can have, in seconds.
 LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800)
+#: Number of keys in the summary: those with the most requests.
 BUSIEST = 5
 
 
 def spark(counts: list[int], maximum: int = 0) -> str:
-    """Return a bar for each count, in eight heights up to `maximum` (default: the greatest count); a space for 0."""
+    """Return a bar for each count above 0, and a space for each 0.
+
+    The highest bar stands for `maximum` or, if it is greater, for the greatest count.
+    """
     maximum = max(maximum, *counts, 1)
     return "".join(BARS[(count * 8 - 1) // maximum] if count else " " for count in counts)
 
@@ -32,35 +39,35 @@ def duration(us: int) -> str:
 
 
 class Summary:
-    """Counts outcomes. Only `try_acquire` and `acquire` count as requests; other lines of a trace do not."""
+    """Counts the outcomes of requests: of lines with `try_acquire` and `acquire`. Other lines are not counted."""
 
     def __init__(self) -> None:
-        self.admitted = self.refused = self.never = self.permits = self.longest_wait = 0
+        self.admitted = self.refused = self.never_admissible = self.permits = self.longest_wait = 0
         self.first: int | None = None
         self.last = 0
-        self.asked: Counter[str] = Counter()
-        self.passed: Counter[str] = Counter()
+        self.requests_by_key: Counter[str] = Counter()
+        self.admitted_by_key: Counter[str] = Counter()
         self.by_second: Counter[int] = Counter()
 
     def add(self, line: TraceLine, outcome: LineOutcome) -> None:
-        """Count one line and its outcome."""
+        """Add a line and its outcome."""
         if line.op is not Op.TRY:
             return
         self.first = line.now if self.first is None else min(self.first, line.now)
         self.last = max(self.last, line.now)
-        self.asked[line.key] += 1
+        self.requests_by_key[line.key] += 1
         if not outcome.allowed:
             self.refused += 1
-            self.never += outcome.retry_after is None
+            self.never_admissible += outcome.retry_after is None
             return
         self.admitted += 1
         self.permits += line.cost
-        self.passed[line.key] += 1
+        self.admitted_by_key[line.key] += 1
         self.longest_wait = max(self.longest_wait, outcome.wait)
         self.by_second[line.now // MICROSECONDS] += 1
 
     def slots(self) -> list[int]:
-        """Return the admitted requests in each slot of time, from the first request's slot to the last one's."""
+        """Return the number of admitted requests in each slot of time, from the first request to the last request."""
         length = self.slot_seconds()
         first = (self.first or 0) // MICROSECONDS // length
         counts = [0] * (self.last // MICROSECONDS // length - first + 1)
@@ -69,10 +76,10 @@ class Summary:
         return counts
 
     def slot_seconds(self) -> int:
-        """Return the shortest length in seconds for which at most SLOTS slots cover all requests."""
+        """Return the length of a slot in seconds: the shortest one with which `SLOTS` slots are enough."""
         span = self.last // MICROSECONDS - (self.first or 0) // MICROSECONDS
-        longer = (length for length in LENGTHS if span < (SLOTS - 1) * length)
-        return next(longer, span // (SLOTS - 1) + 1)
+        long_enough = (length for length in LENGTHS if span < (SLOTS - 1) * length)
+        return next(long_enough, span // (SLOTS - 1) + 1)
 
     def text(self) -> Iterator[str]:
         """Yield the lines of the summary."""
@@ -81,12 +88,12 @@ class Summary:
         if not total or self.first is None:
             return
         yield f"admitted      {self.admitted:,} ({self.admitted / total:.1%}), {self.permits:,} permits"
-        never = f", {self.never:,} of them can never be admitted" if self.never else ""
+        never = f", {self.never_admissible:,} of them can never be admitted" if self.never_admissible else ""
         yield f"refused       {self.refused:,} ({self.refused / total:.1%}){never}"
         yield f"longest wait  {duration(self.longest_wait)}"
-        yield f"keys          {len(self.asked):,}; the busiest:"
-        for key, asked in sorted(self.asked.items(), key=lambda item: (-item[1], item[0]))[:BUSIEST]:
-            yield f"  {key or '(no key)'}  {asked:,} asked, {self.passed[key]:,} admitted"
+        yield f"keys          {len(self.requests_by_key):,}; the busiest:"
+        for key, requests in sorted(self.requests_by_key.items(), key=lambda item: (-item[1], item[0]))[:BUSIEST]:
+            yield f"  {key or '(no key)'}  requests: {requests:,}, admitted: {self.admitted_by_key[key]:,}"
         counts = self.slots()
         yield f"admitted per {duration(self.slot_seconds() * MICROSECONDS)}, at most {max(counts):,}:"
         yield f"  {spark(counts)}"

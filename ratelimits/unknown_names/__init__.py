@@ -44,7 +44,7 @@ def in_document(document: as_code.Document) -> Iterator[tuple[str, str]]:
             yield from ((f"plan “{slug}”", sentence) for sentence in in_rule("*", meter))
     for entry in document["rules"]:
         names = entry.get("scope", "*"), entry.get("meter", "requests")
-        yield from ((f"rule {as_code.shown(entry)}", sentence) for sentence in in_rule(*names))
+        yield from ((f"rule {as_code.quoted_name(entry)}", sentence) for sentence in in_rule(*names))
 
 
 def in_rule(scope: str, meter: str) -> Iterator[str]:

@@ -133,7 +133,7 @@ def test_usage_under_a_former_name_that_customer_does_not_know_needs_a_person(fa
             with pytest.raises(CommandError, match="need a person"):
                 call_command("ratelimits_push", stdout=out, **about)
             assert "skipped: acme, 1 lines, 2 units of overage" in out.getvalue()
-            assert "a former name of newname" in out.getvalue()
+            assert "former name of newname" in out.getvalue()
             assert "skipped: free" not in out.getvalue()  # it has its name still: it is not billed here
         acme_line = PushDelivery.objects.get(report__account="acme").line_id
         customers["acme"] = "cus_1"

@@ -218,7 +218,7 @@ class TestRulesAsCode:
     def test_a_plan_that_keys_are_on_is_not_deleted(self, tmp_path: Path) -> None:
         plan = Plan.objects.create(name="Pro", slug="pro")
         PlanMembership.objects.create(key="user:1", plan=plan)
-        with pytest.raises(CommandError, match="keys or accounts are on it"):
+        with pytest.raises(CommandError, match="first move its keys and accounts to another plan"):
             run("ratelimits_rules", "load", code(tmp_path, rules=[BURST]), "--delete")
         assert not Rule.objects.exists()
 

@@ -83,13 +83,13 @@ BAD: list[tuple[Any, str]] = [
     ({"at": 1, "cost": "1"}, "cost must be a whole number"),
     ({"at": 1, "timeout": "long"}, "timeout must be a number of seconds"),
     ({"at": 1, "key": 7}, "key must be a string, not 7"),
-    ({"at": 1, "key": "\ud800"}, "key holds half a character"),
+    ({"at": 1, "key": "\ud800"}, "key contains half of a surrogate pair"),
     ({"at": 1, "lease": {}}, "lease must be a string"),
-    ({"at": 1, "tiemout": 3}, "unknown field 'tiemout': a line takes at, op"),
-    ({"at": 1, "rule": BUCKET}, "a rule belongs to set_rule, not to try_acquire"),
+    ({"at": 1, "tiemout": 3}, "unknown field 'tiemout': the fields of a line are at, op"),
+    ({"at": 1, "rule": BUCKET}, "only a line with set_rule has a rule, not a line with try_acquire"),
     ({"at": 1, "op": "set_rule"}, "set_rule needs a rule"),
     ({"at": 1, "op": "set_rule", "rule": BUCKET | {"rate": 0}}, "rate must be above 0"),
-    ({"at": 1, "op": "set_rule", "rule": [BUCKET, BUCKET]}, "set_rule brings 2 rules in the place of 1"),
+    ({"at": 1, "op": "set_rule", "rule": [BUCKET, BUCKET]}, "set_rule has 2 rules, but the trace has 1"),
 ]
 
 
@@ -102,7 +102,7 @@ def test_a_bad_line_says_what_is_wrong(line: Any, message: str) -> None:
 
 def test_a_cost_that_takes_longer_than_doubles_can_count_is_refused() -> None:
     assert read({"at": 1, "cost": 4503}, SLOW).cost == 4503
-    with pytest.raises(ValueError, match="takes more than 142 years at this rate: at most 4503 does not"):
+    with pytest.raises(ValueError, match="takes more than 142 years at this rate: write a cost of at most 4503"):
         read({"at": 1, "cost": 4504}, SLOW)
 
 
@@ -117,7 +117,7 @@ def test_a_changed_rule_is_what_later_lines_are_read_against() -> None:
     [
         (b"{", "this is not JSON: "),
         (b"\xff", "this is not UTF-8: byte 1"),
-        (b"[" * 100_000, "this is nested too deeply"),
+        (b"[" * 100_000, "the line is nested too deeply"),
     ],
 )
 def test_what_is_no_json_says_where(text: bytes, message: str) -> None:

@@ -33,9 +33,9 @@ def test_it_tells_how_much_passed_who_was_busiest_and_when(tmp_path: Path) -> No
         "refused       2 (33.3%), 1 of them can never be admitted",
         "longest wait  1 s",
         "keys          3; the busiest:",
-        "  busy  4 asked, 3 admitted",
-        "  (no key)  1 asked, 0 admitted",
-        "  idle  1 asked, 1 admitted",
+        "  busy  requests: 4, admitted: 3",
+        "  (no key)  requests: 1, admitted: 0",
+        "  idle  requests: 1, admitted: 1",
         "admitted per 1 s, at most 2:",
         "  █  █",
     ]
