@@ -1,7 +1,7 @@
 """Applying a batch: write the batch and its lines to the ledger exactly once.
 
-This is one transaction, which holds the lock of the shard's row. A shard is a part of the accounts. Its watermark is
-the moment before which all its usage is in the ledger.
+All of it is done in one transaction, under the lock of the shard's row. A shard is a part of the accounts. The
+watermark of a shard is the moment before which all usage of the shard is in the ledger.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from ratelimits.usage import crash, gaps
 from ratelimits.usage.packet import Packet, chained, values
 
 _COLUMNS = ("id", "batch_id", *SUBJECT, *COUNTERS, "checksum")
+#: Number of lines that one call of `executemany` writes.
 _CHUNK = 2000
-_PART = 500
+#: Number of lines that are sent to COPY at once.
+_COPY_CHUNK = 500
 
 
 class BatchOutcome(Enum):
@@ -40,7 +42,7 @@ class BatchOutcome(Enum):
 
     APPLIED = auto()  # The batch is in the ledger now.
     KNOWN = auto()  # The batch was in the ledger before.
-    DISCARDED = auto()  # The ledger has the batch with more usage; a gap is declared.
+    DISCARDED = auto()  # The ledger has the same batch with more usage; a gap is declared.
     QUARANTINED = auto()  # The batch is stored for a person's decision, and the shard's watermark is frozen.
     LOST = auto()  # The batch was listed, but disappeared from Redis and was never applied; a gap is declared.
     BUSY = auto()  # Another process drains the shard.
@@ -49,7 +51,7 @@ class BatchOutcome(Enum):
 def apply(
     using: str, packet: Packet, fence: str, *, wait: bool = True, live_runs: Collection[str] = ()
 ) -> BatchOutcome:
-    """Write a fenced batch to the ledger and commit. A batch that is applied again changes nothing.
+    """Write a fenced batch to the ledger and commit. Do nothing if the batch was applied before.
 
     A run is one life of a server, until it restarts. `live_runs` are the runs of the servers that answer now.
     """
@@ -58,15 +60,15 @@ def apply(
         if state is None:
             return BatchOutcome.BUSY
         crash.reached("drain:locked")
-        known = (
+        in_ledger = (
             Batch.objects.using(using)
             .filter(shard=packet.shard, incarnation=packet.incarnation)
             .filter(first_seq__lte=packet.seq, seq__gte=packet.seq)
             .first()
         )
-        if known is not None:
-            outcome = _apply_again(using, state, known, packet, fence)
-        elif _archived(using, packet):
+        if in_ledger is not None:
+            outcome = _apply_again(using, state, in_ledger, packet, fence)
+        elif _is_archived(using, packet):
             outcome = quarantine(
                 using, state, packet, ("a batch with its number was archived: compare it with the archive")
             )
@@ -88,26 +90,27 @@ def apply(
 
 
 def _advance(state: ShardState, packet: Packet) -> None:
+    """Note in the shard's state that this batch is the newest one, unless the state has a newer one."""
     if packet.incarnation != state.incarnation or packet.seq > state.seq:
         state.incarnation, state.seq, state.cum = packet.incarnation, packet.seq, packet.cum
 
 
-def _archived(using: str, packet: Packet) -> bool:
+def _is_archived(using: str, packet: Packet) -> bool:
     rows = ArchivedRange.objects.using(using).filter(shard=packet.shard, incarnation=packet.incarnation)
     return rows.filter(first_seq__lte=packet.seq, last_seq__gte=packet.seq).exists()
 
 
 def _was_missing(using: str, packet: Packet) -> bool:
-    """Return whether a batch was declared missing. Mark the gap as recovered if no other batch of it is missing."""
-    same = {"shard": packet.shard, "incarnation": packet.incarnation}
+    """Return whether a gap declares this batch missing. If this was its last missing batch, the gap is recovered."""
+    numbering = {"shard": packet.shard, "incarnation": packet.incarnation}
     missing = DurabilityGap.objects.using(using).filter(
-        kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **same
+        kind=GapKind.MISSING, first_seq__lte=packet.seq, last_seq__gte=packet.seq, **numbering
     )
     spans: list[Any] = list(missing.values_list("pk", "first_seq", "last_seq"))
     for pk, first, last in spans:
-        batches = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **same)
-        known = sum(min(last, seq) - max(first, start) + 1 for start, seq in batches.values_list("first_seq", "seq"))
-        if known == last - first:
+        rows = Batch.objects.using(using).filter(seq__gte=first, first_seq__lte=last, **numbering)
+        in_ledger = sum(min(last, seq) - max(first, start) + 1 for start, seq in rows.values_list("first_seq", "seq"))
+        if in_ledger == last - first:
             gaps.change(using, missing.filter(pk=pk), recovered_at=timezone.now())
     return bool(spans)
 
@@ -117,23 +120,24 @@ def _was_quarantined(using: str, packet: Packet) -> bool:
     return QuarantinedBatch.objects.using(using).filter(shard=packet.shard, name=name).exists()
 
 
-def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fence: str) -> BatchOutcome:
-    """Return the outcome for a batch that has the identity of a batch in the ledger.
+def _apply_again(using: str, state: ShardState, in_ledger: Batch, packet: Packet, fence: str) -> BatchOutcome:
+    """Return the outcome for a packet that has the identity of a batch in the ledger.
 
-    It may be the same batch, a batch with less usage (it is discarded) or with other usage (it is quarantined).
+    If both have the same contents, nothing is done. If the packet has less usage, it is discarded. If it has other
+    usage, it is quarantined.
     """
-    if known.first_seq != known.seq:
-        first = 32 * (packet.seq - known.first_seq)
-        if bytes(known.parts)[first : first + 32].hex() == packet.content:
+    if in_ledger.first_seq != in_ledger.seq:
+        first = 32 * (packet.seq - in_ledger.first_seq)
+        if bytes(in_ledger.parts)[first : first + 32].hex() == packet.content:
             return BatchOutcome.KNOWN
         return quarantine(using, state, packet, "a batch that was compacted came again with different contents")
-    if known.content == packet.content:
+    if in_ledger.content == packet.content:
         return BatchOutcome.KNOWN
-    in_ledger = {tuple(map(str, row[:7])): row[7:] for row in known.lines().values_list(*SUBJECT, *COUNTERS)}
+    ledger_counts = {tuple(map(str, row[:7])): row[7:] for row in in_ledger.lines().values_list(*SUBJECT, *COUNTERS)}
     for line in packet.lines:
-        counted = values(line)
-        before = in_ledger.get(tuple(counted[:7]))
-        if before is None or any(int(new) > old for new, old in zip(counted[7:], before, strict=True)):
+        row = values(line)
+        counts = ledger_counts.get(tuple(row[:7]))
+        if counts is None or any(int(new) > old for new, old in zip(row[7:], counts, strict=True)):
             return quarantine(using, state, packet, "it came again with usage that the ledger does not have")
     gaps.declare(
         using,
@@ -141,7 +145,7 @@ def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fe
         f"{packet.shard}:{packet.incarnation}:{packet.seq}:{packet.content}",
         shard=packet.shard,
         since=packet.opened_at,
-        until=max(packet.sealed_at, known.sealed_at),
+        until=max(packet.sealed_at, in_ledger.sealed_at),
         fsync=fence,
         incarnation=packet.incarnation,
         first_seq=packet.seq,
@@ -156,7 +160,10 @@ def _apply_again(using: str, state: ShardState, known: Batch, packet: Packet, fe
 def quarantine(
     using: str, state: ShardState, packet: Packet | None, reason: str, *, name: str = "", fields: Any = None
 ) -> BatchOutcome:
-    """Store a complete batch for a person's decision, and freeze the shard's watermark. Needs the shard's lock."""
+    """Store a complete batch for a person's decision, and freeze the shard's watermark.
+
+    The caller must hold the lock of the shard's row, and saves `state`.
+    """
     content: Any = [line.decode() for line in packet.lines] if packet else fields
     quarantined, _new = QuarantinedBatch.objects.using(using).get_or_create(
         shard=state.shard,
@@ -164,7 +171,7 @@ def quarantine(
         content=packet.content if packet else checksum_of(fields),
         defaults={"reason": reason[:300], "fields": content},
     )
-    # A batch that comes again after a person resolved it does not freeze the watermark again.
+    # If a person has resolved the same batch before, it does not freeze the watermark again.
     state.frozen = state.frozen or quarantined.resolved_at is None
     if packet is not None:
         _advance(state, packet)
@@ -177,7 +184,10 @@ def checksum_of(fields: Any) -> str:
 
 
 def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
-    """Write a batch and its lines at the end of its shard's chain. Needs the shard's lock; `state` is not saved."""
+    """Write a batch and its lines at the end of its shard's chain.
+
+    The caller must hold the lock of the shard's row, and saves `state`.
+    """
     state.position += 1
     digest = chained(state.head, packet.content)
     batch = Batch(
@@ -208,10 +218,7 @@ def insert(using: str, state: ShardState, packet: Packet, fence: str) -> None:
 
 
 def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
-    """Insert the canonical lines of a batch: with COPY on PostgreSQL, else in chunks.
-
-    Raises ValueError if there are LINES_PER_BATCH or more.
-    """
+    """Insert the canonical lines of a batch. Raise ValueError for `LINES_PER_BATCH` lines or more."""
     if len(lines) >= LINES_PER_BATCH:
         raise ValueError(f"a batch holds fewer than {LINES_PER_BATCH} lines")
     first, batch_id = batch.line_ids()[0], batch.pk
@@ -222,13 +229,13 @@ def write_lines(using: str, batch: Batch, lines: Sequence[bytes]) -> None:
         if connection.vendor == "postgresql" and hasattr(cursor, "copy"):
             rows = (b"%d\t%d\t%b\t%d\n" % (pk, batch_id, line, crc32(line)) for pk, line in enumerate(lines, first))
             with cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                # The server reads one part while the next is built.
-                while part := b"".join(islice(rows, _PART)):
-                    copy.write(part)
+                # The server reads one chunk while this process makes the next one.
+                while chunk := b"".join(islice(rows, _COPY_CHUNK)):
+                    copy.write(chunk)
             return
         statement = f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
         tuples: Iterator[tuple[int | str, ...]] = (
             (pk, batch_id, *values(line), crc32(line)) for pk, line in enumerate(lines, first)
         )
-        while chunk := list(islice(tuples, _CHUNK)):
-            cursor.executemany(statement, chunk)
+        while some := list(islice(tuples, _CHUNK)):
+            cursor.executemany(statement, some)

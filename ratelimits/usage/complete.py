@@ -16,7 +16,7 @@ from ratelimits.models.ledger import ShardState, when
 def complete_until(using: str, owner: str = "") -> int | None:
     """Return the moment (µs since 1970 UTC) until which the ledger is complete; None if nothing was drained yet.
 
-    `owner` is a key whose shard counts, such as "account:7"; by default all shards do.
+    If `owner` is a key such as "account:7", look only at the shard of this key.
     """
     shards = ShardState.objects.using(using)
     if owner:
@@ -28,24 +28,25 @@ def complete_until(using: str, owner: str = "") -> int | None:
 def completeness(using: str) -> str:
     """Return a sentence that says until when the ledger is complete, and how many batches wait in Redis."""
     shards = range(conf.SHARDS)
-    marks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
-    oldest = min((marks.get(shard, 0) for shard in shards), default=0)
+    watermarks = dict(ShardState.objects.using(using).filter(shard__in=shards).values_list("shard", "watermark"))
+    oldest = min((watermarks.get(shard, 0) for shard in shards), default=0)
     if oldest:
         until = f"Usage is complete until {when(oldest)}"
     else:
         until = "No usage was drained to the ledger yet: is a worker running?"
-    return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting()}."
+    return f"{until.rstrip('.')}{'; ' if oldest else ' '}{_waiting_batches()}."
 
 
-def _waiting() -> str:
+def _waiting_batches() -> str:
     try:
-        sealed, unsealed = _count()
+        sealed, unsealed = _count_batches()
     except (RedisError, Unavailable, OSError) as error:
         return f"the number of batches in Redis is unknown, since Redis does not answer ({error})"
     return f"{sealed} sealed batches and {unsealed} open ones wait in Redis"
 
 
-def _count() -> tuple[int, int]:
+def _count_batches() -> tuple[int, int]:
+    """Return the number of sealed batches in Redis, and the number of open ones."""
     server, counts = current_server(), [0, 0]
 
     def one_server(client: redis.Redis, shards: list[int]) -> None:

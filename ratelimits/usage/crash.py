@@ -1,6 +1,7 @@
-"""Names for the steps of the work on usage. Tests end a process at each step, to show that no usage is lost.
+"""Names of the steps of the work on usage. Tests end a process at each step, to show that no usage is lost.
 
-The code calls `reached` with the name of a step. This does nothing, unless a test has replaced the function.
+At each step, the code calls `reached` with the step's name. The call does nothing, unless a test has replaced the
+function.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POINTS = (
     "compact:written",
     "compact:committed",
 )
-#: The steps of closing a billing period, and of pushing to a billing system.
+#: The steps of closing a billing period.
 CLOSE_POINTS = (
     "close:locked",
     "close:report-written",
@@ -40,6 +41,7 @@ CLOSE_POINTS = (
     "close:marked",
     "close:committed",
 )
+#: The steps of pushing to a billing system.
 PUSH_POINTS = (
     "push:locked",
     "push:lines-planned",

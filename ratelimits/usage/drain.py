@@ -35,26 +35,29 @@ from ratelimits.usage.pending import Pending, read_pending
 
 logger = logging.getLogger(__name__)
 
+#: Number of fields that one HSCAN command reads.
 _SCAN = 2500
-#: Number of threads in which one drain writes shards at the same time, if the database can lock rows.
+#: A drain writes shards in this number of threads at the same time, if the database can lock rows. Each thread has its
+#: own shards, which are called its *lane*.
 _LANES = 2
-#: Number of batches that are read ahead while the database writes earlier ones.
+#: Number of batches that are read from Redis while the database writes an earlier one.
 _AHEAD = 2
 
 
 @dataclass(slots=True)
 class Drained:
-    """The result of a drain: batches by outcome, ledger lines written, and the server's fsync policy.
+    """The result of a drain."""
 
-    `refused` has the error of each shard that the server refused. `live_runs` are the runs (lives) of the servers that
-    answered after the batches were listed. If a shard's earlier run is among them, its server did not restart: the
-    shard was moved to another node, and lost nothing.
-    """
-
+    #: The number of batches by outcome.
     outcomes: Counter[BatchOutcome] = field(default_factory=Counter)
+    #: The number of lines that were written to the ledger.
     lines: int = 0
+    #: The server's fsync policy.
     fsync: str = ""
+    #: The error for each shard that the server refused.
     refused: dict[int, ResponseError] = field(default_factory=dict)
+    #: The runs (lives) of the servers that answered after the batches were listed. If a shard's earlier run is among
+    #: them, the server of that run did not restart. The shard was moved to another node, and lost nothing.
     live_runs: set[str] = field(default_factory=set)
 
     @property
@@ -67,10 +70,10 @@ def drain(now: int | None = None) -> Drained:
 
     A watermark is the moment before which all usage of a shard is in the ledger.
 
-    `now` is µs since 1970 UTC, by default this machine's clock. Raises NotFencedError if the server could still lose
-    the batches that were read. Raises redis.exceptions.RedisError if the server does not answer, or if it refuses a
-    shard; in the second case all other shards were drained. Batches in the ledger stay there, and the next drain
-    continues.
+    `now` is µs since 1970 UTC, by default this machine's clock. Raise NotFencedError if the server could still lose the
+    batches that were read. Raise redis.exceptions.RedisError if the server does not answer, or if it refuses a shard.
+    In the second case all other shards were drained. After any error, the next drain writes the batches that are not in
+    the ledger yet.
     """
     server, using, drained = current_server(), conf.DATABASE, Drained()
     shards = range(server.keyspace.shards)
@@ -87,9 +90,9 @@ def drain(now: int | None = None) -> Drained:
 
 
 def _live_runs(server: Server, listed: str, states: Iterable[ShardState]) -> set[str]:
-    """Return the runs of the servers that answer now; only `listed` if no shard had another run before.
+    """Return the runs of the servers that answer now.
 
-    `listed` is the run of the server that listed the batches.
+    `listed` is the run of the server that listed the batches. If no shard had another run before, return only this run.
     """
     runs = {listed}
     if any(state.run != listed for state in states):
@@ -107,7 +110,7 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         crash.reached("drain:listed")
         if len({pending.run for pending in listed}) > 1:
             continue  # The server restarted between two replies.
-        # Store the run before waiting for the fence: if this run loses data before its first drain, the loss is seen.
+        # Store the run before the fence waits. If this run then loses data before its first drain, the loss is noticed.
         ShardState.objects.using(using).filter(shard__in=shards, run="").update(run=listed[0].run)
         drained.fsync = fence(server, listed[0].run, shard=listed[0].shard)
         crash.reached("drain:fenced")
@@ -115,10 +118,10 @@ def _drain_server(server: Server, using: str, shards: list[int], drained: Draine
         drained.live_runs = _live_runs(server, listed[0].run, states.values())
         _declare_losses(server, using, listed, states, drained)
         watermark.correct(using, listed, states)
-        busy = [pending for pending in listed if pending.batches]
+        with_batches = [pending for pending in listed if pending.batches]
         # Start at a random shard, so that processes that drain at the same time rarely wait for each other.
-        start = random.randrange(len(busy)) if busy else 0  # noqa: S311
-        more = _drain_lanes(server, using, busy[start:] + busy[:start], drained)
+        start = random.randrange(len(with_batches)) if with_batches else 0  # noqa: S311
+        more = _drain_lanes(server, using, with_batches[start:] + with_batches[:start], drained)
         watermark.advance_idle(using, [pending for pending in listed if not pending.count])
         if not more:
             return
@@ -132,20 +135,22 @@ def _declare_losses(
     if not changed:
         return
     with transaction.atomic(using=using, durable=True):
-        for first in changed:
-            state = ShardState.lock(using, first.shard)
+        for before_lock in changed:
+            state = ShardState.lock(using, before_lock.shard)
             # Read again under the lock: another process may have drained the shard meanwhile.
-            again = read_pending(server, [first.shard], drained.refused)
-            pending = again[0] if again else None
-            if state is None or pending is None or pending.run != first.run or not _differs(using, state, pending):
+            read_again = read_pending(server, [before_lock.shard], drained.refused)
+            pending = read_again[0] if read_again else None
+            if state is None or pending is None or pending.run != before_lock.run:
+                continue
+            if not _differs(using, state, pending):
                 continue
             if pending.incarnation or not pending.count:
                 gaps.declare_server(using, state, pending, fsync=drained.fsync)
-            # Waiting batches may have been sealed in earlier runs. Then each loss is declared when a batch is applied.
+            # If batches wait, earlier runs may have sealed them. Applying these batches declares each restart.
             if state.run != pending.run and not pending.count:
-                began = pending.up_since if pending.up_since > state.watermark else pending.now
+                run_start = pending.up_since if pending.up_since > state.watermark else pending.now
                 if state.run not in drained.live_runs:
-                    gaps.declare_restart(using, state, pending.run, until=began, fsync=drained.fsync)
+                    gaps.declare_restart(using, state, pending.run, until=run_start, fsync=drained.fsync)
                 state.run = pending.run
             state.save(using=using)
 
@@ -155,11 +160,13 @@ def _differs(using: str, state: ShardState, pending: Pending) -> bool:
 
 
 class _Read(NamedTuple):
-    """A batch that was read, or the error. `last` says whether it is the last listed batch of its shard."""
+    """The result of reading one batch."""
 
     pending: Pending
     name: str
+    #: The batch, or the error with which reading failed.
     packet: Packet | Exception
+    #: Whether this is the last listed batch of its shard.
     last: bool
 
 
@@ -171,38 +178,38 @@ def _read(server: Server, pending: Pending, name: str) -> _Read:
     except Unreadable as error:
         result = error
     except ResponseError as error:
-        # Only WRONGTYPE is an error of the batch itself. Other errors are temporary, such as a busy server.
+        # WRONGTYPE means that the key is not a batch. Other errors are temporary: the server may be busy.
         result = Unreadable(str(error)) if str(error).startswith("WRONGTYPE") else error
     return _Read(pending, name, result, name == pending.batches[-1])
 
 
-def _read_ahead(server: Server, busy: list[Pending]) -> Generator[_Read]:
-    """Yield the batches in order. While the database writes one batch, read the next _AHEAD batches."""
-    jobs = ((pending, name) for pending in busy for name in pending.batches)
+def _read_ahead(server: Server, with_batches: list[Pending]) -> Generator[_Read]:
+    """Yield the batches in order. While the database writes one batch, read the next `_AHEAD` batches."""
+    jobs = ((pending, name) for pending in with_batches for name in pending.batches)
     with ThreadPoolExecutor(1, thread_name_prefix="ratelimits-drain") as reader:
-        ahead = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
+        started = deque(reader.submit(_read, server, *job) for job in islice(jobs, _AHEAD))
         try:
-            while ahead:
-                read = ahead.popleft().result()
-                ahead.extend(reader.submit(_read, server, *job) for job in islice(jobs, 1))
+            while started:
+                read = started.popleft().result()
+                started.extend(reader.submit(_read, server, *job) for job in islice(jobs, 1))
                 yield read
         finally:
             reader.shutdown(cancel_futures=True)
 
 
-def _drain_lanes(server: Server, using: str, busy: list[Pending], drained: Drained) -> bool:
-    """Drain several shards at the same time if the database allows it; return whether more batches wait."""
+def _drain_lanes(server: Server, using: str, with_batches: list[Pending], drained: Drained) -> bool:
+    """Drain several shards at the same time if the database allows this. Return whether more batches wait."""
     connection = connections[using]
     # In an open transaction, such as that of a test, the connections of other threads would not see its writes.
     parallel = connection.features.has_select_for_update and not connection.in_atomic_block
-    count = min(_LANES if parallel else 1, len(busy))
+    count = min(_LANES if parallel else 1, len(with_batches))
     if count < 2:
-        return _drain_lane(server, using, busy, drained)
+        return _drain_lane(server, using, with_batches, drained)
     lanes = [Drained(fsync=drained.fsync, live_runs=drained.live_runs) for _number in range(count)]
 
     def drain_lane(number: int) -> bool:
         try:
-            return _drain_lane(server, using, busy[number::count], lanes[number])
+            return _drain_lane(server, using, with_batches[number::count], lanes[number])
         finally:
             connections[using].close()  # The connection of this thread.
 
@@ -215,18 +222,18 @@ def _drain_lanes(server: Server, using: str, busy: list[Pending], drained: Drain
     return any(more)
 
 
-def _drain_lane(server: Server, using: str, busy: list[Pending], drained: Drained) -> bool:
-    with closing(_read_ahead(server, busy)) as batches:
+def _drain_lane(server: Server, using: str, with_batches: list[Pending], drained: Drained) -> bool:
+    with closing(_read_ahead(server, with_batches)) as batches:
         return _drain_shards(server, using, batches, drained)
 
 
 def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained: Drained) -> bool:
-    """Apply the listed batches; return whether more batches wait that this process should drain."""
-    busy: set[int] = set()
+    """Apply the listed batches. Return whether this process should drain further batches."""
+    drained_elsewhere: set[int] = set()
     more = False
     for read in batches:
         pending, name = read.pending, read.name
-        if pending.shard in busy or pending.shard in drained.refused:
+        if pending.shard in drained_elsewhere or pending.shard in drained.refused:
             continue
         try:
             outcome = _drain_batch(server, using, read, drained)
@@ -235,8 +242,8 @@ def _drain_shards(server: Server, using: str, batches: Iterable[_Read], drained:
             continue
         drained.outcomes[outcome] += 1
         if outcome is BatchOutcome.BUSY:
-            # Another process drains this shard, and will drain the rest of it.
-            busy.add(pending.shard)
+            # Another process drains this shard, and will also drain its other batches.
+            drained_elsewhere.add(pending.shard)
             continue
         try:
             _drop(server, pending.shard, name)
@@ -261,7 +268,7 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> B
     if isinstance(result, ResponseError):
         raise result
     if isinstance(result, Exception):
-        outcome = _unreadable(server, using, pending, name, str(result))
+        outcome = _handle_unreadable(server, using, pending, name, str(result))
     else:
         crash.reached("drain:read")
         outcome = apply(using, result, drained.fsync, wait=False, live_runs=drained.live_runs)
@@ -273,16 +280,16 @@ def _drain_batch(server: Server, using: str, read: _Read, drained: Drained) -> B
 
 
 def _fields(client: redis.Redis, key: str) -> Iterable[tuple[bytes, bytes]]:
-    # HSCAN may return a field twice. A sealed batch does not change, so both values are equal.
+    # HSCAN may return a field twice. Both values are equal, because a sealed batch does not change.
     fields: dict[bytes, bytes] = dict(client.hscan_iter(key, count=_SCAN))
     return fields.items()
 
 
-def _unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
+def _handle_unreadable(server: Server, using: str, pending: Pending, name: str, reason: str) -> BatchOutcome:
     """Return the outcome for a batch that could not be read.
 
-    If the batch is no longer in Redis, another process has drained it, or it is lost. Otherwise quarantine its fields
-    as they are.
+    If the batch is no longer in Redis, another process has drained the batch, or it is lost: declare the loss. If the
+    batch is in Redis, quarantine its fields without a change.
     """
     client: Any = server.wire.client_of(server.keyspace, pending.shard)
     key = server.keyspace.batch(pending.shard, name)
@@ -303,14 +310,14 @@ def _unreadable(server: Server, using: str, pending: Pending, name: str, reason:
             gaps.declare_lost_batch(using, state, incarnation, int(number), until=pending.now)
             state.save(using=using)
             return BatchOutcome.LOST
-        fields = _raw(client, key, kind)
+        fields = _contents(client, key, kind)
         outcome = quarantine(using, state, None, reason, name=name, fields=fields)
         state.save(using=using)
         return outcome
 
 
-def _raw(client: Any, key: str, kind: str) -> dict[str, str]:
-    """Return a key's contents as texts, whatever its type is."""
+def _contents(client: Any, key: str, kind: str) -> dict[str, str]:
+    """Return the contents of a key of any type, as texts."""
     raw = client.hgetall(key) if kind == "hash" else {b"type": kind.encode(), b"dump": client.dump(key).hex().encode()}
     # PostgreSQL cannot store NUL characters.
     return {

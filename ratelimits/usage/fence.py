@@ -1,18 +1,20 @@
 """The fence: before batches are written to the ledger, wait until Redis cannot lose them any more.
 
-Suppose a batch is drained, and then Redis crashes and loses it. Redis could then use the batch's identity again, for
-other usage. So before any SQL, the drain waits until everything that it read is fsynced to the append-only file.
+Suppose a batch is drained, and then Redis crashes and loses the batch. Redis could then use the batch's identity again,
+for other usage. So before any SQL, the drain waits until the server has fsynced all batches that the drain has read. To
+fsync is to write the append-only file to the disk.
 
-With `appendfsync always`, the server answers a write only after its fsync. The fence writes a key, so that writes from
-just before `always` was set are fsynced too (Redis 6.2 would leave them until the next write).
+With `appendfsync always`, the server answers a write only after its fsync. The fence writes a key, because some writes
+may be older than the setting `always`. Redis 6.2 fsyncs such writes only with the next write.
 
-With `everysec`, an acknowledged write may not even be in the file: while an fsync is running, the server keeps writes
-in memory for up to two seconds. So the fence watches INFO, which says whether an fsync is running. Once no fsync is
-running, the server writes everything that it kept to the file, and starts an fsync of it within a second. WAITAOF would
-be simpler, but it returns up to a second too early in Redis 7.4 and in Valkey (redis/redis#13793).
+With `appendfsync everysec`, an acknowledged write may not even be in the file: while an fsync is running, the server
+leaves writes in its memory for up to two seconds. So the fence reads INFO, which says whether an fsync is running. Once
+no fsync is running, the server writes everything from its memory to the file, and starts an fsync of the file within a
+second. WAITAOF would be simpler, but in Redis 7.4 and in Valkey it returns up to a second too early
+(redis/redis#13793).
 
 INFO does not show the fsync of a file that is being closed. Since Redis 7, a rewrite starts a new file and closes the
-old one. So the fence writes a key: its fsync waits in the same queue, after the old file is closed.
+old one. So the fence writes a key. The fsync of this key waits in the same queue, until the old file is closed.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from ratelimits.conf import conf
 from ratelimits.engine.server import Server
 from ratelimits.engine.transport.connection import run_named
 
-#: Maximum wait for an fsync, in seconds: everysec takes up to two if the disk is busy.
+#: Maximum time to wait for an fsync, in seconds. With `everysec`, an fsync takes up to two seconds if the disk is busy.
 MAX_WAIT = 10.0
-#: Once no fsync was seen running, the server starts one for everything written so far within this many seconds.
+#: After INFO has shown that no fsync is running, the server starts an fsync of everything within this time (s).
 _STARTS_WITHIN = 1.3
-#: Seconds between two looks at INFO.
+#: Seconds between two INFO commands.
 _LOOK_INTERVAL = 0.1
-#: How long the fence's key is kept after the last drain, in ms. A long time is needed: a server without free memory
-#: refuses new keys, so the key should exist already.
+#: Time to live of the fence's key after the last drain, in ms. The time is long, because a server without free memory
+#: refuses new keys. So the key should exist already.
 _KEY_TTL = 30 * 86_400_000
 
 
@@ -43,11 +45,11 @@ class NotFencedError(RuntimeError):
 
 
 def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) -> str:
-    """Wait until everything that the server of a shard has done so far is on its disk; return its fsync policy.
+    """Wait until all earlier writes to the server of a shard are on its disk. Return the server's fsync policy.
 
-    The policy is "none" if RATELIMITS["FENCE"] is "none": then nothing waits. `run` identifies the life of the server
-    (until it restarts) in which the batches were read. Writes the key `server.keyspace.fence(shard)`. Raises
-    NotFencedError, and redis.exceptions.RedisError if the server does not answer.
+    If RATELIMITS["FENCE"] is "none", do not wait, and return "none". `run` identifies the life of the server (until it
+    restarts) in which the batches were read. The call writes the key `server.keyspace.fence(shard)`. Raise
+    NotFencedError if the server could still lose writes, and redis.exceptions.RedisError if it does not answer.
     """
     client = server.wire.client_of(server.keyspace, shard)
     if conf.FENCE == "none":
@@ -56,7 +58,7 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) 
     deadline = time.monotonic() + max_wait
     with redis.Redis(connection_pool=client.connection_pool, single_connection_client=True) as connection:
         _check_server(connection, run)
-        policy, suspends = _policy(connection)
+        policy, suspended_in_rewrite = _policy(connection)
         if policy == "no":
             raise NotFencedError(
                 "appendfsync is 'no': set it to everysec or always, or declare RATELIMITS['FENCE'] = 'none'"
@@ -65,7 +67,7 @@ def fence(server: Server, run: str, max_wait: float = MAX_WAIT, shard: int = 0) 
         if policy == "always":
             _write_key(connection, key)
         else:
-            if policy != "everysec" or suspends:
+            if policy != "everysec" or suspended_in_rewrite:
                 raise NotFencedError(
                     "the server must answer CONFIG GET appendfsync with everysec or always, and"
                     " no-appendfsync-on-rewrite with no"
@@ -93,7 +95,7 @@ def _check_server(connection: redis.Redis, run: str) -> dict[str, Any]:
 
 
 def _policy(connection: redis.Redis) -> tuple[str, bool]:
-    """Return the fsync policy ("unknown" if the server does not say) and whether a rewrite of the file suspends it."""
+    """Return the fsync policy, and whether a rewrite of the file suspends it. The policy may be "unknown"."""
     try:
         answer = connection.config_get("appendfsync", "no-appendfsync-on-rewrite")
     except ResponseError:
@@ -116,36 +118,36 @@ def _wait_for_fsync(connection: redis.Redis, run: str, key: str, deadline: float
     The steps are:
 
     1. Write the key, so that the server has something to fsync.
-    2. Look at INFO until no fsync is running. So an fsync that started before the key was written has ended.
+    2. Read INFO until no fsync is running. Any fsync that started before the key was written has then ended.
     3. Wait `_STARTS_WITHIN` seconds. In this time the server starts an fsync of everything written so far. It starts an
-       fsync only at the end of a turn of its event loop. Answering INFO is such a turn, so look once more.
-    4. Look until no fsync is running: the fsync of step 3 has ended.
+       fsync only at the end of a turn of its event loop. The answer to INFO is such a turn, so read INFO once more.
+    4. Read INFO until no fsync is running: the fsync of step 3 has ended.
 
-    If the server starts to rewrite its file meanwhile, the key may be in the old file, so start again at step 1.
+    If the server starts to rewrite its file meanwhile, the key may be in the old file. Then start again at step 1.
     """
-    idle_since, turned, key_written, rewrites = None, False, False, None
+    idle_since, loop_turned, key_written, rewrites = None, False, False, None
     while True:
         looked_at = time.monotonic()
         info = _check_server(connection, run)
         idle = not info.get("aof_pending_bio_fsync") and not _may_close_unseen(info)
         if not key_written or info.get("aof_rewrites") != rewrites:
-            idle_since, turned, key_written, rewrites = None, False, True, info.get("aof_rewrites")
+            idle_since, loop_turned, key_written, rewrites = None, False, True, info.get("aof_rewrites")
             _write_key(connection, key)
         elif idle_since is None:
             idle_since = time.monotonic() if idle else None
         elif looked_at - idle_since > _STARTS_WITHIN:
-            if turned and idle:
+            if loop_turned and idle:
                 return
-            turned = True
+            loop_turned = True
         if looked_at > deadline:
             raise NotFencedError("the server did not fsync in time: its disk may be overloaded")
         time.sleep(_LOOK_INTERVAL)
 
 
 def _may_close_unseen(info: dict[str, Any]) -> bool:
-    """Return whether the server may be closing a file outside the queue of fsyncs: Redis 7.0 does so in a rewrite.
+    """Return whether the server may be closing a file outside the queue of fsyncs.
 
-    After the rewrite, the server does not need that file any more.
+    Redis 7.0 does so while it rewrites its file. After the rewrite, the server does not need the closed file any more.
     """
     return bool(info.get("aof_rewrite_in_progress")) and str(info.get("redis_version")).startswith("7.0.")
 

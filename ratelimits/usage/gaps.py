@@ -1,7 +1,7 @@
-"""Declaring gaps: spans of time in which usage may be missing. Each event is one row, even if it is seen many times.
+"""Declaring gaps: spans of time in which usage may be missing. An event that is noticed many times gives only one row.
 
 Words in this module: a run is one life of a server, until it restarts. An incarnation is a numbering of a shard's
-batches: it starts again at 1 when the server has lost the shard's data or was restarted.
+batches. When the server was restarted or has lost the shard's data, a new incarnation starts at 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DETAIL = {
 
 
 def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fsync: str = "", **details: Any) -> int:
-    """Declare an event, unless it is declared already; return 1 if it is new, else 0."""
+    """Declare a gap for an event. Return 1, or 0 if the event was declared before. Moments are µs since 1970 UTC."""
     with transaction.atomic(using=using):
         row, created = DurabilityGap.objects.using(using).get_or_create(
             event=f"{kind}:{event}"[:300],
@@ -45,7 +45,7 @@ def declare(using: str, kind: GapKind, event: str, *, since: int, until: int, fs
 
 
 def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
-    """Change the values of declared gaps; return the number of gaps."""
+    """Change values of declared gaps. Return the number of these gaps."""
     with transaction.atomic(using=using):
         pks = list(rows.select_for_update().values_list("pk", flat=True))
         note_changes(using, pks)
@@ -53,9 +53,9 @@ def change(using: str, rows: QuerySet[DurabilityGap], **values: Any) -> int:
 
 
 def note_changes(using: str, pks: Iterable[int]) -> None:
-    """Note that existing reports must be checked for these gaps. Call it in the transaction that changes the gaps.
+    """Note that final reports must be compared with these gaps. Call this in the transaction that changes the gaps.
 
-    Each change is a separate row: a change during the check of the reports stays for the next check.
+    Each change is a separate row. So a change that happens during the comparison is noticed by the next comparison.
     """
     GapChange.objects.using(using).bulk_create([GapChange(gap_id=pk) for pk in pks])
 
@@ -99,8 +99,8 @@ def declare_missing(using: str, state: ShardState, incarnation: str, first: int,
 
 
 def is_loss(using: str, state: ShardState, pending: Pending) -> bool:
-    """Return whether the server's data shows that it has lost usage of a shard, even without a new batch."""
-    return _is_wiped(state, pending) or _is_older(state, pending) or bool(_first_gone(using, state, pending))
+    """Return whether the server has lost usage of a shard. This can be seen even if no new batch waits."""
+    return _is_wiped(state, pending) or _is_rolled_back(state, pending) or bool(_first_lost(using, state, pending))
 
 
 def _is_wiped(state: ShardState, pending: Pending) -> bool:
@@ -110,22 +110,19 @@ def _is_wiped(state: ShardState, pending: Pending) -> bool:
     return 0 < state.watermark < pending.first_sealed
 
 
-def _is_older(state: ShardState, pending: Pending) -> bool:
+def _is_rolled_back(state: ShardState, pending: Pending) -> bool:
     return bool(state.incarnation) and pending.incarnation == state.incarnation and pending.seq < state.seq
 
 
-def _first_gone(using: str, state: ShardState, pending: Pending) -> int:
-    """Return the number of the first batch that was opened and is now neither in Redis nor in the ledger.
-
-    Return 0 if no batch is gone.
-    """
+def _first_lost(using: str, state: ShardState, pending: Pending) -> int:
+    """Return the number of the first batch that is neither in Redis nor in the ledger; 0 if no batch is lost."""
     if pending.count or pending.is_open or not pending.incarnation:
         return 0
     newest = state.seq
     if pending.incarnation != state.incarnation:
-        same = {"shard": state.shard, "incarnation": pending.incarnation}
-        batches = Batch.objects.using(using).filter(**same).order_by("-seq").values_list("seq", flat=True)
-        archived = ArchivedRange.objects.using(using).filter(**same).order_by("-last_seq")
+        numbering = {"shard": state.shard, "incarnation": pending.incarnation}
+        batches = Batch.objects.using(using).filter(**numbering).order_by("-seq").values_list("seq", flat=True)
+        archived = ArchivedRange.objects.using(using).filter(**numbering).order_by("-last_seq")
         newest = max(batches.first() or 0, archived.values_list("last_seq", flat=True).first() or 0)
     if pending.seq <= newest:
         return 0
@@ -135,7 +132,7 @@ def _first_gone(using: str, state: ShardState, pending: Pending) -> int:
 
 
 def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: str) -> None:
-    """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are gone."""
+    """Declare a loss that `is_loss` has found: the server's data was wiped or rolled back, or batches are lost."""
     event = f"{state.shard}:{state.incarnation}:{state.seq}"
     window: dict[str, Any] = {"since": state.watermark or pending.now, "until": pending.now, "fsync": fsync}
     if _is_wiped(state, pending):
@@ -143,19 +140,19 @@ def declare_server(using: str, state: ShardState, pending: Pending, *, fsync: st
             event = f"{state.shard}:first sealed {pending.first_sealed}"
         declare(using, GapKind.WIPE, event, shard=state.shard, **window)
         state.incarnation, state.seq, state.cum = "", 0, 0
-    elif _is_older(state, pending):
+    elif _is_rolled_back(state, pending):
         detail = f"the server's newest batch is {pending.seq}, the ledger's is {state.seq}"
         declare(using, GapKind.ROLLBACK, event, shard=state.shard, detail=detail, **window)
-    elif first := _first_gone(using, state, pending):
-        _declare_gone(using, state, pending.incarnation, first, pending.seq, **window)
+    elif first := _first_lost(using, state, pending):
+        _declare_lost(using, state, pending.incarnation, first, pending.seq, **window)
 
 
 def declare_lost_batch(using: str, state: ShardState, incarnation: str, seq: int, *, until: int) -> None:
     """Declare that a listed batch disappeared from Redis before it was applied."""
-    _declare_gone(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
+    _declare_lost(using, state, incarnation, seq, seq, since=state.watermark or until, until=until)
 
 
-def _declare_gone(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
+def _declare_lost(using: str, state: ShardState, incarnation: str, first: int, last: int, **window: Any) -> None:
     declare_missing(using, state, incarnation, first, last, **window)
     if incarnation != state.incarnation:
         state.incarnation, state.seq, state.cum = incarnation, last, 0
@@ -163,10 +160,10 @@ def _declare_gone(using: str, state: ShardState, incarnation: str, first: int, l
 
 
 def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, live_runs: Collection[str] = ()) -> int:
-    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`; return their number.
+    """Declare the gaps between the newest batch in the ledger and the next batch, `packet`. Return the number of gaps.
 
-    `live_runs` are the runs of the servers that answer now. A shard whose last run is among them was moved to another
-    node, so no restart is declared.
+    `live_runs` are the runs of the servers that answer now. If the shard's last run is among them, no restart is
+    declared: the shard was only moved to another node.
     """
     if state.run and packet.sealed_run != state.run and state.run not in live_runs:
         until = packet.opened_at if packet.run == packet.sealed_run else packet.sealed_at
@@ -183,7 +180,7 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
             count += declare_missing(
                 using, state, packet.incarnation, state.seq + 1, packet.seq - 1, units=lost, **window
             )
-        elif lost and not _counted(using, state, lost):
+        elif lost and not _add_to_previous_gap(using, state, lost):
             count += declare(
                 using,
                 GapKind.SUM,
@@ -196,8 +193,11 @@ def declare_breaks(using: str, state: ShardState, packet: Packet, fsync: str, li
     return _declare_incarnation(using, state, packet, window)
 
 
-def _counted(using: str, state: ShardState, lost: int) -> int:
-    """Add the lost units to the gap of the previous batch, if that batch was declared missing without its units."""
+def _add_to_previous_gap(using: str, state: ShardState, lost: int) -> int:
+    """Store the lost units in the gap that declares the previous batch missing. Return 0 if there is no such gap.
+
+    The units were unknown when the gap was declared. `lost` is the difference of the running sums.
+    """
     missing = DurabilityGap.objects.using(using).filter(kind=GapKind.MISSING, shard=state.shard, units=None)
     return change(using, missing.filter(incarnation=state.incarnation, last_seq=state.seq), units=lost)
 

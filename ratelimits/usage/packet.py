@@ -1,6 +1,6 @@
-"""Reading a sealed batch from Redis: check its fields, combine its counters into lines, and compute its digest.
+"""Reading a sealed batch from Redis: check its fields, combine its counters into lines, and calculate its digest.
 
-A canonical line is the form of a line that is digested: its values as text, separated by tabs.
+A canonical line is the text of a line in the digest: the values of the line, separated by tabs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from zlib import crc32
 from ratelimits.engine.keys import ANONYMOUS, LONGEST_NAME, ledger_name
 from ratelimits.models.ledger import Batch
 
+#: Running sums start again at 0 when they reach this number.
 CUM_MODULUS = 10**15
-_LARGEST = 2**63 - 1
+_MAX_COUNT = 2**63 - 1
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
-# The indexes of the counters of a line to which a field adds. The first letter of the key is the kind of field (a:
-# admitted, d: denied, r: refunded, s: refused in shadow mode). The second says what the field counts ("1": requests of
-# one unit each, "n": requests, "u": units).
+#: By the two letters of a field: the indexes of the counters of a line to which the field adds. The first letter is the
+#: kind of request (a: admitted, d: denied, r: refunded, s: refused in shadow mode). The second letter says what the
+#: field counts (1: requests of one unit each, n: requests, u: units).
 _COUNTER_INDEXES = {
     f"{kind}{count}".encode(): indexes
     for number, kind in enumerate("adrs")
@@ -30,16 +31,16 @@ _COUNTER_INDEXES = {
 }
 #: The part of a field's name that stands for usage without an account.
 _UNNAMED = f"|{ANONYMOUS}|".encode()
-#: The indexes of the parts of a field that are numbers, and of those that are texts.
+#: The parts of a field's name that are numbers, and the parts that are texts, by their index.
 _NUMBERS, _TEXTS = (1, 2, 4, 5), (3, 6, 7)
-#: Characters that decoding or escaping changes. The line feed is left out: it separates fields here.
+#: Characters that decoding or escaping changes. The line feed is not one of them, because `_columns` adds line feeds.
 _SPECIAL = bytes(range(32)).replace(b"\n", b"") + b"%\\"
 #: Maximum number of digits of a 64-bit counter.
 _DIGITS = 19
 _ZEROS = b"\t0" * 6
 _LINE = b"%b" + b"\t%d" * 8
-#: The fields with texts of a batch's identity (incarnation, two runs, the batch that it follows), with their maximum
-#: lengths.
+#: Maximum lengths of the fields with the texts of a batch's identity: `incarnation`, `run`, `sealed_run` and `follows`
+#: of a `Packet`.
 _MAX_LENGTHS = {b"#i": 64, b"#r": 128, b"#x": 128, b"#f": 100}
 
 
@@ -49,27 +50,28 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A complete and checked sealed batch. `lines` are canonical and sorted; moments are µs since 1970 UTC.
-
-    incarnation   the numbering of the shard's batches that this batch belongs to; `seq` is its number in it
-    previous_cum  the running sum of all counters before this batch; `cum` is the sum after it
-    run           the run (the life of the server, until it restarts) in which the batch was opened
-    sealed_run    the run in which the batch was sealed
-    follows       the last batch of the incarnation before, as "incarnation:seq"; "" if there is none
-    content       the digest of the batch
-    """
+    """A complete and checked sealed batch. Moments are in µs since 1970 UTC."""
 
     shard: int
+    #: The numbering of the shard's batches in which this batch has its number.
     incarnation: str
+    #: The number of the batch.
     seq: int
+    #: The running sum of all counters before this batch.
     previous_cum: int
+    #: The running sum of all counters after this batch.
     cum: int
     opened_at: int
     sealed_at: int
+    #: The run (the life of the server, until it restarts) in which the batch was opened.
     run: str
+    #: The run in which the batch was sealed.
     sealed_run: str
+    #: The last batch of the previous incarnation, as "incarnation:seq"; "" if there is none.
     follows: str
+    #: The canonical lines, sorted.
     lines: tuple[bytes, ...]
+    #: The digest of the batch, in hexadecimal.
     content: str
 
 
@@ -79,14 +81,14 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Return the original of a text that `escaped` returned."""
+    """Return the text from which `escaped` made this text."""
     if "\\" not in text:
         return text
     return re.sub(r"\\(.)", lambda match: {"t": "\t", "n": "\n", "r": "\r"}.get(match[1], match[1]), text)
 
 
 def canonical(values: Sequence[str | int]) -> bytes:
-    """Return the canonical line of these values: first SUBJECT, then COUNTERS, separated by tabs."""
+    """Return the canonical line of these values: first those of `SUBJECT`, then those of `COUNTERS`."""
     return "\t".join([escaped(value) if isinstance(value, str) else str(value) for value in values]).encode()
 
 
@@ -96,7 +98,7 @@ def checksum(line: bytes) -> int:
 
 
 def content_digester(header: Sequence[str | int]) -> hashlib._Hash:
-    """Return a digest of a batch's header. Update it with a line feed and the canonical line, for each line."""
+    """Return a SHA-256 object to which a batch's header was added. The caller adds a line feed and each line."""
     return hashlib.sha256(canonical(header))
 
 
@@ -108,7 +110,7 @@ def content_digest(header: Sequence[str | int], lines: Sequence[bytes]) -> str:
 
 
 def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
-    """Return the values of a batch that its digest covers before the lines."""
+    """Return the values of a batch that are in its digest before the lines."""
     return (
         "ratelimits batch 1",
         batch.shard,
@@ -125,7 +127,7 @@ def header_of(batch: Packet | Batch) -> tuple[str | int, ...]:
 
 
 def chained(previous: str, content: str) -> str:
-    """Return the next digest of a shard's chain."""
+    """Return the next digest of a shard's chain, for a batch with the digest `content`."""
     return hashlib.sha256(f"{previous}\n{content}".encode()).hexdigest()
 
 
@@ -136,20 +138,20 @@ def _text(raw: bytes) -> bytes:
 def _columns(names: list[bytes]) -> list[list[bytes]]:
     """Split the names of fields, "kind|bin|period|meter|rule|version|account|key|count", into nine columns.
 
-    Raises Unreadable if a name has another form. All names are split in one step: a Python loop over each part of each
-    name would make draining slow.
+    Raise Unreadable if a name has another form. All names are split in one step, since a Python loop over the parts of
+    each name would make the drain slow.
     """
-    text, breaks = b"|\n|".join(names), len(names) - 1
+    text, line_feeds = b"|\n|".join(names), len(names) - 1
     parts = text.split(b"|")
-    # Every tenth part must be a line feed: then every field has nine parts.
+    # If every tenth part is a line feed, every name has nine parts.
     if (
-        len(parts) != 10 * breaks + 9
-        or parts[9::10].count(b"\n") != breaks
-        or text.count(b"\n") != breaks
+        len(parts) != 10 * line_feeds + 9
+        or parts[9::10].count(b"\n") != line_feeds
+        or text.count(b"\n") != line_feeds
         or b"#" in text
     ):
-        bad = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
-        raise Unreadable(f"a field is not kind|bin|period|meter|rule|version|account|key|count: {bad[:200]!r}")
+        invalid = next(name for name in names if name.count(b"|") != 8 or b"\n" in name or b"#" in name)
+        raise Unreadable(f"a field is not kind|bin|period|meter|rule|version|account|key|count: {invalid[:200]!r}")
     columns = [parts[index::10] for index in range(9)]
     for index in _NUMBERS:
         for number in set(columns[index]):
@@ -171,40 +173,40 @@ def _lines(counters: dict[bytes, bytes]) -> tuple[list[bytes], int]:
     """Return the sorted canonical lines of a batch's counters, and the sum of all requests and units in them."""
     if not counters:
         return [], 0
-    kinds, bins, periods, meters, rules, versions, accounts, keys, counted = _columns(list(counters))
+    kinds, bins, periods, meters, rules, versions, accounts, keys, count_kinds = _columns(list(counters))
     if not all(map(bytes.isdigit, counters.values())) or max(map(len, counters.values())) > _DIGITS:
         name, value = next(item for item in counters.items() if not item[1].isdigit() or len(item[1]) > _DIGITS)
         raise Unreadable(f"the field {name[:200]!r} has the value {value[:40]!r}, which is not a 64-bit whole number")
     counts = list(map(int, counters.values()))
-    if max(counts) > _LARGEST:
+    if max(counts) > _MAX_COUNT:
         raise Unreadable("a counter is too large for 64 bits")
-    signs = list(map(add, kinds, counted))
-    if unknown := set(signs) - _COUNTER_INDEXES.keys():
+    letters = list(map(add, kinds, count_kinds))
+    if unknown := set(letters) - _COUNTER_INDEXES.keys():
         raise Unreadable(f"a field has an unknown kind: {sorted(unknown)[0][:40]!r}")
     subjects = list(map(b"\t".join, zip(accounts, keys, meters, rules, versions, periods, bins, strict=True)))
-    if set(signs) == {b"a1"} and len(set(subjects)) == len(subjects):
+    if set(letters) == {b"a1"} and len(set(subjects)) == len(subjects):
         # Most batches contain only admitted requests of one unit each.
         pairs = zip(subjects, counts, strict=True)
         return sorted([b"%b\t%d\t%d%b" % (subject, count, count, _ZEROS) for subject, count in pairs]), 2 * sum(counts)
     rows: dict[bytes, list[int]] = {}
     find = rows.get
-    for subject, sign, count in zip(subjects, signs, counts, strict=True):
-        # Two different names can be equal after they are decoded.
+    for subject, two_letters, count in zip(subjects, letters, counts, strict=True):
+        # A subject has several fields. Two different names can also give the same subject after decoding.
         row = find(subject)
         if row is None:
             row = rows[subject] = [0, 0, 0, 0, 0, 0, 0, 0]
-        for index in _COUNTER_INDEXES[sign]:
+        for index in _COUNTER_INDEXES[two_letters]:
             row[index] += count
-    if max(map(max, rows.values())) > _LARGEST:
+    if max(map(max, rows.values())) > _MAX_COUNT:
         raise Unreadable("a counter is too large for 64 bits")
     return sorted([_LINE % (subject, *row) for subject, row in rows.items()]), sum(map(sum, rows.values()))
 
 
 def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
-    """Return the texts and the numbers of a batch's identity. Raises Unreadable if one is missing or wrong.
+    """Return the texts and the numbers of a batch's identity. Raise Unreadable if one of them is missing or invalid.
 
-    The texts are incarnation, run, sealed_run and follows. The numbers are seq, previous_cum, cum, opened_at and
-    sealed_at. `Packet` explains them.
+    The texts are `incarnation`, `run`, `sealed_run` and `follows` of a `Packet`. The numbers are its `seq`,
+    `previous_cum`, `cum`, `opened_at` and `sealed_at`.
     """
     try:
         texts = [fields[name].decode() for name in _MAX_LENGTHS]
@@ -225,9 +227,9 @@ def _identity(fields: dict[bytes, bytes]) -> tuple[list[str], list[int]]:
 
 
 def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
-    """Build the Packet from the fields of a sealed batch's hash.
+    """Return the `Packet` for the fields of a sealed batch's hash.
 
-    Raises Unreadable if a field is missing or wrong, or if the running sum does not match.
+    Raise Unreadable if a field is missing or invalid, or if the running sum does not match the counters.
     """
     counters = dict(fields)
     identity = {name: counters.pop(name) for name in [name for name in counters if name[:1] == b"#"]}
@@ -235,14 +237,14 @@ def packet(shard: int, fields: Iterable[tuple[bytes, bytes]]) -> Packet:
     lines, total = _lines(counters)
     if (before + total) % CUM_MODULUS != cum:
         raise Unreadable(f"the running sum was {before}, the counters add {total}, but it became {cum}")
-    read = Packet(
+    without_digest = Packet(
         shard, incarnation, seq, before, cum, opened_at, sealed_at, run, sealed_run, follows, tuple(lines), ""
     )
-    return replace(read, content=content_digest(header_of(read), lines))
+    return replace(without_digest, content=content_digest(header_of(without_digest), lines))
 
 
 def values(line: bytes) -> list[str]:
-    """Return the values of a canonical line as texts; databases accept numbers as texts too."""
+    """Return the values of a canonical line as texts. Databases also accept numbers that are written as texts."""
     parts = line.decode().split("\t")
     if b"\\" in line:
         parts[:3] = map(unescaped, parts[:3])

@@ -1,4 +1,4 @@
-"""The batches of a shard (a part of the accounts) that wait in Redis to be drained, at one moment."""
+"""The batches of a shard that wait in Redis to be drained. A shard is a part of the accounts."""
 
 from __future__ import annotations
 
@@ -17,32 +17,41 @@ BATCHES_PER_PASS = 64
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The batches of one shard that waited at one moment, and their server's state. Moments are µs since 1970 UTC."""
+    """The waiting batches of one shard, and the state of the shard's server. Moments are in µs since 1970 UTC."""
 
     shard: int
-    #: The server's run (its life until it restarts), when that run started, and the server's time.
+    #: The server's run: its life until it restarts.
     run: str
+    #: The moment at which the run started.
     up_since: int
+    #: The server's time.
     now: int
-    #: The newest batch that was ever opened in the shard: its numbering, and its number in it.
+    #: The incarnation (the numbering) of the newest batch that was opened in the shard.
     incarnation: str
+    #: The number of that batch.
     seq: int
-    #: When the shard was last sealed.
+    #: The moment at which the shard was last sealed.
     sealed_at: int
-    #: The number of batches that wait, and the names of the oldest of them.
+    #: The number of sealed batches that wait.
     count: int
+    #: The names of the oldest sealed batches, at most `BATCHES_PER_PASS`.
     batches: tuple[str, ...]
-    #: This machine's time after the server's reply, and the sealing machine's time when it sealed.
+    #: This machine's time after the server's reply.
     clock: int
+    #: The time of the machine that sealed, when it last sealed; 0 if unknown.
     sealed_clock: int
-    #: When the shard was first sealed with the server's present data; 0 if unknown.
+    #: The moment of the shard's first seal that the server's present data knows; 0 if unknown.
     first_sealed: int
     #: Whether a batch is open.
     is_open: bool
 
     @property
     def lead(self) -> int:
-        """Return by how many µs the server's clock is ahead: of the sealing machine's clock, or of this machine's."""
+        """Return by how many µs the last seal, by the server's clock, is ahead of the clocks of other machines.
+
+        There are two other clocks: the clock of the machine that sealed, at the seal, and the clock of this machine,
+        now. The earlier time of the two is taken.
+        """
         return self.sealed_at - min(self.clock, self.sealed_clock or self.clock)
 
 
@@ -51,7 +60,7 @@ def read_pending(
 ) -> list[Pending]:
     """Return the pending batches of these shards of one server, in one round trip.
 
-    The errors of shards that the server refuses are added to `refused`. `clock` is µs since 1970 UTC, by default this
+    If the server refuses a shard, its error is added to `refused`. `clock` is µs since 1970 UTC, by default this
     machine's clock.
     """
     text = scripts.read("run", "pending").text.decode()

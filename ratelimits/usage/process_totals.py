@@ -1,7 +1,7 @@
-"""Process totals: the requests that each process has counted itself. They are compared with the ledger.
+"""Process totals: the numbers of requests that each process has counted itself. Reports compare them with the ledger.
 
-A process writes each total again when it has grown, as an absolute number. So writing a total twice changes nothing,
-and a process that dies loses at most the requests since its last write.
+When a total has grown, its process writes the whole new total. So writing a total twice changes nothing, and a process
+that dies loses at most the requests since its last write.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _CHUNK = 1000
 _SECOND = 1_000_000
 _SUBJECT = ("bin", "kind", "account", "key", "meter")
-#: Totals older than this (s) are summed over all processes, because no process writes so late.
+#: Totals of this age (s) are added up over all processes. No process writes so late.
 _FOLD_AGE = 86_400
-#: Kinds of totals that are not needed for each process any more, once no process writes them.
+#: The kinds of totals that are added up over all processes.
 FOLDED = ("admitted", "blocked", "exempt")
-#: Kinds of requests that may be missing from the ledger.
+#: The kinds of requests that may be missing from the ledger, each with the kind of gap that is declared.
 _GAPS = {"unanswered": GapKind.UNKNOWN, "unmetered": GapKind.UNMETERED}
-#: Errors of the database or its driver for a value that cannot be stored.
+#: Errors that the database or its driver raises if a value cannot be stored.
 _REFUSED = (DataError, ValueError, OverflowError)
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def write(process: str, totals: Totals) -> None:
 
 
 def _save(using: str, rows: list[ProcessTotal]) -> list[ProcessTotal]:
-    """Write the rows and return those that were written. Rows that the database refuses are left out and logged."""
+    """Write the rows, and return the rows that were written. Log each row that the database refuses."""
     try:
         with transaction.atomic(using=using):
             type(rows[0]).objects.using(using).bulk_create(
@@ -112,9 +112,9 @@ def _declare(using: str, kind: str, account: str, start: int) -> None:
 
 
 def fold(now: int) -> int:
-    """Replace the old totals of single processes by their sum over all processes.
+    """Replace the old totals of single processes by the sums over all processes, for the kinds in `FOLDED`.
 
-    Totals that belong to gaps are left. Return how many rows fewer there are. `now` is seconds since 1970 UTC.
+    Return by how many rows the table has become smaller. `now` is seconds since 1970 UTC.
     """
     using, count = conf.DATABASE, 0
     old = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin__lt=now - _FOLD_AGE).exclude(process="")
@@ -122,13 +122,14 @@ def fold(now: int) -> int:
     for start in list(old.order_by("bin").values_list("bin", flat=True).distinct()):
         with transaction.atomic(using=using, durable=True):
             if first is not None:
-                ShardState.lock(using, first)  # So that two processes do not fold at the same time.
+                ShardState.lock(using, first)  # Two processes must not add up at the same time.
             rows = ProcessTotal.objects.using(using).filter(kind__in=FOLDED, bin=start)
-            sums = list(rows.values(*_SUBJECT).order_by().annotate(total=Sum("requests"), units_=Sum("units")))
+            sums = list(rows.values_list(*_SUBJECT).order_by().annotate(Sum("requests"), Sum("units")))
             count += rows.count() - len(sums)
             rows._raw_delete(using)
+            columns = (*_SUBJECT, "requests", "units")
             ProcessTotal.objects.using(using).bulk_create(
-                [ProcessTotal(process="", requests=row.pop("total"), units=row.pop("units_"), **row) for row in sums],
+                [ProcessTotal(process="", **dict(zip(columns, row, strict=True))) for row in sums],
                 batch_size=_CHUNK,
             )
     return count

@@ -1,7 +1,7 @@
-"""Resolving a quarantined batch: a person decides whether the lines that the ledger does not have are usage.
+"""Resolving a quarantined batch: a person either discards it, or accepts its usage that the ledger does not have.
 
-While a batch is quarantined, its shard's watermark does not advance, so no period that may need the batch is closed.
-Both decisions let the watermark advance again. The decision and the person's name are stored with the batch.
+While a batch is quarantined, its shard's watermark does not advance. So no period is closed that may need the batch.
+After the decision the watermark advances again. The decision and the person's name are stored with the batch.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class UnresolvableError(ValueError):
 
 
 def discard(using: str, pk: int, who: str) -> str:
-    """Leave the ledger as it is; return the text of the decision, which is stored."""
+    """Resolve a batch without a change to the ledger. Return the text of the decision, which is stored."""
     return _resolve(using, pk, lambda quarantined, state: f"discarded by {who}")
 
 
 def accept(using: str, pk: int, who: str) -> str:
-    """Add the usage that the ledger does not have, as a new batch; return the text of the decision, which is stored.
+    """Add the usage that the ledger does not have, as a new batch. Return the text of the decision, which is stored.
 
-    Usage that the ledger has already is not counted twice. Raises UnresolvableError if it cannot be known which usage
-    is missing.
+    Usage that the ledger already has is not added again. Raise UnresolvableError if nobody can know which usage the
+    ledger does not have.
     """
 
     def add(quarantined: QuarantinedBatch, state: ShardState) -> str:
@@ -71,7 +71,7 @@ def _resolve(using: str, pk: int, decide: Callable[[QuarantinedBatch, ShardState
 
 
 def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
-    """Return the canonical lines with the usage of a quarantined batch that the ledger does not have."""
+    """Return canonical lines with the usage in a quarantined batch that the ledger does not have."""
     quarantined_lines = _lines(quarantined)
     in_ledger: dict[tuple[str, ...], list[int]] = {}
     for batch in _batches_in_ledger(using, quarantined):
@@ -91,9 +91,9 @@ def missing_lines(using: str, quarantined: QuarantinedBatch) -> list[bytes]:
 
 
 def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
-    """Return the canonical lines of a quarantined batch. Raises UnresolvableError if it cannot be read.
+    """Return the canonical lines of a quarantined batch. Raise UnresolvableError if the batch cannot be read.
 
-    A batch that an older version of the app could not read may be readable now.
+    A newer version of the app may be able to read a batch that an older version quarantined as unreadable.
     """
     if isinstance(quarantined.fields, list):
         return [text.encode() for text in quarantined.fields]
@@ -109,17 +109,18 @@ def _lines(quarantined: QuarantinedBatch) -> list[bytes]:
 def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]:
     """Return the ledger's batches with the identity of a quarantined batch.
 
-    One of them may have been drained; others may have been accepted by people. Raises UnresolvableError if one was
-    archived, or joined with other batches.
+    One of them may have been drained. Others may have been quarantined and then accepted. Raise UnresolvableError if
+    one of them was archived, or joined with other batches.
     """
     incarnation, _colon, number = quarantined.name.rpartition(":")
     rows = Batch.objects.using(using).filter(shard=quarantined.shard)
     drained = rows.filter(incarnation=incarnation, first_seq__lte=number, seq__gte=number)
-    same = QuarantinedBatch.objects.using(using).filter(shard=quarantined.shard, name=quarantined.name)
-    accepted = [_incarnation(pk) for pk in same.exclude(pk=quarantined.pk).values_list("pk", flat=True)]
+    same_name = QuarantinedBatch.objects.using(using).filter(shard=quarantined.shard, name=quarantined.name)
+    accepted = [_incarnation(pk) for pk in same_name.exclude(pk=quarantined.pk).values_list("pk", flat=True)]
     archived = ArchivedRange.objects.using(using).filter(shard=quarantined.shard)
-    moved = archived.filter(incarnation=incarnation, first_seq__lte=number, last_seq__gte=number)
-    for archive in (moved | archived.filter(incarnation__in=accepted)).values_list("archive", flat=True):
+    drained_then_archived = archived.filter(incarnation=incarnation, first_seq__lte=number, last_seq__gte=number)
+    accepted_then_archived = archived.filter(incarnation__in=accepted)
+    for archive in (drained_then_archived | accepted_then_archived).values_list("archive", flat=True):
         raise UnresolvableError(
             f"the ledger's batch with this identity is in the archive {archive}: restore it first, or discard this one"
         )
@@ -133,6 +134,7 @@ def _batches_in_ledger(using: str, quarantined: QuarantinedBatch) -> list[Batch]
 
 
 def _incarnation(pk: int) -> str:
+    """Return the incarnation of the new batch for an accepted batch."""
     return f"quarantine-{pk}"
 
 
@@ -141,9 +143,12 @@ def _total(lines: list[bytes]) -> int:
 
 
 def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]) -> Packet:
-    """Return a new batch for the accepted lines. Its times are the watermark, so that later times stay incomplete."""
+    """Return a new batch for the accepted lines.
+
+    Its moments are the watermark. A later moment would say that later usage is in the ledger, too.
+    """
     at = state.watermark or time.time_ns() // 1000
-    built = Packet(
+    without_digest = Packet(
         shard=quarantined.shard,
         incarnation=_incarnation(quarantined.pk),
         seq=1,
@@ -157,4 +162,4 @@ def _packet(quarantined: QuarantinedBatch, state: ShardState, lines: list[bytes]
         lines=tuple(lines),
         content="",
     )
-    return replace(built, content=content_digest(header_of(built), lines))
+    return replace(without_digest, content=content_digest(header_of(without_digest), lines))

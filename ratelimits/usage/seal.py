@@ -14,33 +14,31 @@ from ratelimits.engine import scripts
 from ratelimits.engine.server import current_server, on_each
 from ratelimits.usage import crash
 
-#: Number of shards in one round trip. Sealing a full batch takes 7 ms, and the reply must come within
+#: Number of shards in one round trip. The server needs 7 ms to seal a full batch, and its reply must come within
 #: RATELIMITS["TIMEOUT"].
 _CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SealResult:
-    """The result of sealing one shard.
-
-    at       the server's time (µs since 1970 UTC)
-    run      the server's run: its life until it restarts
-    batch    the name of the batch that was sealed; "" if there was none
-    waiting  the number of sealed batches that wait to be drained
-    """
+    """The result of sealing one shard."""
 
     shard: int
+    #: The server's time (µs since 1970 UTC).
     at: int
+    #: The server's run: its life until it restarts.
     run: str
+    #: The name of the batch that was sealed; "" if no batch was open.
     batch: str
+    #: The number of sealed batches that wait to be drained.
     waiting: int
 
 
 def seal() -> list[SealResult]:
     """Seal the open batch of every shard, and return a result for each shard.
 
-    Sealing twice, or in several processes at once, is harmless. Raises redis.exceptions.RedisError if a server does not
-    answer or refuses a shard. If it refuses a shard, all other shards were sealed.
+    Sealing twice, or in several processes at once, is harmless. Raise redis.exceptions.RedisError if a server does not
+    answer or refuses a shard. In the second case, all other shards were sealed.
     """
     server, text = current_server(), scripts.read("run", "batch", "seal").text.decode()
     crash.reached("seal:before")

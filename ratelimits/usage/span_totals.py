@@ -1,6 +1,6 @@
-"""Totals of ledger lines for short spans of time (15 minutes, an hour, a day), which the status pages show.
+"""Totals of ledger lines for short spans of time: 15 minutes, an hour, a day. The status pages show these totals.
 
-The database adds the lines up: one statement for each table and length of span.
+The database adds up the lines, in one statement for each table and each length of span.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from django.db.models import F
 from ratelimits.models.ledger import Batch, Line, ShardState
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, SUMS, KeyTotal, RuleTotal, SpanTotal
 
-#: For how many seconds spans of each length are kept: one page shows 24 hours, another shows 30 days.
+#: Age in seconds at which totals are deleted, by length of span. One page shows 24 hours, another shows 30 days.
 KEPT = {QUARTER: 25 * HOUR, HOUR: 25 * HOUR, DAY: 31 * DAY}
 #: The counters of refusals.
 _REFUSED = SUMS[1:]
-#: The tables; the lengths of their spans, each with the counters that it adds up (the others stay 0); and what a row is
-#: about beside its span. Totals of keys in quarters of an hour have refusals alone: they are few.
+#: Each entry has a table, its lengths of span, and the columns that say what a total is about. Each length of span has
+#: the counters that are added up; the other counters stay 0. In a quarter of an hour, `KeyTotal` has only refusals,
+#: because few keys are refused.
 _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...]], ...] = (
     (RuleTotal, {QUARTER: SUMS, DAY: SUMS}, ("rule", "meter")),
     (KeyTotal, {QUARTER: _REFUSED, HOUR: SUMS, DAY: SUMS}, ("account", "key", "rule", "meter")),
@@ -27,7 +28,7 @@ _TABLES: tuple[tuple[type[SpanTotal], dict[int, tuple[str, ...]], tuple[str, ...
 
 
 def first_start(span: int, now: int) -> int:
-    """Return the start (s since 1970 UTC) of the oldest span of this length that is kept."""
+    """Return the start (s since 1970 UTC) of the oldest span of this length that is not deleted yet."""
     return (now - KEPT[span]) // span * span
 
 
@@ -48,26 +49,26 @@ def _add_where(using: str, where: str, values: Sequence[Any], now: int) -> None:
     lines, sums = quote(Line._meta.db_table), [quote(name) for name in SUMS]
     for model, spans, names in _TABLES:
         table, subject = quote(model._meta.db_table), [quote(name) for name in names]
-        added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
+        set_sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
         for span, counters in spans.items():
-            # Add to rows in sorted order: two transactions lock them in the same order, so they cannot deadlock.
+            # Change rows in sorted order. Two transactions then lock rows in the same order, so they cannot deadlock.
             start = f"{quote('bin')} / {span} * {span}"
-            added_up = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
+            new_sums = [f"SUM({quote(name)})" if name in counters else "0" for name in SUMS]
             statement = (
                 f"INSERT INTO {table} ({quote('span')}, {quote('start')}, {', '.join([*subject, *sums])})"  # noqa: S608
-                f" SELECT {span}, {start}, {', '.join([*subject, *added_up])}"
+                f" SELECT {span}, {start}, {', '.join([*subject, *new_sums])}"
                 f" FROM {lines} WHERE {where} AND {quote('bin')} >= %s"
                 f" GROUP BY {', '.join([start, *subject])}"
-                f" HAVING {' + '.join(added_up)} > 0"
+                f" HAVING {' + '.join(new_sums)} > 0"
                 f" ORDER BY {', '.join([start, *subject])}"
-                f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {added}"
+                f" ON CONFLICT ({quote('span')}, {quote('start')}, {', '.join(subject)}) DO UPDATE SET {set_sums}"
             )
             with connection.cursor() as cursor:
                 cursor.execute(statement, [*values, first_start(span, now)])
 
 
 def expire(using: str, now: int) -> int:
-    """Delete the totals of spans that are too old (see KEPT); return their number. `now` is s since 1970 UTC."""
+    """Delete totals that are too old (see `KEPT`), and return their number. `now` is in seconds since 1970 UTC."""
     count = 0
     for model, spans, _names in _TABLES:
         rows = model._default_manager.using(using)
@@ -76,7 +77,7 @@ def expire(using: str, now: int) -> int:
 
 
 def rebuild(using: str, now: int) -> None:
-    """Delete all totals and make them again from the lines that were tallied. Drains and tallies wait meanwhile."""
+    """Delete all totals, and calculate them again from the lines that were tallied. Drains wait meanwhile."""
     with transaction.atomic(using=using, durable=True):
         states = ShardState.objects.using(using)
         if connections[using].features.has_select_for_update:
@@ -88,9 +89,9 @@ def rebuild(using: str, now: int) -> None:
         quote = connections[using].ops.quote_name
         shard, position, tallied, batch = map(quote, ("shard", "position", "tallied", "batch_id"))
         state_table, batch_table = quote(ShardState._meta.db_table), quote(Batch._meta.db_table)
-        untallied = (
+        is_tallied = (
             f"{batch} NOT IN (SELECT {batch_table}.{quote('id')} FROM {batch_table} JOIN {state_table}"  # noqa: S608
             f" ON {state_table}.{shard} = {batch_table}.{shard}"
             f" WHERE {batch_table}.{position} > {state_table}.{tallied})"
         )
-        _add_where(using, untallied, [], now)
+        _add_where(using, is_tallied, [], now)

@@ -1,6 +1,7 @@
-"""Tallying: add the usage in a shard's new batches to two kinds of totals, by billing period and by short span.
+"""Tallying: add the usage in a shard's new batches to the totals of billing periods and of short spans of time.
 
-One transaction changes the totals and the position up to which the shard was tallied. It locks the shard's row.
+The totals, and the position up to which the shard was tallied, are changed in one transaction, under the lock of the
+shard's row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CHUNK = 32
 
 
 def tally() -> int:
-    """Add all batches that are not tallied yet to the totals; return the number of batches."""
+    """Add all batches that are not tallied yet to the totals. Return the number of these batches."""
     using, count = conf.DATABASE, 0
     untallied = ShardState.objects.using(using).filter(position__gt=F("tallied"))
     for shard in list(untallied.values_list("shard", flat=True)):
@@ -52,6 +53,7 @@ def _tally_shard(using: str, shard: int) -> int:
 
 
 def _add(using: str, shard: int, batches: list[Batch]) -> None:
+    """Add these batches to the totals of billing periods."""
     ranges = reduce(or_, (Q(pk__gte=first, pk__lt=end) for first, end in (batch.line_ids() for batch in batches)))
     rows = (
         Line.objects.using(using)
@@ -71,7 +73,7 @@ def _add(using: str, shard: int, batches: list[Batch]) -> None:
         f" period_end = COALESCE({table}.period_end, excluded.period_end)"
     )
     position = batches[-1].position
-    # Insert in sorted order: the transactions of two shards then lock shared index pages in the same order.
+    # Insert in sorted order. The transactions of two shards then lock pages of the index in the same order.
     totals = sorted(rows)
     last_uses: dict[tuple[str, int], int] = {}
     for row in totals:

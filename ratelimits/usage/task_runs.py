@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def noted(task: TaskRun.Task) -> Iterator[None]:
-    """Note that the task succeeded when the block ends. If the block raises an error, note it and raise it again."""
+    """Note at the end of the block that the task succeeded. If the block raises an error, note and raise the error."""
     try:
         yield
     except Exception as error:
@@ -31,7 +31,7 @@ def noted(task: TaskRun.Task) -> Iterator[None]:
 
 
 def _write(row: TaskRun, fields: list[str]) -> None:
-    """Write these fields. If the database does not answer, only log it: the task may not need this database."""
+    """Write these fields. If the database does not answer, only log this: the task may not need this database."""
     using = conf.DATABASE
     try:
         with transaction.atomic(using=using):

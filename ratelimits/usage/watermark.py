@@ -1,8 +1,9 @@
 """Watermarks. A watermark is the moment until which all usage of a shard (a part of the accounts) is in the ledger.
 
-The server's clock is compared with this machine's clock. A server whose clock is ahead counts and seals usage at times
-in the future. Such a time must not become a watermark: after the clock is corrected, new usage would be before it. The
-watermark does not advance until both clocks agree again, and a gap declares that usage was counted at wrong times.
+If a server's clock is ahead, the server counts and seals usage at times in the future. Such a time must not become a
+watermark: after the clock is corrected, new usage would be before the watermark. So the server's clock is compared with
+this machine's clock. If it is ahead, the watermark does not advance until both clocks agree again, and a gap declares
+that usage was counted at wrong times.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from ratelimits.usage.pending import Pending
 
 logger = logging.getLogger(__name__)
 
-#: By how many µs a moment may be ahead of this machine's clock. Synchronised clocks differ by much less.
+#: Maximum time in µs by which a moment may be ahead of this machine's clock. Synchronised clocks differ by much less.
 TOLERANCE = 60 * 1_000_000
 
 
 def is_ahead(at: int, clock: int) -> bool:
-    """Return whether a moment is ahead of a machine's clock by more than the tolerance; both are µs since 1970 UTC."""
+    """Return whether `at` is later than `clock` by more than the tolerance. Both are µs since 1970 UTC."""
     return at > clock + TOLERANCE
 
 
 def correct(using: str, shards: Iterable[Pending], states: Mapping[int, ShardState]) -> None:
-    """Declare gaps for usage that was counted while a clock was ahead, and set back watermarks in the future."""
-    wrong = [pending for pending in shards if _is_wrong(states[pending.shard], pending)]
-    if not wrong:
+    """Declare gaps for usage that was counted while a clock was ahead. Lower watermarks that are in the future."""
+    to_correct = [pending for pending in shards if _needs_correction(states[pending.shard], pending)]
+    if not to_correct:
         return
     with transaction.atomic(using=using, durable=True):
-        for pending in wrong:
+        for pending in to_correct:
             state = ShardState.lock(using, pending.shard)
-            if state is not None and _is_wrong(state, pending):
+            if state is not None and _needs_correction(state, pending):
                 _correct(using, state, pending)
                 state.save(using=using, update_fields=["watermark", "ahead"])
 
 
-def _is_wrong(state: ShardState, pending: Pending) -> bool:
+def _needs_correction(state: ShardState, pending: Pending) -> bool:
     return (pending.lead > TOLERANCE) != bool(state.ahead) or is_ahead(state.watermark, pending.clock)
 
 
@@ -69,16 +70,16 @@ def _correct(using: str, state: ShardState, pending: Pending) -> None:
 
 
 def _sealed_before(using: str, shard: int, clock: int) -> int:
-    """Return when the last batch in the ledger that was sealed at or before `clock` was sealed; 0 if there is none."""
+    """Return the time of the last seal until `clock` whose batch is in the ledger; 0 if there is none."""
     rows = Batch.objects.using(using).filter(shard=shard, sealed_at__lte=clock).order_by("-position")
     return rows.values_list("sealed_at", flat=True).first() or 0
 
 
 def _declare(using: str, shard: int, since: int, until: int, lead: int) -> None:
-    """Declare two gaps for usage that was counted at times which are `lead` µs too late.
+    """Declare two gaps for usage that was counted at wrong times. The times are up to `lead` µs too late.
 
-    One gap covers the times at which the usage happened, the other the times at which it was counted. If the gaps are
-    declared already, they are extended until `until`.
+    One gap covers the times at which the usage happened. The other gap covers the times at which the usage was counted.
+    If the gaps are declared already, they are extended until `until`.
     """
     late = f"up to {lead // 1_000_000:,} seconds"
     for what, shift, detail in (
@@ -103,15 +104,15 @@ def advance(using: str, pending: Pending) -> None:
 
 
 def advance_idle(using: str, idle: Iterable[Pending]) -> None:
-    """Advance the watermarks of shards without pending batches: all usage before their last seal is in the ledger."""
+    """Advance the watermarks of shards without pending batches: all usage until the last seal is in the ledger."""
     idle = [pending for pending in idle if pending.sealed_at and pending.lead <= TOLERANCE]
     if not idle:
         return
     oldest = min(pending.sealed_at for pending in idle)
     marks: dict[int, list[int]] = {}
     for pending in idle:
-        # Most shards get the same watermark, in one statement. But a watermark before a shard's first seal would look
-        # as if the server had lost its data.
+        # One statement sets the same watermark for most shards. Other shards were first sealed after that time. They
+        # get their own watermark: an earlier one would look as if the server had lost its data.
         mark = oldest if pending.first_sealed <= oldest else pending.sealed_at
         marks.setdefault(mark, []).append(pending.shard)
     for mark, shards in marks.items():

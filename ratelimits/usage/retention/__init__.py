@@ -1,3 +1,3 @@
-"""Retention of batches in the ledger: old batches are joined, and later moved to archive files."""
+"""Joining old batches of the ledger, and moving them to archive files."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Archives: move old batches from the ledger to compressed files, one for each shard and call, and restore them.
+"""Archives: move old batches from the ledger to compressed files, and restore them.
 
-A file is compressed text. It has a header line; for each batch, its row as JSON and its lines; and a last line with the
-digest of all earlier lines. A file is written, fsynced and read back before any batch is deleted from the ledger.
+Each call of `prune` writes one file for each shard. A file is compressed text. It has a header line. Then, for each
+batch, it has the batch's row as JSON and the batch's lines. The last line is the digest of all earlier lines. A file is
+written, fsynced and read again before any batch is deleted from the ledger.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _HEADER = "ratelimits archive 1"
 SUFFIX = ".ratelimits.gz"
 _FIELDS = [field.attname for field in Batch._meta.concrete_fields if field.attname != "id"]
 _CHUNK = 2000
-#: Seconds after midnight UTC at which a new date begins in the easternmost time zone.
+#: Time of day in UTC (s) at which a new date begins in the easternmost time zone.
 _DATE_START = 10 * 3600
-#: Maximum number of bytes of a line in a file. The longest line is the row of a batch that was joined from many.
+#: Maximum length of a line in a file, in bytes. The row of a batch that was joined from many batches is the longest.
 _MAX_LINE = 1 << 22
 
 
@@ -54,28 +55,28 @@ class Pruned:
 
 
 def prune(using: str, before: int, directory: Path) -> Iterator[Pruned]:
-    """Move batches to files if all their usage is of periods that began before a moment (s since 1970 UTC).
+    """Move batches to files if all their usage is in periods that started before `before` (s since 1970 UTC).
 
-    Process totals from before that moment are deleted: reports contain the result of comparing them. Raises
-    ArchiveError if one of these periods is not finalised. If the call is interrupted at any point, call it again.
+    Also delete the process totals of that time: finalised reports already contain the comparison with the ledger.
+    Raise ArchiveError if one of these periods is not finalised. If a call was interrupted at any point, call again.
     """
     _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before))
     directory.mkdir(parents=True, exist_ok=True)
     for shard in ShardState.objects.using(using).order_by("shard").values_list("shard", flat=True):
-        newer = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
-        end = newer.aggregate(first=Min("batch__first_position"))["first"]
+        newer_lines = Line.objects.using(using).filter(period__gte=before, batch__shard=shard)
+        first_newer = newer_lines.aggregate(first=Min("batch__first_position"))["first"]
         batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
         tallied = ShardState.objects.using(using).get(shard=shard).tallied
         old = batches.filter(position__lte=tallied)
-        if end is not None:
-            old = old.filter(position__lt=end)
+        if first_newer is not None:
+            old = old.filter(position__lt=first_newer)
         # Check again: late usage may have been tallied while earlier shards were written.
         _refuse_open(PeriodUsage.objects.using(using).filter(period__lt=before, shard=shard))
         if old.exists():
             yield _prune_shard(using, shard, list(old), directory)
-    left = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
-    end = before if left is None else day_of(left)
-    ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=end)._raw_delete(using)
+    oldest_bin = Line.objects.using(using).filter(bin__lt=before).aggregate(first=Min("bin"))["first"]
+    totals_end = before if oldest_bin is None else day_of(oldest_bin)
+    ProcessTotal.objects.using(using).filter(kind="admitted", bin__lt=totals_end)._raw_delete(using)
 
 
 def _refuse_open(usage: QuerySet[PeriodUsage]) -> None:
@@ -85,10 +86,10 @@ def _refuse_open(usage: QuerySet[PeriodUsage]) -> None:
 
 
 def day_of(seconds: int) -> int:
-    """Return the start of the day that contains a moment, both in s since 1970 UTC.
+    """Return the start of the day that contains a moment. Both are in seconds since 1970 UTC.
 
-    A day begins at 10:00 UTC here: at this time a date begins in the easternmost time zone. The months by which usage
-    is archived begin at the same hour. Process totals are deleted by whole days, once the ledger has no line of a day.
+    Here a day begins at 10:00 UTC, when a date begins in the easternmost time zone. The months by which usage is
+    archived begin at the same hour. Process totals are deleted by whole days, once the ledger has no line of a day.
     """
     return (seconds - _DATE_START) // 86_400 * 86_400 + _DATE_START
 
@@ -98,27 +99,27 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
     path = directory / name
     digest = _write(path, batches)
     for _batch, _lines in read(path, digest):
-        pass  # If the file cannot be read back, this raises an error, and no batch is deleted.
+        pass  # If the file cannot be read, this raises an error, and no batch is deleted.
     lines = 0
     with transaction.atomic(using=using, durable=True):
         ShardState.lock(using, shard)
-        now = Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).order_by("position")
-        if list(now.values_list("pk", flat=True)) != [batch.pk for batch in batches]:
+        rows = Batch.objects.using(using).filter(shard=shard, position__lte=batches[-1].position).order_by("position")
+        if list(rows.values_list("pk", flat=True)) != [batch.pk for batch in batches]:
             path.unlink()
             raise ArchiveError(f"batches of shard {shard:02d} were joined while they were written: prune again")
         for incarnation, group in groupby(batches, key=lambda batch: batch.incarnation):
-            part = list(group)
+            range_batches = list(group)
             ArchivedRange.objects.using(using).create(
                 archive=name,
                 shard=shard,
                 incarnation=incarnation,
-                # The numbers may be out of order if a missing batch came late.
-                first_seq=min(batch.first_seq for batch in part),
-                last_seq=max(batch.seq for batch in part),
-                first_position=part[0].first_position,
-                last_position=part[-1].position,
-                previous_digest=part[0].previous_digest,
-                digest=part[-1].digest,
+                # If a missing batch came late, its number is smaller than the number of the batch before it.
+                first_seq=min(batch.first_seq for batch in range_batches),
+                last_seq=max(batch.seq for batch in range_batches),
+                first_position=range_batches[0].first_position,
+                last_position=range_batches[-1].position,
+                previous_digest=range_batches[0].previous_digest,
+                digest=range_batches[-1].digest,
                 file_digest=digest,
             )
         for batch in batches:
@@ -128,13 +129,13 @@ def _prune_shard(using: str, shard: int, batches: list[Batch], directory: Path) 
 
 
 def _write(path: Path, batches: list[Batch]) -> str:
-    """Write the complete file, or none if this fails; return the digest in its last line."""
+    """Write the file, and return the digest in its last line. After an error there is no incomplete file at `path`."""
     digest = hashlib.sha256()
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as raw:
         # The gzip header has no name and no time, so that the same batches always give the same file.
         with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
-            for text in _texts(batches):
+            for text in _file_lines(batches):
                 data = text + b"\n"
                 digest.update(data)
                 out.write(data)
@@ -150,7 +151,7 @@ def _write(path: Path, batches: list[Batch]) -> str:
     return digest.hexdigest()
 
 
-def _texts(batches: list[Batch]) -> Iterator[bytes]:
+def _file_lines(batches: list[Batch]) -> Iterator[bytes]:
     yield _HEADER.encode()
     for batch in batches:
         values = {name: getattr(batch, name) for name in _FIELDS}
@@ -163,28 +164,28 @@ def _texts(batches: list[Batch]) -> Iterator[bytes]:
 def read(path: Path, recorded: str) -> Iterator[tuple[Batch, list[bytes]]]:
     """Yield the batches of a file as unsaved rows, each with its lines.
 
-    Raises ArchiveError if the file is not complete, or if its digest is not the recorded one. This is known only at the
-    end of the file, so a caller that saves the batches must do so in a transaction.
+    Raise ArchiveError if the file is not complete, or if its digest is not `recorded`. Only the end of the file shows
+    this. So a caller that saves the batches must do so in a transaction.
     """
-    with _errors(path), gzip.open(path, "rb") as source:
-        if next(texts := _read_texts(path, source, recorded)) != _HEADER.encode():
+    with _archive_errors(path), gzip.open(path, "rb") as source:
+        if next(file_lines := _read_file_lines(path, source, recorded)) != _HEADER.encode():
             raise ArchiveError(f"{path} is not an archive of a ledger")
-        for head in texts:
-            values: dict[str, Any] = json.loads(head)
+        for batch_row in file_lines:
+            values: dict[str, Any] = json.loads(batch_row)
             values["parts"] = bytes.fromhex(values["parts"])
-            if "applied_at" in values:  # Archives of earlier versions do not have it.
+            if "applied_at" in values:  # Archives of earlier versions of the app do not have this value.
                 values["applied_at"] = datetime.fromisoformat(values["applied_at"])
             batch = Batch(**values)
-            lines = list(islice(texts, batch.line_count))
+            lines = list(islice(file_lines, batch.line_count))
             if len(lines) != batch.line_count:
                 raise ArchiveError(f"{path} ends too early")
             yield batch, lines
 
 
-def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[bytes]:
-    """Yield all lines of a file except the last one, which contains their digest.
+def _read_file_lines(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[bytes]:
+    """Yield all lines of a file except the last line, which has the digest.
 
-    Raises ArchiveError if the digest does not match.
+    Raise ArchiveError if the digest does not match the lines, or is not `recorded`.
     """
     digest = hashlib.sha256()
     while True:
@@ -202,7 +203,8 @@ def _read_texts(path: Path, source: gzip.GzipFile, recorded: str) -> Iterator[by
 
 
 @contextmanager
-def _errors(path: Path) -> Iterator[None]:
+def _archive_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into ArchiveError."""
     try:
         yield
     except ArchiveError:
@@ -212,10 +214,10 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def check(using: str, path: Path) -> str:
-    """Check that a file is the file that the ledger's batches were moved to, and return its digest.
+    """Compare a file with the digest that the ledger recorded when it was written, and return this digest.
 
-    Raises ArchiveError if it is another file. Call this before the file's content is used. The digest in a forged file
-    may match its content, but it does not match the digest that the ledger recorded.
+    Raise ArchiveError if the file is another one. Call this before the file's content is used. The digest in a forged
+    file may match its content, but does not match the digest in the ledger.
     """
     ranges = ArchivedRange.objects.using(using).filter(archive=path.name)
     digests = list(ranges.order_by().values_list("file_digest", flat=True).distinct())
@@ -226,8 +228,8 @@ def check(using: str, path: Path) -> str:
         )
     if len(digests) > 1:
         raise ArchiveError(f"the ledger has {len(digests)} different digests for the archive {path.name}")
-    with _errors(path), gzip.open(path, "rb") as source:
-        for _text in _read_texts(path, source, digests[0]):
+    with _archive_errors(path), gzip.open(path, "rb") as source:
+        for _line in _read_file_lines(path, source, digests[0]):
             pass
     return digests[0]
 
@@ -238,9 +240,9 @@ def files(directory: Path) -> list[Path]:
 
 
 def restore(using: str, path: Path) -> int:
-    """Write the batches of a file back to the ledger; return their number.
+    """Write the batches of a file to the ledger again, and return the number of batches.
 
-    Raises ArchiveError if `check` refuses the file.
+    Raise ArchiveError if `check` refuses the file.
     """
     check(using, path)
     shards = set(ArchivedRange.objects.using(using).filter(archive=path.name).values_list("shard", flat=True))
@@ -257,7 +259,7 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
     count = 0
     for batch, lines in batches:
         batch.pk, applied_at = None, batch.applied_at
-        batch.save(using=using, force_insert=True)  # This sets `applied_at` to the present.
+        batch.save(using=using, force_insert=True)  # Saving sets `applied_at` to the present.
         if applied_at is not None:
             Batch.objects.using(using).filter(pk=batch.pk).update(applied_at=applied_at)
         write_lines(using, batch, lines)
@@ -267,9 +269,9 @@ def _insert(using: str, batches: Iterable[tuple[Batch, list[bytes]]]) -> int:
 
 @contextmanager
 def opened(using: str, paths: list[Path]) -> Iterator[str]:
-    """Load the batches of these files into a temporary database, and yield its alias. The block's end deletes it.
+    """Load the batches of these files into a temporary database, and yield its alias. Delete it after the block.
 
-    Raises ArchiveError for a file whose digest is not the one that the ledger recorded.
+    Raise ArchiveError if `check` refuses a file.
     """
     recorded = {path: check(using, path) for path in paths}
     with tempfile.TemporaryDirectory(prefix="ratelimits-archive-") as directory:

@@ -1,8 +1,8 @@
 """Compaction: join the batches of an hour into one batch, with one line for each key, meter, rule and bin.
 
-The joined batch keeps the content digests of the original batches. So the shard's chain of digests can still be
-verified link by link, and an original batch that comes again is still recognised. A position at which a report ends
-always stays the end of a batch, so that every report can be computed again afterwards.
+The joined batch has the content digests of all original batches. So every link of the shard's chain of digests can
+still be verified, and an original batch that comes again is still recognised. If a report ends at a position, the batch
+at this position stays the last one of a joined batch. So every report can still be calculated again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ratelimits.usage import crash
 from ratelimits.usage.apply import write_lines
 from ratelimits.usage.packet import canonical, content_digest, header_of
 
-#: Batches are joined if they were sealed in the same span of this length (µs, by the server's clock).
+#: Batches are joined if they were sealed in the same hour, by the server's clock. This is the length in µs.
 SPAN = 3_600_000_000
-#: Number of batches whose lines are summed in one query.
+#: Number of batches whose lines are added up in one query.
 _CHUNK = 32
 #: Maximum number of batches that are joined in one transaction.
 _MAX_BATCHES = 4096
@@ -33,11 +33,14 @@ _MAX_BATCHES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The number of batches and lines that were joined, and the number of lines after joining."""
+    """The result of joining batches of one shard into one batch."""
 
     shard: int
+    #: The number of batches that were joined.
     batches: int
+    #: The number of lines of these batches.
     lines_before: int
+    #: The number of lines of the joined batch.
     lines: int
 
 
@@ -55,7 +58,7 @@ def compact() -> Iterator[Compacted]:
 
 
 def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last position of each sequence of batches that can be joined."""
+    """Yield the first and the last position of each sequence of batches that can be joined."""
     tallied = ShardState.objects.using(using).get(shard=shard).tallied
     marks = set(ChainMark.objects.using(using).filter(shard=shard).values_list("position", flat=True))
     rows = Batch.objects.using(using).filter(shard=shard, position__lte=tallied, sealed_at__lt=end)
@@ -67,7 +70,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
     for batch, following in pairwise(batches.iterator(chunk_size=1000)):
         first = first or batch.first_position
         last = batch.position
-        joined = (
+        can_join = (
             batch.incarnation == following.incarnation
             and batch.seq + 1 == following.first_seq
             and batch.cum == following.previous_cum
@@ -76,7 +79,7 @@ def _joinable(using: str, shard: int, end: int) -> Iterator[tuple[int, int]]:
             and batch.position not in marks
             and length < _MAX_BATCHES
         )
-        if joined:
+        if can_join:
             length, last = length + 1, following.position
         else:
             if length > 1:
@@ -93,17 +96,17 @@ def _join(using: str, shard: int, first: int, last: int) -> Compacted | None:
         rows = Batch.objects.using(using).filter(shard=shard, first_position__gte=first, position__lte=last)
         batches = list(rows.order_by("position"))
         if len(batches) < 2 or batches[0].first_position != first or batches[-1].position != last:
-            return None  # Another process has joined them.
+            return None  # Another process has joined these batches.
         lines = _summed_lines(using, batches)
-        before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
+        lines_before = sum(batch.lines().order_by()._raw_delete(using) for batch in batches)
         rows._raw_delete(using)
         crash.reached("compact:deleted")
-        joined = _joined(batches, lines)
+        joined = _joined_batch(batches, lines)
         joined.save(using=using, force_insert=True)
         write_lines(using, joined, lines)
         crash.reached("compact:written")
     crash.reached("compact:committed")
-    return Compacted(shard, len(batches), before, len(lines))
+    return Compacted(shard, len(batches), lines_before, len(lines))
 
 
 def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
@@ -120,7 +123,7 @@ def _summed_lines(using: str, batches: Sequence[Batch]) -> list[bytes]:
     return sorted(canonical([*subject, *counts]) for subject, counts in totals.items())
 
 
-def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
+def _joined_batch(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
     first, last = batches[0], batches[-1]
     joined = Batch(
         shard=first.shard,
@@ -148,5 +151,8 @@ def _joined(batches: Sequence[Batch], lines: Sequence[bytes]) -> Batch:
 
 
 def signed_text(batch: Batch) -> str:
-    """Return the text that the signature of a joined batch signs. The chain of digests does not cover its lines."""
+    """Return the text that is signed for a joined batch.
+
+    Only the signature protects the joined lines: the chain of digests was made from the original lines.
+    """
     return f"{batch.content}\n{batch.digest}\n{bytes(batch.parts).hex()}"

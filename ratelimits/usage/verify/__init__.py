@@ -1,3 +1,3 @@
-"""Verification of the ledger: each line, each sum, each link of its chains, and each shard's watermark."""
+"""Verification of the ledger: its lines, its sums, the links of its digest chains, and the watermarks of shards."""
 
 from __future__ import annotations

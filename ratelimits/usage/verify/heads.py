@@ -1,4 +1,4 @@
-"""Verification of each shard's state against its newest batch, the quarantined batches and the archived ranges."""
+"""Verification of shard states: each is compared with the shard's batches, quarantined batches and archived ranges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verify_heads(using: str, shards: Collection[int]) -> Iterator[str]:
             yield f"{name} has batches, but no row of its state"
             continue
         yield from _verify_position(name, state)
-        # Read again: a batch may have been quarantined or resolved after the state was read.
+        # Read the state again: a batch may have been quarantined or resolved meanwhile.
         if state.frozen != (shard in frozen) and _still_differs(using, state):
             yield (
                 f"{name} is frozen, but has no unresolved quarantined batch"
@@ -69,8 +69,8 @@ def _frozen(using: str, **filters: int) -> set[int]:
 
 
 def _still_differs(using: str, state: ShardState) -> bool:
-    again = ShardState.objects.using(using).filter(pk=state.pk).first()
-    return again is not None and again.frozen == state.frozen != bool(_frozen(using, shard=state.shard))
+    read_again = ShardState.objects.using(using).filter(pk=state.pk).first()
+    return read_again is not None and read_again.frozen == state.frozen != bool(_frozen(using, shard=state.shard))
 
 
 def _clock_was_ahead(using: str, state: ShardState) -> bool:
@@ -80,67 +80,67 @@ def _clock_was_ahead(using: str, state: ShardState) -> bool:
 
 
 def _verify_newest(using: str, state: ShardState) -> Iterator[str]:
-    """Yield an error if the newest batch that a state names is unknown.
+    """Yield an error if the newest batch that a state names is unknown, or if the running sum differs.
 
-    It must be in the ledger, archived, quarantined or declared missing.
+    A batch is known if it is in the ledger, archived, quarantined or declared missing.
     """
-    name, known = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
+    name, newest = f"shard {state.shard:02d}", f"{state.incarnation}:{state.seq}"
     if not state.incarnation:
         if state.seq or state.cum:
             yield f"{name} has no incarnation, but a batch {state.seq} and a running sum of {state.cum}"
         return
-    same: Q = Q(shard=state.shard, incarnation=state.incarnation)
-    rows = Batch.objects.using(using).filter(same)
+    numbering: Q = Q(shard=state.shard, incarnation=state.incarnation)
+    rows = Batch.objects.using(using).filter(numbering)
     batch = rows.filter(first_seq__lte=state.seq, seq__gte=state.seq).first()
     if batch is None:
-        missing = DurabilityGap.objects.using(using).filter(same, kind=GapKind.MISSING)
-        quarantined = QuarantinedBatch.objects.using(using).filter(shard=state.shard, name=known)
-        archived = ArchivedRange.objects.using(using).filter(same)
+        missing = DurabilityGap.objects.using(using).filter(numbering, kind=GapKind.MISSING)
+        quarantined = QuarantinedBatch.objects.using(using).filter(shard=state.shard, name=newest)
+        archived = ArchivedRange.objects.using(using).filter(numbering)
         if not (
             missing.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
             or quarantined.exists()
             or archived.filter(first_seq__lte=state.seq, last_seq__gte=state.seq).exists()
         ):
-            yield f"{name} says that its newest batch is {known}, which does not exist"
+            yield f"{name} says that its newest batch is {newest}, which does not exist"
         return
     if batch.seq == state.seq and batch.cum != state.cum:
-        yield f"{name} has the running sum {state.cum} after batch {known}, which ends with {batch.cum}"
+        yield f"{name} has the running sum {state.cum} after batch {newest}, which ends with {batch.cum}"
 
 
 def _verify_archived(using: str, shards: Collection[int]) -> Iterator[str]:
-    """Yield an error for each archived range that does not continue the previous range, or does not start the chain."""
-    parts = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
-    for _shard, group in groupby(parts, key=lambda part: part.shard):
+    """Yield an error for each archived range that does not continue the range before it. The first starts the chain."""
+    rows = ArchivedRange.objects.using(using).filter(shard__in=shards).order_by("shard", "first_position")
+    for _shard, group in groupby(rows, key=lambda row: row.shard):
         position, digest = 0, ""
-        for part in group:
-            if part.first_position != position + 1 or part.last_position < part.first_position:
-                yield f"archived range {part} does not start after position {position}"
-            if part.previous_digest != digest:
-                yield f"archived range {part} does not continue the digest of the archived range before"
-            position, digest = part.last_position, part.digest
+        for archived in group:
+            if archived.first_position != position + 1 or archived.last_position < archived.first_position:
+                yield f"archived range {archived} does not start after position {position}"
+            if archived.previous_digest != digest:
+                yield f"archived range {archived} does not continue the digest of the archived range before"
+            position, digest = archived.last_position, archived.digest
 
 
 def verify_archives(using: str, archive: str, names: Collection[str], checked: Counter[str]) -> Iterator[str]:
     """Compare the ledger's archived ranges with the batches in the archives.
 
-    `archive` is the alias of the database with the batches of the archives `names`. The number of archived ranges is
-    added to `checked`.
+    `archive` is the alias of a database with the batches of some archives, and `names` has the names of these archives.
+    The number of compared ranges is added to `checked`.
     """
     sums = {"first_position": Min("first_position"), "last_position": Max("position")}
     sums |= {"first_seq": Min("first_seq"), "last_seq": Max("seq"), "incarnations": Count("incarnation", distinct=True)}
-    for part in ArchivedRange.objects.using(using).order_by("shard", "first_position"):
-        within = {"position__gte": part.first_position, "position__lte": part.last_position}
-        batches = Batch.objects.using(archive).filter(shard=part.shard, **within).order_by("position")
+    for archived in ArchivedRange.objects.using(using).order_by("shard", "first_position"):
+        positions = {"position__gte": archived.first_position, "position__lte": archived.last_position}
+        batches = Batch.objects.using(archive).filter(shard=archived.shard, **positions).order_by("position")
         first, last = batches.first(), batches.last()
         if first is None or last is None:
-            if part.archive in names:
-                yield f"archived range {part} is not in its archive"
+            if archived.archive in names:
+                yield f"archived range {archived} is not in its archive"
             continue
         checked["archived ranges"] += 1
         expected = {**batches.order_by().aggregate(**sums), "incarnation": first.incarnation}
         expected |= {"previous_digest": first.previous_digest, "digest": last.digest}
         if expected.pop("incarnations") > 1:
-            yield f"archived range {part} has batches of several incarnations"
+            yield f"archived range {archived} has batches of several incarnations"
         for name, value in expected.items():
-            if getattr(part, name) != value:
-                yield f"archived range {part} has {name} {getattr(part, name)}, but its archive has {value}"
+            if getattr(archived, name) != value:
+                yield f"archived range {archived} has {name} {getattr(archived, name)}, but its archive has {value}"

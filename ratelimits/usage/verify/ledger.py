@@ -1,4 +1,7 @@
-"""Verification of the ledger: every line, every sum and every link of the digest chains, in bounded memory."""
+"""Verification of the ledger: every line, every sum and every link of the digest chains.
+
+The memory that this needs does not grow with the ledger.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from ratelimits.usage.retention.compact import signed_text
 from ratelimits.usage.verify.heads import verify_heads
 
 _CHUNK = 2000
-#: Maximum number of times that a shard is read again because its batches were joined or archived meanwhile.
+#: A shard is read again if its batches were joined or archived meanwhile. This is the maximum number of tries.
 _TRIES = 50
 
 
@@ -35,14 +38,15 @@ def verify_ledger(
 ) -> Generator[str]:
     """Yield a sentence for each error in the ledger.
 
-    A caller that stops early must close this generator, because it keeps database cursors open. `archive` says that the
-    database contains an archive; its chains may begin at any position. The numbers of checked rows are added to
-    `checked`, by kind.
+    A caller that stops early must close this generator, because open database cursors belong to it. `archive` says that
+    the database contains an archive. The chains of an archive may start at any position. The numbers of checked rows
+    are added to `checked`, by kind.
     """
     checked = Counter() if checked is None else checked
-    with_batches = _shards_of(Batch, using)
-    known = with_batches if archive else with_batches | _shards_of(ShardState, using) | _shards_of(ArchivedRange, using)
-    chosen = sorted(known if shards is None else known & set(shards))
+    existing = with_batches = _shards_of(Batch, using)
+    if not archive:
+        existing = with_batches | _shards_of(ShardState, using) | _shards_of(ArchivedRange, using)
+    chosen = sorted(existing if shards is None else existing & set(shards))
     for shard in chosen:
         if shard in with_batches:
             yield from _verify_shard(using, shard, archive, checked)
@@ -58,7 +62,7 @@ def _shards_of(model: type[Batch | ShardState | ArchivedRange], using: str) -> s
 
 
 def _verify_strays(using: str) -> Iterator[str]:
-    """Yield an error for each line whose batch does not exist, or whose primary key belongs to another batch."""
+    """Yield an error for each line that names a missing batch, or whose primary key belongs to another batch."""
     batch_of_line = Batch.objects.filter(pk=OuterRef("batch_id"))
     stray = ~Q(batch_id=F("id") / LINES_PER_BATCH) | ~Exists(batch_of_line)
     rows = Line.objects.using(using).filter(stray).order_by("pk")
@@ -72,7 +76,7 @@ def _verify_strays(using: str) -> Iterator[str]:
 
 
 class _Replaced(Exception):
-    """Raised if a batch was joined with others, or archived, while it was verified."""
+    """Raised if a batch was joined with others, or archived, during its verification."""
 
 
 def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) -> Iterator[str]:
@@ -95,7 +99,7 @@ def _verify_shard(using: str, shard: int, archive: bool, checked: Counter[str]) 
 def _verify_batches(using: str, shard: int, archive: bool, counted: Counter[str]) -> Iterator[str]:
     batches = Batch.objects.using(using).filter(shard=shard).order_by("position")
     before: Batch | None = None
-    #: The number and running sum of the newest batch so far, by incarnation. A late batch may come after newer ones.
+    #: By incarnation: the highest number so far, with the running sum. Numbers are not sorted if a batch came late.
     newest: dict[str, tuple[int, int]] = {}
     for batch in batches.iterator(chunk_size=100):
         findings = [*_verify_lines(batch), *_verify_parts(batch), *_verify_digest(batch)]
