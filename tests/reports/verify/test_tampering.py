@@ -266,7 +266,7 @@ def outcomes(kinds: Mapping[str, Damage], archives: list[Path], *, full: bool) -
 
 def listed() -> dict[str, str]:
     """Return what the page says about the kinds that the database alone does not show."""
-    section = PAGE.split("| table | what is done | seen with |\n|---|---|---|\n")[1].split("\n\n")[0]
+    section = PAGE.split("| table | change | what finds it |\n|---|---|---|\n")[1].split("\n\n")[0]
     found = {}
     for table, done, means in re.findall(r"^\|(?: `(\w+)`)? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
         did, _colon, columns = done.partition(": ")

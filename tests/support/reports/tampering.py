@@ -442,18 +442,18 @@ TAMPERINGS: dict[str, Damage] = {
     "the newest batch never was": newest_batch_never_was,
     "all batches of a shard are gone": all_batches_are_gone,
     "an account's only report is gone": lambda: report_is_gone(account="initech"),
-    "the newest version is gone with its adjustment": lambda: report_is_gone(account="acme", version=3),
+    "a report's newest version and its adjustment are deleted": lambda: report_is_gone(account="acme", version=3),
     "a month is hidden": lambda: PeriodUsage.objects.filter(account="hidden").update(covered=10**6),
     "a line's checksum is rebuilt": lambda: _rebuild(touched(Line), chain=False, totals=False),
     "a line's checksum, batch and total are rebuilt": lambda: _rebuild(touched(Line), chain=False),
     "reported usage and its chain are rebuilt": lambda: _rebuild(touched(Line)),
-    "open usage and its chain are rebuilt": lambda: _rebuild(_open_line(joined=False)),
-    "open usage in a batch of joined ones is rebuilt": joined_batch_is_rebuilt,
-    "the parts of a batch of joined ones are exchanged": parts_are_exchanged,
-    "the signature of a batch of joined ones is taken away": signature_of_a_joined_batch,
-    "a report's usage, chain and digests are rebuilt": everything_is_rebuilt,
-    "a report's digests are rebuilt": name_on_a_report_is_rebuilt,
-    "a report's gaps are taken away": gap_on_a_report_is_rebuilt,
+    "open usage is changed, and its chain is computed again": lambda: _rebuild(_open_line(joined=False)),
+    "open usage in a joined batch is changed, and the batch is computed again": joined_batch_is_rebuilt,
+    "the parts of a joined batch are exchanged": parts_are_exchanged,
+    "the signature of a joined batch is removed": signature_of_a_joined_batch,
+    "a report's usage is changed, and its chain and digests are computed again": everything_is_rebuilt,
+    "a name on a report is changed, and the digests are computed again": name_on_a_report_is_rebuilt,
+    "a report's gaps are removed, and the digests are computed again": gap_on_a_report_is_rebuilt,
     "a version skips usage": usage_is_skipped,
     "a line without usage is billed": line_without_usage(overage_quantity=1000),
     "a line of another category is billed": line_without_usage(charge_category="fee", consumed_quantity=1000),
@@ -462,15 +462,17 @@ TAMPERINGS: dict[str, Damage] = {
     "a waiting adjustment is approved by another person": lambda: waiting_adjustment_is_approved(
         decided_by=touched(Adjustment).author_id + 1, decided_at=moment(at("2026-11-03"))
     ),
-    "a waiting adjustment is gone": lambda: delete(Adjustment, approval="waiting")(),
-    "an adjustment that nobody made": adjustment_that_nobody_made,
-    "a quarantined batch is discarded": quarantine_is_discarded,
+    "a waiting adjustment is deleted": lambda: delete(Adjustment, approval="waiting")(),
+    "an adjustment is inserted that nobody made": adjustment_that_nobody_made,
+    "a quarantined batch is marked as discarded": quarantine_is_discarded,
     "a first version is called the second": first_version_is_the_second,
     "an open total never ends": open_total_never_ends,
     "a moment of no calendar": lambda: Report.objects.filter(pk=touched(Report).pk).update(period_start=2**62),
     "a period of no calendar": lambda: PeriodUsage.objects.filter(pk=touched(PeriodUsage).pk).update(period=2**62),
     "a time zone of no place": lambda: Report.objects.filter(pk=touched(Report).pk).update(timezone="Nowhere"),
-    "a signature of no digits": lambda: Report.objects.filter(pk=touched(Report).pk).update(signature="é"),
+    "a report's signature is replaced by a text that is no number": lambda: Report.objects.filter(
+        pk=touched(Report).pk
+    ).update(signature="é"),
 }
 #: The tampering with archived ranges. The test also has their archive.
 OF_ARCHIVES = kinds_of(ArchivedRange)

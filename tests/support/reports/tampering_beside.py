@@ -110,19 +110,19 @@ _LATE = timezone.now() + timedelta(days=365)
 OF_PUSHING: dict[str, Damage] = {
     **kinds_of(PushedReport),
     **kinds_of(PushDelivery),
-    "an accepted delivery waits again": _update(
+    "an accepted delivery is marked as waiting": _update(
         PushDelivery, {"state": "accepted"}, state="waiting", settled_at=None, due_at=moment(0)
     ),
-    "a delivery was accepted that was never sent": _update(
+    "a delivery that was never sent is marked as accepted": _update(
         PushDelivery, {"state": "waiting"}, state="accepted", settled_at=moment(at("2026-11-03"))
     ),
     "a delivery is put off for a year": _update(PushDelivery, {"state": "waiting"}, due_at=_LATE),
     "a delivery that is never sent": _update(PushDelivery, {"state": "waiting"}, together=0),
     "a billing system is paused for a year": _update(PushReceiver, {"name": "stripe"}, paused_until=_LATE),
-    "a delivery goes to another customer": _customer_is_another,
+    "the customer of a delivery is changed": _customer_is_another,
     "a line is not pushed": _line_is_not_pushed,
-    "a report was never pushed": _never_pushed,
-    "a billing system has another name": _another_receiver,
+    "the deliveries of a report are deleted": _never_pushed,
+    "the name of a billing system is changed": _another_receiver,
     "a report is marked as pushed": _marked_as_pushed,
 }
 
@@ -193,8 +193,8 @@ OF_TERMS: dict[str, Damage] = {
     "what a plan includes is another quantity, and always was": lambda: _included_as_never_said(10**6),
     "the prices of a report are taken off": lambda: _prices_are_taken_off(1),
     "the prices of a further version are taken off": lambda: _prices_are_taken_off(2),
-    "a record of an edit that nobody made": _record_of_old,
-    **{f"{model.__name__} without its history": partial(_unrecorded, model) for model in MODELS},
+    "a record is inserted of an edit that nobody made": _record_of_old,
+    **{f"{model.__name__} the history of a row is deleted": partial(_unrecorded, model) for model in MODELS},
     **{f"{model.__name__} of before its newest record": partial(_since_ever, model) for model in MODELS},
 }
 #: The tampering with the history. The manifest has a digest of it, and each row must equal its newest record.
