@@ -1,8 +1,14 @@
-"""Charges: the rows of a report with their amounts, and more rows for amounts that belong to no single line.
+"""Make charges: the rows of a report with their amounts, and further rows for amounts that belong to no line.
 
-There are four kinds of such amounts: flat fees; new prices for units that were billed before, if the total reaches
-another volume tier; the difference to a minimum; and the rounding of a period's price. The amounts of a report's rows
-add up to its total.
+There are four kinds of such further amounts:
+
+- the flat fees;
+- the difference for units that were billed before, if the total reaches another volume tier, so that they have another
+  price now;
+- the amount that is missing to the minimum;
+- the rounding of a period's price.
+
+All amounts of a report add up to its total.
 """
 
 from __future__ import annotations
@@ -54,25 +60,25 @@ logger = logging.getLogger(__name__)
 _MAX_IN_MEMORY = 1 << 20
 
 
-def lines_for(form: Format, found: Iterable[Statement]) -> Iterator[Any]:
-    """Return the items that a format writes: the charges of these reports if it has prices, else their rows."""
-    return charges(found) if form.priced else rows(found)
+def lines_for(form: Format, statements: Iterable[Statement]) -> Iterator[Any]:
+    """Return the items that a format writes: charges if the format has amounts, otherwise rows."""
+    return charges(statements) if form.priced else rows(statements)
 
 
-def charges(found: Iterable[Statement]) -> Iterator[Charge]:
+def charges(statements: Iterable[Statement]) -> Iterator[Charge]:
     """Yield all rows with their amounts, one report after another.
 
     Raises UnreadableError if a report's prices or amounts cannot be read.
     """
     books: dict[str, PriceBook] = {}
-    together: list[Report] = []
-    for statement in found:
+    sharing: list[Report] = []
+    for statement in statements:
         using = statement.report._state.db or conf.DATABASE
         if statement.status == FINAL:
             for version in versions(statement.report):
                 yield from version_charges(version)
         else:
-            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using, together)
+            yield from _provisional(statement, books.setdefault(using, PriceBook(using)), using, sharing)
 
 
 def version_charges(report: Report) -> Iterator[Charge]:
@@ -84,8 +90,11 @@ def version_charges(report: Report) -> Iterator[Charge]:
         yield from _priced(report, version_lines(report), FINAL)
 
 
-def _provisional(statement: Statement, book: PriceBook, using: str, together: list[Report]) -> Iterator[Charge]:
-    """Yield the charges of an open period; `together` collects the reports of accounts that had several names."""
+def _provisional(statement: Statement, book: PriceBook, using: str, sharing: list[Report]) -> Iterator[Charge]:
+    """Yield the charges of an open period.
+
+    `sharing` collects the provisional reports of accounts that had several names, because these names share one price.
+    """
     report = statement.report
     try:
         included = statement.included
@@ -101,7 +110,7 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
     name = Account.objects.using(using).filter(identifier=report.account).values_list("name", flat=True).first()
     names = sorted(included.names) if included is not None else []
     earlier = priced_together(using, (), report.account, names)
-    earlier += [other for other in together if other.account in names]
+    earlier += [other for other in sharing if other.account in names]
     periods = recorded(report, earlier, [period], record)
     report.prices = {"account_name": name or "", "periods": periods, "names": names}
     totals, used = Totals(report, earlier), False
@@ -115,17 +124,17 @@ def _provisional(statement: Statement, book: PriceBook, using: str, together: li
         if used:
             report.amounts = totals.amounts()
             if names:
-                together.append(report)
+                sharing.append(report)
         else:
-            report.prices = {}  # Without usage there will be no report, so there is nothing to pay.
+            report.prices = {}  # There will be no report without usage, so there is nothing to pay.
         spooled.seek(0)
         yield from _priced(report, ((make(json.loads(line)), period) for line in spooled), statement.status)
 
 
 def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> Iterator[Charge]:
-    """Yield the charges of rows, then the charges that belong to no row.
+    """Yield the charges of the report's lines, then the charges that belong to no line.
 
-    Each row comes with the start of its usage's period (s since 1970 UTC, as text).
+    `lines` has each row with the start of the period under which its usage was counted (s since 1970 UTC, as text).
     """
     records: dict[str, Record] = report.prices.get("periods", {})
     if not records:
@@ -133,13 +142,13 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
             yield Charge(row)
         return
     amounts = report.amounts["periods"]
-    spans: dict[str, dict[str, BeforeAndAfter]] = {period: amounts[period]["quantities"] for period in records}
+    quantities: dict[str, dict[str, BeforeAndAfter]] = {period: amounts[period]["quantities"] for period in records}
     prices = {
         (period, meter): price for period, record in records.items() for meter, price in prices_of(record).items()
     }
-    priced = {(period, meter): spans[period][meter][0] or 0 for period, meter in prices}
+    units_before = {(period, meter): quantities[period][meter][0] or 0 for period, meter in prices}
     name = report.prices["account_name"]
-    owed: dict[str, str] = report.amounts["total"]
+    totals: dict[str, str] = report.amounts["total"]
     for row, counted in lines:
         period = billing_period_of(report, counted)
         record = records.get(period)
@@ -148,29 +157,29 @@ def _priced(report: Report, lines: Iterable[tuple[Row, str]], status: str) -> It
             continue
         price, currency = prices.get((period, row.meter)), record["currency"]
         if price is None:
-            yield Charge(row, name, currency, (), None, owed[currency])
+            yield Charge(row, name, currency, (), None, totals[currency])
             continue
-        parts = price.parts(priced[period, row.meter], row.overage_quantity, spans[period][row.meter][1])
-        priced[period, row.meter] += row.overage_quantity
-        yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), owed[currency])
+        parts = price.parts(units_before[period, row.meter], row.overage_quantity, quantities[period][row.meter][1])
+        units_before[period, row.meter] += row.overage_quantity
+        yield Charge(row, name, currency, tuple(parts), added(part.amount for part in parts), totals[currency])
     for period, record in records.items():
         currency = record["currency"]
-        for category, meter, amount in _other_charges(record, spans[period]):
+        for category, meter, amount in _other_charges(record, quantities[period]):
             if amount:
                 row = _row(report, status, category, period, meter, record["plan"])
-                yield Charge(row, name, currency, (), amount, owed[currency])
+                yield Charge(row, name, currency, (), amount, totals[currency])
 
 
-def _other_charges(record: Record, spans: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the category, meter and amount of each charge of a version that belongs to no line."""
+def _other_charges(record: Record, quantities: dict[str, BeforeAndAfter]) -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the category, the meter and the amount of each charge that belongs to no line."""
     exact = []
     for meter, price in prices_of(record).items():
-        before, after = spans[meter]
+        before, after = quantities[meter]
         exact.append(_difference(price.of, before, after))
         yield FEE, meter, _difference(price.fees, before, after)
         yield REPRICING, meter, price.repriced(before or 0, after)
         yield MINIMUM, meter, _difference(price.top_up, before, after)
-    yield ROUNDING, "", minus(worth(record, spans), added(exact))
+    yield ROUNDING, "", minus(worth(record, quantities), added(exact))
 
 
 def _difference(charged: Callable[[int], Decimal], before: int | None, after: int) -> Decimal:
@@ -180,12 +189,12 @@ def _difference(charged: Callable[[int], Decimal], before: int | None, after: in
 def _row(report: Report, status: str, category: str, period: str, meter: str, plan: str) -> Row:
     """Return a row without units, for a charge that has only an amount."""
     name, start = report_id(report.account, report.period_start), int(period) * SECOND
-    late = report.version > 1 or start != report.period_start
+    is_correction = report.version > 1 or start != report.period_start
     return RowMaker(report, status).of_nothing(
         line_id=line_id(name, report.version, category, period, meter),
         meter=meter,
         charge_category=category,
-        charge_class=CORRECTION if late else "",
+        charge_class=CORRECTION if is_correction else "",
         charge_period_start=start,
         charge_period_end=report.period_end,
         plan=plan,

@@ -1,3 +1,3 @@
-"""Verification of reports: each is computed again from the ledger and compared with the stored report."""
+"""Verify reports: compute each one again from the ledger, and compare it with the stored report."""
 
 from __future__ import annotations

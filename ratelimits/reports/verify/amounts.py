@@ -1,4 +1,4 @@
-"""Verification of the prices that a report recorded, and of its amounts."""
+"""Verify the prices that a report recorded, and its amounts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ratelimits.reports.periods import SECOND
 
 def verify_amounts(using: str, report: Report) -> Iterator[str]:
     """Yield a sentence for each error in a version's prices and amounts."""
-    plain = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
-    if plain and not report.prices and not report.amounts:
+    is_first_of_one_period = report.version == 1 and set(report.since) <= {str(report.period_start // SECOND)}
+    if is_first_of_one_period and not report.prices and not report.amounts:
         return  # verify/terms.py checks whether the plan had prices.
     try:
         # A period that was billed once keeps its prices, so the earlier reports are needed, oldest first.

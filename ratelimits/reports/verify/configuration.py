@@ -1,4 +1,4 @@
-"""Verification of the configuration: each row is compared with its history, and the versions are compared."""
+"""Verify the configuration: compare each row with its history, and compare the numbers of versions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ratelimits.models.versions import Versioned
 
 
 def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each row that differs from its history. The number of rows is added to `checked`.
+    """Yield an error for each row that differs from its history. Add the number of rows to `checked`.
 
-    Rows without history (raw SQL writes such rows) are not errors: see `count_without_history`.
+    A row without history is not an error: raw SQL writes such rows. `count_without_history` counts them.
     """
     version = ConfigVersion.read(using)[0]
     for model in MODELS:
@@ -27,11 +27,11 @@ def verify_configuration(using: str, checked: Counter[str]) -> Iterator[str]:
             continue
         checked["rows of the configuration"] += count
         yield from _verify_rows(model, using)
-        # Read the version again: there may have been an edit meanwhile.
+        # Read the version again, because there may have been an edit after it was read.
         if newest is not None and newest > version and newest > ConfigVersion.read(using)[0]:
             yield (
-                f"the configuration is at version {version}, but the history of {model._meta.verbose_name_plural} has"
-                f" an edit of version {newest}: processes do not notice edits up to that version"
+                f"the configuration has version {version}, but the history of {model._meta.verbose_name_plural} has"
+                f" an edit of version {newest}: processes do not notice edits up to version {newest}"
             )
 
 
@@ -42,14 +42,14 @@ def _verify_rows(model: type[Versioned], using: str) -> Iterator[str]:
         if before is not None:
             yield (
                 f"{kind} {row.pk} differs from its history: it was written without the app"
-                " (ratelimits_reload makes that an edit)"
+                " (ratelimits_reload records this change as an edit)"
             )
     for record in difference.deleted:
         yield (
-            f"{kind} {record.id} was deleted, but its history does not say so (ratelimits_reload makes that an edit)"
+            f"{kind} {record.id} was deleted, but its history does not say so (ratelimits_reload records the deletion)"
         )
     for row in _backdated(model, using):
-        yield f"{kind} {row.pk} says that it is in force since before its newest edit"
+        yield f"{kind} {row.pk} has an older version or start than its newest edit"
 
 
 def _backdated(model: type[Versioned], using: str) -> Any:

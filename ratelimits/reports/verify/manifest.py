@@ -1,8 +1,9 @@
-"""The manifest of a month: a signed file outside the database. With it, changes of the rows that it lists are noticed.
+"""Write the manifest of a month, and compare it with the database.
 
-It lists all reports of the periods that start in the month, with their digests and totals, and the position and digest
-of each shard's chain. It also has digests of rows that no digest in the database protects: adjustments, durability
-gaps, process totals, quarantined batches, kept periods, pushed events, and the history of the configuration.
+A manifest is a signed file outside the database. It shows whether the rows that it lists were changed later. It lists
+the reports of all periods that start in the month, with their digests and totals. For each shard, it has the position
+and the digest of the newest batch. It also has digests of rows that no digest in the database protects: adjustments,
+durability gaps, process totals, quarantined batches, kept periods, pushed events, and the history of the configuration.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from ratelimits.reports.verify.manifest_sections import TABLES, rows_of
 from ratelimits.usage.packet import chained
 
 FORMAT = "ratelimits manifest 4"
-#: A manifest of this format proves less: it has no conditional part, and fewer columns of deliveries.
+#: A manifest of this format proves less: it has no conditional part (see manifest_conditional), and fewer columns of
+#: deliveries.
 OLD_FORMAT = "ratelimits manifest 3"
-_TIMES = 3
-#: Maximum time from the start of an edit until its commit. An edit that began before a manifest may be committed later.
+#: Maximum number of times that the rows are read, because a report may be finalised while they are read.
+_TRIES = 3
+#: Maximum time from the start of an edit until its commit. An edit may start before a manifest is written, and be
+#: committed afterwards.
 _MAX_TRANSACTION = timedelta(hours=1)
 
 
@@ -37,17 +41,17 @@ class ManifestError(ValueError):
     """Raised if a file is not a manifest; the message says why."""
 
 
-#: The name of an entry in messages, by section.
-_LISTED = {
+#: For each section of a manifest, the words with which messages name one of its entries.
+_ENTRY_NAMES = {
     "reports": "report",
-    **{section: table.what for section, table in TABLES.items()},
-    "deliveries": "what was pushed of",
-    "process_totals": "the totals of processes that were",
+    **{section: table.entry_name for section, table in TABLES.items()},
+    "deliveries": "the entry for deliveries of",
+    "process_totals": "the entry for process totals of the kind and day",
 }
 #: The sections of a manifest that are objects.
-_SECTIONS = (*_LISTED, "shards", "columns", "history", "without_history")
-#: Sections from which the app itself may delete an entry, with the function that says whether it did.
-_EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
+_SECTIONS = (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
+#: Sections from which the app itself may delete an entry. The function says whether the app deleted this entry.
+_MAY_DISAPPEAR: dict[str, Callable[[str, str, str], bool]] = {
     "process_totals": lambda using, name, _month: manifest_sections.dropped(using, name),
     "kept_periods": lambda using, name, month: _kept_later(using, name, month),
 }
@@ -56,14 +60,14 @@ _EXCUSED: dict[str, Callable[[str, str, str], bool]] = {
 def build(using: str, month: str) -> dict[str, Any]:
     """Return the signed manifest of a month like "2026-10".
 
-    Raises ValueError unless the text is a month.
+    Raises ValueError if `month` is not a month.
     """
     columns = _columns()
-    for _try in range(_TIMES):
+    for _try in range(_TRIES):
         before = _newest(using)
         listed = _sections(using, month, columns)
         if _newest(using) == before:
-            break  # Else a report was finalised meanwhile: it may be in one section and not in another, so try again.
+            break  # Otherwise a report was finalised meanwhile, and some sections may not have it: read again.
     states = list(ShardState.objects.using(using).order_by("shard"))
     history = manifest_sections.history(using)
     manifest: dict[str, Any] = {
@@ -86,7 +90,7 @@ def build(using: str, month: str) -> dict[str, Any]:
 
 
 def _columns() -> dict[str, list[str]]:
-    """Return the columns that are digested, by section."""
+    """Return the columns from which digests are made, by section."""
     return {
         **{section: table.columns() for section, table in TABLES.items()},
         "deliveries": list(manifest_sections.DELIVERY),
@@ -99,6 +103,7 @@ def _signed_text(manifest: dict[str, Any]) -> str:
 
 
 def _newest(using: str) -> dict[str, Any]:
+    """Return numbers that change when a report is finalised or an adjustment is added."""
     return {
         **Report.objects.using(using).aggregate(Max("pk")),
         **Adjustment.objects.using(using).aggregate(Count("pk"), Count("report")),
@@ -155,11 +160,12 @@ def parse(text: str) -> dict[str, Any]:
         if manifest["format"] not in (FORMAT, OLD_FORMAT):
             raise ManifestError(
                 f"its format is {manifest['format']!r}, but this version of ratelimits reads {FORMAT!r} and"
-                f" {OLD_FORMAT!r}: use the version that wrote it"
+                f" {OLD_FORMAT!r}: use the version that wrote the manifest"
             )
         month_window(manifest["month"])
         checks = [
-            isinstance(manifest[name], dict) for name in (*_LISTED, "shards", "columns", "history", "without_history")
+            isinstance(manifest[name], dict)
+            for name in (*_ENTRY_NAMES, "shards", "columns", "history", "without_history")
         ]
         checks += [isinstance(manifest["open"], list)]
         checks += [isinstance(columns, list) for columns in (manifest["columns"][section] for section in TABLES)]
@@ -172,7 +178,7 @@ def parse(text: str) -> dict[str, Any]:
             for shard, (at, head) in manifest["shards"].items()
         ]
         if not all(checks):
-            raise ManifestError("a part of it does not have the type that ratelimits_manifest writes")
+            raise ManifestError("some of its values do not have the types that ratelimits_manifest writes")
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -197,14 +203,14 @@ def compare(
     month, checked = manifest["month"], Counter() if checked is None else checked
     if error := signatures.wrong(_signed_text(manifest), manifest["signature"]):
         key = manifest.get("key_id") or "none"
-        yield f"the manifest of {month} (key {key}) was changed after it was written, or has a foreign key: {error}"
+        yield f"the manifest of {month} (key {key}) was changed after it was written, or its key is unknown: {error}"
     equal: Counter[str] = Counter()
     heads = list(_heads(using, manifest, sources or (using,), equal))
     checked.update(equal)
     if heads and not equal:
         yield (
-            f"no shard has the digest that the manifest of {month} has: it is of another database, or the ledger was"
-            " written again, or restored to a state before it"
+            f"no shard has the digest in the manifest of {month}: the manifest is of another database, or the ledger"
+            " was written again, or the ledger was restored to a state before the manifest"
         )
         return
     yield from heads
@@ -214,17 +220,17 @@ def compare(
             yield (
                 f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of"
                 f" {section}, which this"
-                " version of ratelimits does not have: use the version that wrote it"
+                " version of ratelimits does not have: use the version that wrote the manifest"
             )
             return
     now = _sections(using, month, columns)
-    for section, what in _LISTED.items():
+    for section, what in _ENTRY_NAMES.items():
         listed, current = manifest[section], now[section]
         for name in sorted(listed.keys() | current.keys()):
             checked["entries of manifests"] += 1
             if name not in current:
-                if section not in _EXCUSED or not _EXCUSED[section](using, name, month):
-                    yield f"{what} {name} is in the manifest of {month}, but does not exist any more"
+                if section not in _MAY_DISAPPEAR or not _MAY_DISAPPEAR[section](using, name, month):
+                    yield f"{what} {name} is in the manifest of {month}, but no longer exists"
             elif name not in listed:
                 yield f"{what} {name} is not in the manifest of {month}: it is newer, so write another manifest"
             elif listed[name] != current[name]:
@@ -237,7 +243,10 @@ def compare(
 def _compare_history(
     using: str, manifest: dict[str, Any], without_history: Mapping[str, str], checked: Counter[str]
 ) -> Iterator[str]:
-    """Yield an error for each record of the configuration's history that was changed, deleted or backdated."""
+    """Yield an error for each model of the configuration whose history was changed after the manifest.
+
+    Also yield an error for each row without history that differs, and for each new record that is dated before it.
+    """
     month, listed = manifest["month"], manifest["history"]
     now = manifest_sections.history(using, listed)
     for name in sorted(listed):
@@ -246,7 +255,7 @@ def _compare_history(
             yield (
                 f"the manifest of {month} has the columns {', '.join(sorted(map(str, missing)))} of the"
                 f" history of {name},"
-                " which this version of ratelimits does not have: use the version that wrote it"
+                " which this version of ratelimits does not have: use the version that wrote the manifest"
             )
         elif now[name] != listed[name]:
             yield (f"the history of {name} up to record {listed[name]['newest']} differs from the manifest of {month}")
@@ -254,21 +263,24 @@ def _compare_history(
         if manifest["without_history"].get(name) != digest:
             yield (
                 f"{name} has no history, and differs from the manifest of {month}: it was written without the app"
-                " (ratelimits_reload makes that an edit)"
+                " (ratelimits_reload records this change as an edit)"
             )
     written = datetime.fromisoformat(manifest["written_at"]) - _MAX_TRANSACTION
     for record in manifest_sections.dated_back(using, listed, int(written.timestamp()) * SECOND):
-        yield f"the history of {record} has an edit from before the manifest of {month}, which does not list it"
+        yield f"the history of {record} has an edit from before the manifest of {month} that the manifest does not list"
 
 
 def _kept_later(using: str, account: str, month: str) -> bool:
-    """Return whether the account has a later kept period instead, because its terms changed again."""
+    """Return whether a later kept period has replaced the account's kept period, because its terms changed again."""
     _start, end = month_window(month)
     return KeptPeriod.objects.using(using).filter(account=account, start__gte=end).exists()
 
 
 def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal: Counter[str]) -> Iterator[str]:
-    """Yield an error for each shard whose chain has another digest than the manifest. Skip missing archives."""
+    """Yield an error for each shard whose chain has another digest than in the manifest.
+
+    Skip batches in missing archives. Add the number of equal digests to `equal`.
+    """
     for shard, (position, head) in sorted(manifest["shards"].items(), key=lambda item: int(item[0])):
         digest = _digest_at(sources, int(shard), position) if position else head
         if digest == head:
@@ -283,16 +295,16 @@ def _heads(using: str, manifest: dict[str, Any], sources: tuple[str, ...], equal
 def _digest_at(sources: tuple[str, ...], shard: int, position: int) -> str | None:
     """Return the digest of a shard's chain at a position. The position may be within a compacted batch.
 
-    Return "" if there is no batch, and None if the batch is in an archive that is not among the sources.
+    Return "" if there is no batch, and None if the batch is only in an archive.
     """
-    archived = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
-    moved = archived.filter(last_position__gte=position).first()
-    if moved is not None and moved.last_position == position:
-        return moved.digest
+    ranges = ArchivedRange.objects.using(sources[0]).filter(shard=shard, first_position__lte=position)
+    archived = ranges.filter(last_position__gte=position).first()
+    if archived is not None and archived.last_position == position:
+        return archived.digest
     for using in sources:
-        around = Batch.objects.using(using).filter(shard=shard, first_position__lte=position, position__gte=position)
-        batch = around.first()
+        batches = Batch.objects.using(using).filter(shard=shard, first_position__lte=position, position__gte=position)
+        batch = batches.first()
         if batch is not None:
             contents = batch.contents()[: position - batch.first_position + 1]
             return reduce(chained, contents, batch.previous_digest)
-    return "" if moved is None else None
+    return "" if archived is None else None

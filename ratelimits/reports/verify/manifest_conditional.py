@@ -1,6 +1,6 @@
-"""The part of a manifest about columns that the app itself may change later.
+"""Write and compare the conditional part of a manifest: columns that the app itself may change later.
 
-Each column is compared only if the app had no reason to change it.
+A column is compared only if the app had no reason to change it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ratelimits.reports.verify.manifest_sections import digest_of, dropped, rows
 from ratelimits.usage.watermark import TOLERANCE
 
 #: Maximum difference between the clocks of the machine that declared a gap and the machine that wrote a manifest.
-_CLOCKS = timedelta(hours=1)
+_MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 
 
 def build(
     using: str, month: str, states: Sequence[ShardState], history: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return this part of a manifest. `states` are the shards' states, `history` is the manifest's section."""
+    """Return the conditional part of a manifest. `history` is the manifest's section with this name."""
     start, end = month_window(month)
     return {
         "states": {str(each.shard): [each.run, each.watermark, each.ahead] for each in states},
@@ -45,61 +45,61 @@ def compare(using: str, manifest: dict[str, Any], sources: Sequence[str], checke
     """Yield a sentence for each difference that the app itself cannot have made.
 
     `sources` are the aliases of the databases that contain the ledger's batches. The number of entries is added to
-    `checked`. Manifests of format 3 do not have this part.
+    `checked`. Manifests of format 3 do not have a conditional part.
     """
-    part: dict[str, Any] = manifest.get("conditional", {})
-    checked["entries of manifests"] += sum(map(len, part.values()))
-    if not part:
+    conditional: dict[str, Any] = manifest.get("conditional", {})
+    checked["entries of manifests"] += sum(map(len, conditional.values()))
+    if not conditional:
         return
-    yield from _compare_shards(using, manifest, part, sources)
-    yield from _compare_rows(using, manifest, part)
+    yield from _compare_shards(using, manifest, conditional, sources)
+    yield from _compare_rows(using, manifest, conditional)
 
 
 def _compare_shards(
-    using: str, manifest: dict[str, Any], part: dict[str, Any], sources: Sequence[str]
+    using: str, manifest: dict[str, Any], conditional: dict[str, Any], sources: Sequence[str]
 ) -> Iterator[str]:
     """Compare the shards' states and batches."""
-    of_month = f"the manifest of {manifest['month']}"
+    manifest_name = f"the manifest of {manifest['month']}"
     written = datetime.fromisoformat(manifest["written_at"])
     states = ShardState.objects.using(using).in_bulk()
-    for shard, then in part["states"].items():
+    for shard, listed in conditional["states"].items():
         state, position = states.get(int(shard)), manifest["shards"][shard][0]
         if state is not None:
             yield from (
-                f"shard {state} has another {what} than {of_month}, and nothing in the ledger explains it"
-                for what in _changed(using, sources, state, then, position, written)
+                f"shard {state} has another {column} than in {manifest_name}, and nothing in the ledger explains it"
+                for column in _unexplained_columns(using, sources, state, listed, position, written)
             )
-    for shard, entry in part["batches"].items():
-        yield from (f"{each} than {of_month}" for each in _other_batches(sources, int(shard), entry))
+    for shard, entry in conditional["batches"].items():
+        yield from (f"{change} than in {manifest_name}" for change in _changed_batches(sources, int(shard), entry))
 
 
-def _compare_rows(using: str, manifest: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
-    """Compare archived ranges, totals of processes, kept periods, and rows of the configuration."""
-    of_month = f"the manifest of {manifest['month']}"
+def _compare_rows(using: str, manifest: dict[str, Any], conditional: dict[str, Any]) -> Iterator[str]:
+    """Compare archived ranges, process totals, kept periods, and rows of the configuration."""
+    manifest_name = f"the manifest of {manifest['month']}"
     start, end = month_window(manifest["month"])
-    now = _archived_at(using)
-    for pk, archived_at in part["archived_at"].items():
-        if now.get(pk, archived_at) != archived_at:  # Restoring an archive deletes its ranges.
-            yield f"archived range {pk} differs from {of_month}"
+    current = _archived_at(using)
+    for pk, archived_at in conditional["archived_at"].items():
+        if current.get(pk, archived_at) != archived_at:  # Restoring an archive deletes its ranges.
+            yield f"archived range {pk} differs from {manifest_name}"
     names = dict(manifest_sections.process_names(using, start, end))
-    for name, digest in part["process_names"].items():
+    for name, digest in conditional["process_names"].items():
         if names.get(name) != digest and not (name not in names and dropped(using, name)):
-            yield f"the process totals of kind and day {name} have other process names than in {of_month}"
+            yield f"the process totals of the kind and day {name} have other process names than in {manifest_name}"
     versions = _kept_versions(using, start, end)
-    for account, version in part["kept_versions"].items():
+    for account, version in conditional["kept_versions"].items():
         if versions.get(account, version) != version and not _edited(using, account, manifest["history"]):
-            yield f"the kept billing period of {account} has another version than in {of_month}"
+            yield f"the kept billing period of {account} has another version than in {manifest_name}"
     for name, digest in manifest_sections.newer_than_history(using, manifest["history"]).items():
-        if part["newer_than_history"].get(name) != digest:
-            yield f"{name} has a newer version or start than its newest edit; in {of_month} it was not so"
+        if conditional["newer_than_history"].get(name) != digest:
+            yield f"{name} has a newer version or start than its newest edit, and {manifest_name} does not list that"
 
 
-def _changed(
-    using: str, sources: Sequence[str], state: ShardState, then: Sequence[Any], position: int, written: datetime
+def _unexplained_columns(
+    using: str, sources: Sequence[str], state: ShardState, listed: Sequence[Any], position: int, written: datetime
 ) -> Iterator[str]:
-    """Yield the changed columns of a shard's state, unless a batch or a gap after the manifest explains the change."""
-    run, watermark, ahead = then
-    if run not in ("", state.run) and not _replaced(using, sources, state, position, written):
+    """Yield the columns of a shard's state that differ from the manifest, if no later batch or gap explains why."""
+    run, watermark, ahead = listed
+    if run not in ("", state.run) and not _may_have_new_run(using, sources, state, position, written):
         yield "run"
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.CLOCK, shard=state.shard)
     since = int(written.timestamp()) * SECOND - TOLERANCE
@@ -107,13 +107,13 @@ def _changed(
         yield "watermark" if state.watermark < watermark else "clock"
 
 
-def _replaced(using: str, sources: Sequence[str], state: ShardState, position: int, written: datetime) -> bool:
-    """Return whether the shard's server may have another run now than when its chain ended at `position`."""
+def _may_have_new_run(using: str, sources: Sequence[str], state: ShardState, position: int, written: datetime) -> bool:
+    """Return whether the shard may have another run now than when its chain ended at `position`."""
     newer = {"shard": state.shard, "position__gt": position, "sealed_run": state.run}
     if any(Batch.objects.using(source).filter(**newer).exists() for source in sources):
         return True
     gaps = DurabilityGap.objects.using(using).filter(kind=GapKind.RESTART, shard=state.shard)
-    if gaps.filter(event__endswith=f">{state.run}", declared_at__gte=written - _CLOCKS).exists():
+    if gaps.filter(event__endswith=f">{state.run}", declared_at__gte=written - _MAX_CLOCK_DIFFERENCE).exists():
         return True
     if ArchivedRange.objects.using(using).filter(shard=state.shard, last_position__gt=position).exists():
         return True
@@ -121,9 +121,10 @@ def _replaced(using: str, sources: Sequence[str], state: ShardState, position: i
 
 
 def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield, for each shard, how its batches were fenced, and a digest of the times at which they were written.
+    """Yield the batches of each shard: their fences, and a digest of the times at which they were written.
 
-    Batches that were sealed after `end` (µs) have a separate digest, because compaction may still join them.
+    A fence says how the drain waited until the server had fsynced the batch. Batches that were sealed after `end` (µs)
+    have a separate digest, because compaction may still join them.
     """
     columns = ("shard", "first_position", "position", "fence", "sealed_at", "applied_at")
     rows = Batch.objects.using(using).order_by("shard", "position").values_list(*columns).iterator(CHUNK)
@@ -143,8 +144,8 @@ def _batches(using: str, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield str(shard), {"fences": fences, "written": written}
 
 
-def _other_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the start of a sentence for each difference in the batches. Skip archives that are missing."""
+def _changed_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the start of a sentence for each change of a batch. Batches in missing archives are not compared."""
 
     def between(first: int, last: int) -> list[Any]:
         within = {"shard": shard, "first_position__gte": first, "position__lte": last}
@@ -152,15 +153,15 @@ def _other_batches(sources: Sequence[str], shard: int, entry: Mapping[str, Any])
 
     for first, last, fence in entry["fences"]:
         for batches in between(first, last):
-            if (wrong := batches.exclude(fence=fence).first()) is not None:
-                yield f"batch {wrong} has another fence ({wrong.fence!r})"
+            if (changed := batches.exclude(fence=fence).first()) is not None:
+                yield f"batch {changed} has another fence ({changed.fence!r})"
     for first, last, count, listed in entry["written"]:
-        now, digest = 0, hashlib.sha256()
+        current_count, digest = 0, hashlib.sha256()
         parts = (batches.values_list("position", "applied_at").iterator(CHUNK) for batches in between(first, last))
-        for now, row in enumerate(heapq.merge(*parts), 1):  # noqa: B007
+        for current_count, row in enumerate(heapq.merge(*parts), 1):  # noqa: B007
             digest.update(digest_of(row).encode())
-        # If batches were joined, or if their archive is missing, there are fewer: then the times cannot be compared.
-        if now == count and digest.hexdigest() != listed:
+        # If batches were joined, or if their archive is missing, there are fewer. Then their times cannot be compared.
+        if current_count == count and digest.hexdigest() != listed:
             yield f"batches {first} to {last} of shard {shard:02d} were written at other times"
 
 
@@ -174,7 +175,7 @@ def _kept_versions(using: str, start: int, end: int) -> dict[str, int]:
 
 
 def _edited(using: str, account: str, history: Mapping[str, dict[str, Any]]) -> bool:
-    """Return whether an account was edited after a manifest, also if it had another name then."""
+    """Return whether an account was edited after a manifest, even if the account had another name at the edit."""
     records: Any = Account.history.using(using)
-    same = records.filter(identifier=account).values("id")
-    return bool(records.filter(id__in=same, pk__gt=history["account"]["newest"]).exists())
+    ids = records.filter(identifier=account).values("id")
+    return bool(records.filter(id__in=ids, pk__gt=history["account"]["newest"]).exists())

@@ -1,4 +1,4 @@
-"""The sections of a month's manifest: reports, digests of rows, deliveries, and the history of the configuration."""
+"""Make the sections of a manifest: reports, digests of rows, deliveries, and the history of the configuration."""
 
 from __future__ import annotations
 
@@ -34,33 +34,39 @@ from ratelimits.reports.rows import report_id
 from ratelimits.usage.process_totals import FOLDED
 from ratelimits.usage.retention.archive import day_of
 
+#: Columns of report lines whose sums a manifest lists.
 _TOTALS = ("consumed_quantity", "included_quantity", "overage_quantity", "refunded_quantity")
-#: Columns of a delivery that manifests of format 3 digest: its line, customer and event, and its outcome.
+#: Columns of a delivery from which manifests of format 3 make its digest: its line, customer, event and outcome.
 OUTCOME = (
     *("line_id", "customer", "meter", "overage", "event", "happened_at", "state", "unsure_since", "settled_at"),
     "note",
 )
 #: Columns that say how a delivery is sent. Every attempt changes them.
 _SENDING = ("attempts", "claim", "due_at", "together")
+#: Columns of a delivery from which newer manifests make its digest.
 DELIVERY = (*OUTCOME, *_SENDING)
 _SETTLED = (PushDelivery.State.ACCEPTED, PushDelivery.State.ELSEWHERE)
 
 
 class Table(NamedTuple):
-    """A table whose rows a manifest lists, each with a digest under the value of its column `name`."""
+    """A table of which a manifest has a digest for each row."""
 
-    what: str
+    #: The words with which messages name a row.
+    entry_name: str
+    #: The column whose value identifies a row in the manifest.
     name: str
+    #: Returns the rows of a database for the time between two moments (µs since 1970 UTC).
     rows: Callable[[str, int, int], QuerySet[Any]]
+    #: Columns that are left out of the digest.
     without: frozenset[str] = frozenset()
 
     def columns(self) -> list[str]:
-        """Return the columns that are digested."""
+        """Return the columns from which the digest is made."""
         fields = self.rows("default", 0, 0).model._meta.concrete_fields
         return [field.attname for field in fields if field.attname not in self.without]
 
 
-#: The sections with digests of rows; the callable returns the rows of the month between two moments (µs).
+#: The tables of which a manifest has a digest for each row, by section.
 TABLES = {
     "adjustments": Table(
         "adjustment",
@@ -79,15 +85,14 @@ TABLES = {
         "kept billing period of",
         "account",
         lambda using, start, end: KeptPeriod.objects.using(using).filter(start__gte=start, start__lt=end),
-        frozenset(
-            {"id", "version"}
-        ),  # A further edit in the same period changes only these (see manifest_conditional).
+        # A further edit in the same period changes only these columns. manifest_conditional compares them.
+        frozenset({"id", "version"}),
     ),
 }
 
 
 def reports(using: str, month: str, start: int, end: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each report of the month by its name, with its digest and totals."""
+    """Yield the name of each report of the month, with the report's digest and totals."""
     rows = Report.objects.using(using).filter(period_start__gte=start, period_start__lt=end)
     # Read the reports before their lines, so that no report is listed without its lines.
     listed = list(rows.order_by("period_start", "account", "version").iterator(CHUNK))
@@ -118,42 +123,43 @@ def _name(report: Report) -> str:
 def deliveries(
     using: str, month: str, start: int, end: int, columns: Sequence[str] = DELIVERY
 ) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the deliveries of each report of the month, for each billing system."""
+    """Yield a digest of the deliveries for each report of the month and each billing system."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     rows = PushDelivery.objects.using(using).filter(**within).order_by("report_id", "line_id")
     events = groupby(rows.values_list("report_id", "receiver_id", *columns).iterator(CHUNK), key=itemgetter(0))
     planned = PushedReport.objects.using(using).filter(**within).order_by("report_id").select_related("report")
-    ahead = next(events, None)
+    next_events = next(events, None)
     for pk, group in groupby(planned.iterator(CHUNK), key=lambda pushed: pushed.report_id):
-        marks = list(group)
+        pushed_reports = list(group)
         digests = {
-            mark.receiver_id: hashlib.sha256(digest_of((mark.lines, mark.planned_at)).encode()) for mark in marks
+            pushed.receiver_id: hashlib.sha256(digest_of((pushed.lines, pushed.planned_at)).encode())
+            for pushed in pushed_reports
         }
-        # Skip deliveries whose report is not planned: push/verify.py names them.
-        while ahead is not None and ahead[0] < pk:
-            ahead = next(events, None)
-        for _report, receiver, *values in ahead[1] if ahead is not None and ahead[0] == pk else ():
+        # Skip deliveries of a report that was not planned: push/verify.py names them.
+        while next_events is not None and next_events[0] < pk:
+            next_events = next(events, None)
+        for _report, receiver, *values in next_events[1] if next_events is not None and next_events[0] == pk else ():
             if receiver in digests:
-                digests[receiver].update(digest_of(_settled(columns, values)).encode())
-        report = marks[0].report
+                digests[receiver].update(digest_of(_lasting_values(columns, values)).encode())
+        report = pushed_reports[0].report
         if starts_in(month, report.period_start, report.timezone):
             yield from (
                 (f"{_name(report)} to {receiver}", digest.hexdigest()) for receiver, digest in sorted(digests.items())
             )
 
 
-def _settled(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values that do not change while the delivery keeps its state.
+def _lasting_values(columns: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    """Return the values of a delivery that do not change while it keeps its state.
 
-    A waiting delivery that was tried will be tried again, so the columns _SENDING are left out for it.
+    If a waiting delivery was sent before, it will be sent again. Then its columns `_SENDING` are left out.
     """
-    named = dict(zip(columns, values, strict=True))
-    tried = named.get("state") == PushDelivery.State.WAITING and named.get("attempts")
-    return [value for name, value in named.items() if not (tried and name in _SENDING)]
+    by_column = dict(zip(columns, values, strict=True))
+    sent_again = by_column.get("state") == PushDelivery.State.WAITING and by_column.get("attempts")
+    return [value for column, value in by_column.items() if not (sent_again and column in _SENDING)]
 
 
 def unsettled(using: str, start: int, end: int) -> int:
-    """Return the number of the month's deliveries that are neither accepted nor billed elsewhere."""
+    """Return the number of the month's deliveries that are neither accepted nor billed in another way."""
     within = {"report__period_start__gte": start, "report__period_start__lt": end}
     return PushDelivery.objects.using(using).filter(**within).exclude(state__in=_SETTLED).count()
 
@@ -161,25 +167,26 @@ def unsettled(using: str, start: int, end: int) -> int:
 def history(using: str, listed: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return a digest of the history of each model of the configuration, up to its newest record.
 
-    With `listed`, which is this section of a manifest, use the newest records, the columns and the precision of times
-    that it names. Times are cut to milliseconds, because fixtures (`dumpdata`) have no more digits.
+    `listed` is this section of an earlier manifest. If it is given, the digests are made from the same records and
+    columns as in that manifest, and with the same precision of times. Newer manifests cut times to milliseconds,
+    because fixtures (`dumpdata`) have no more digits.
     """
     section = {}
     for model in MODELS:
         name = str(model._meta.model_name)
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
-        before = (listed or {}).get(name)
-        if listed is not None and before is None:
+        earlier = (listed or {}).get(name)
+        if listed is not None and earlier is None:
             continue
         known = {field.attname for field in records.model._meta.concrete_fields}
-        columns = sorted(known) if before is None else [column for column in before["columns"] if column in known]
-        newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if before is None else before["newest"]
-        cut = {} if before is not None and "times" not in before else {"times": "milliseconds"}
+        columns = sorted(known) if earlier is None else [column for column in earlier["columns"] if column in known]
+        newest = (records.aggregate(newest=Max("pk"))["newest"] or 0) if earlier is None else earlier["newest"]
+        precision = {} if earlier is not None and "times" not in earlier else {"times": "milliseconds"}
         digest = hashlib.sha256()
         for row in records.filter(pk__lte=newest).order_by("pk").values_list(*columns).iterator(CHUNK):
-            values = [_in_milliseconds(value) for value in row] if cut else row
+            values = [_in_milliseconds(value) for value in row] if precision else row
             digest.update(digest_of(values).encode())
-        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest(), **cut}
+        section[name] = {"newest": newest, "columns": columns, "digest": digest.hexdigest(), **precision}
     return section
 
 
@@ -188,7 +195,7 @@ def _in_milliseconds(value: Any) -> Any:
 
 
 def without_history(using: str) -> dict[str, str]:
-    """Return a digest of each row of the configuration that has no history record, by model and primary key."""
+    """Return a digest of each row of the configuration without history, by model and primary key."""
     digests = {}
     for model in MODELS:
         columns = [field.attname for field in model._meta.concrete_fields]
@@ -198,12 +205,12 @@ def without_history(using: str) -> dict[str, str]:
 
 
 def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return a digest of each row that is newer than its newest record, by model and primary key.
+    """Return a digest of each row that is newer than the newest record of its history, by model and primary key.
 
-    The digest covers the row's version and start. Fixtures with their own history can make such rows. `listed` is the
-    section `history` of a manifest; rows that were edited after the manifest are left out.
+    The digest is made from the row's version and start. Fixtures with their own history can make such rows. `listed` is
+    the section `history` of a manifest. Rows that were edited after this manifest are left out.
     """
-    found = {}
+    digests = {}
     for model in MODELS:
         name = str(model._meta.model_name)
         if name not in listed:
@@ -212,12 +219,12 @@ def newer_than_history(using: str, listed: Mapping[str, dict[str, Any]]) -> dict
         newer = records.filter(id=OuterRef("pk"), pk__gt=listed[name]["newest"])
         rows = with_newest_record(model, using).filter(~Exists(newer)).order_by("pk")
         rows = rows.filter(Q(version__gt=F("recorded")) | Q(since__gt=F("recorded_since")))
-        found.update({f"{name} {row.pk}": digest_of((row.version, row.since)) for row in rows.iterator(CHUNK)})
-    return found
+        digests.update({f"{name} {row.pk}": digest_of((row.version, row.since)) for row in rows.iterator(CHUNK)})
+    return digests
 
 
 def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
-    """Yield the names of records that are newer than a manifest, but claim to be from before `since` (µs)."""
+    """Yield the names of records that were added after a manifest, but are dated before `since` (µs)."""
     for model in MODELS:
         records: Any = model.history.using(using)  # type: ignore[attr-defined]
         entry = listed.get(str(model._meta.model_name))
@@ -227,13 +234,14 @@ def dated_back(using: str, listed: dict[str, Any], since: int) -> Iterator[str]:
 
 
 def _quarantined(using: str, start: int, end: int) -> QuerySet[Any]:
-    """Return the quarantined batches that may have usage of the month. An unreadable batch may have any usage."""
+    """Return the quarantined batches that may have usage of the month."""
     rows = QuarantinedBatch.objects.using(using)
-    names = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _touches(fields, start, end)]
-    return rows.filter(pk__in=names)
+    pks = [pk for pk, fields in rows.values_list("pk", "fields").iterator(CHUNK) if _may_overlap(fields, start, end)]
+    return rows.filter(pk__in=pks)
 
 
-def _touches(fields: Any, start: int, end: int) -> bool:
+def _may_overlap(fields: Any, start: int, end: int) -> bool:
+    """Return whether a batch overlaps a span of time. A batch that cannot be read may have usage of any time."""
     try:
         return int(fields["#o"]) < end and int(fields["#t"]) >= start
     except (KeyError, TypeError, ValueError):
@@ -241,13 +249,13 @@ def _touches(fields: Any, start: int, end: int) -> bool:
 
 
 def rows_of(rows: Any, name: str, columns: list[str]) -> dict[str, str]:
-    """Return a digest of these columns of each row, by the value of its column `name`."""
-    named_values = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
-    return {str(row_name): digest_of(values) for row_name, *values in named_values}
+    """Return a digest of these columns of each row, by the row's value in the column `name`."""
+    values_of_rows = rows.order_by("pk").values_list(name, *columns).iterator(CHUNK)
+    return {str(row_name): digest_of(values) for row_name, *values in values_of_rows}
 
 
 def digest_of(values: Any) -> str:
-    """Return the digest of values of a row. It is the same for each kind of database."""
+    """Return the digest of a row's values. The digest is the same in each kind of database."""
     return hashlib.sha256(json.dumps(values, default=_text, sort_keys=True).encode()).hexdigest()
 
 
@@ -258,7 +266,10 @@ def _text(value: Any) -> str:
 
 
 def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the process totals for each kind and day. Sum them over all processes, as old totals are."""
+    """Yield a digest of the process totals for each kind and day.
+
+    The totals are first summed over all processes, because old totals are stored only as such sums.
+    """
     columns = ("kind", "bin", "account", "key", "meter")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)
     sums = rows.values_list(*columns).order_by(*in_order(using, *columns)).annotate(Sum("requests"), Sum("units"))
@@ -270,9 +281,9 @@ def process_totals(using: str, start: int, end: int) -> Iterator[tuple[str, str]
 
 
 def process_names(using: str, start: int, end: int) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the process names of the totals, for each kind and day.
+    """Yield a digest of the process totals with their process names, for each kind and day.
 
-    Leave out kinds and days whose totals will still be summed over all processes.
+    Leave out each kind and day whose totals will later be summed over all processes.
     """
     columns = ("kind", "bin", "account", "key", "meter", "process")
     rows = ProcessTotal.objects.using(using).filter(bin__gte=start // SECOND, bin__lt=end // SECOND)

@@ -1,7 +1,7 @@
-"""Verification that reports print all declared gaps, and no more lost replies than processes counted.
+"""Verify that reports print all declared gaps, and that they do not print more lost replies than processes counted.
 
-If a gap is declared or changed after a report was closed, a row in GapChange waits until a new version of the report
-contains it. A gap that is neither on the reports nor in GapChange would never be printed.
+If a gap is declared or changed after a report was finalised, a row in `GapChange` names the gap until a new version of
+the report prints it. If a gap is neither on the report nor in `GapChange`, it would never be printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratelimits.reports.verify.report import readable
 
 
 def verify_missing(using: str) -> Iterator[str]:
-    """Yield an error for each gap that is missing on a newest report, and for lost replies that no process counted."""
+    """Yield an error for each gap that a newest report does not print, and for lost replies that no process counted."""
     yield from _verify_gaps(using)
     yield from _verify_unknown(using)
 
@@ -30,35 +30,38 @@ def _verify_gaps(using: str) -> Iterator[str]:
     )
     newest = Report.objects.using(using).exclude(Exists(newer)).order_by("period_start", "period_end", "account")
     for span, reports in groupby(newest.iterator(CHUNK), key=lambda report: (report.period_start, report.period_end)):
-        gaps, settled = Gaps.between(using, *span), None
+        all_gaps, unchanged_gaps = Gaps.between(using, *span), None
         for report in reports:
-            if readable(report) and _missing(report, gaps):
-                # Read both again, the report last: closing writes the new version before it deletes the GapChange.
-                settled = settled or _settled(using, *span)
+            if readable(report) and _missing(report, all_gaps):
+                # Read `GapChange` first, then the newest version of the report. Closing deletes a row of `GapChange`
+                # only after it has written this version, so a gap without a row is on the version that is read here.
+                unchanged_gaps = unchanged_gaps or _without_gap_change(using, *span)
                 versions = Report.objects.using(using).filter(account=report.account, period_start=report.period_start)
                 report = versions.order_by("-version").first() or report
-                for text in _missing(report, settled):
-                    yield (f"report {report} does not print a declared gap, and no closing will check it again: {text}")
+                for text in _missing(report, unchanged_gaps):
+                    yield (f"report {report} does not print a declared gap, and no closing will print it: {text}")
 
 
-def _settled(using: str, start: int, end: int) -> Gaps:
-    """Return the gaps that overlap a span of time, without those that closing must still check."""
+def _without_gap_change(using: str, start: int, end: int) -> Gaps:
+    """Return the gaps that overlap a span of time, except those in `GapChange`: closing must still check these."""
     overlapping = list(Gaps.rows(using, start, end))
-    waiting = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
-    return Gaps(gap for gap in overlapping if gap.pk not in waiting)
+    changed = set(GapChange.objects.using(using).values_list("gap_id", flat=True))
+    return Gaps(gap for gap in overlapping if gap.pk not in changed)
 
 
 def _missing(report: Report, gaps: Gaps) -> list[str]:
+    """Return the texts of the gaps that should be on a report but are not."""
     span = report.period_start, report.period_end
-    now = (gaps.text(int(shard), report.account, *span) for shard in report.chain)
+    texts = (gaps.text(int(shard), report.account, *span) for shard in report.chain)
     printed = {"", *report.gaps.split("; ")}
-    return sorted({part for text in now for part in text.split("; ")} - printed)
+    return sorted({gap for text in texts for gap in text.split("; ")} - printed)
 
 
 def _verify_unknown(using: str) -> Iterator[str]:
+    """Compare the lost replies on reports with those that processes counted."""
     lines = ReportLine.objects.using(using).filter(unknown_count__gt=0)
-    about = ("report__period_start", "report__period_end", "report__account", "key", "meter")
-    sums = list(lines.values_list(*about).order_by(*about).annotate(Sum("unknown_count")))
+    columns = ("report__period_start", "report__period_end", "report__account", "key", "meter")
+    sums = list(lines.values_list(*columns).order_by(*columns).annotate(Sum("unknown_count")))
     for (start, end), rows in groupby(sums, key=lambda row: row[:2]):
         unknown = Unknown(using, start, end)
         for _start, _end, account, key, meter, count in rows:
@@ -66,5 +69,5 @@ def _verify_unknown(using: str) -> Iterator[str]:
             if count > counted:
                 yield (
                     f"the reports of {account or 'anonymous'} say that {count} replies of {key} ({meter}) were lost,"
-                    f" but the totals of processes say {counted}"
+                    f" but processes counted only {counted}"
                 )

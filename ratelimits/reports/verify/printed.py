@@ -1,4 +1,4 @@
-"""Verification of the adjustments and the declared gaps on reports."""
+"""Verify the adjustments and the declared gaps on reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratelimits.reports.periods import SECOND
 from ratelimits.reports.rows import ADJUSTMENT
 from ratelimits.reports.verify.missing import verify_missing
 
-#: Columns of a line that follow from its adjustment alone. (The included quantity also depends on earlier lines.)
+#: Columns of a line that depend only on its adjustment. (The included quantity also depends on earlier lines.)
 _OF_ADJUSTMENT = (
     *("key", "meter", "charge_class", "corrects_line_id", "consumed_quantity", "refunded_quantity"),
     *("admitted_count", "denied_count", "usage_period", "rule_id", "charge_period_start", "charge_period_end"),
@@ -24,10 +24,10 @@ _OF_ADJUSTMENT = (
 
 
 def verify_printed(using: str, *, checked: Counter[str] | None = None) -> Generator[str]:
-    """Yield an error for each adjustment that differs from its report, and for each gap that is not on both sides.
+    """Yield an error for each adjustment that differs from its report, and for each gap that does.
 
-    A gap must be declared and be on the reports of its time. The numbers of adjustments and of printed gaps are added
-    to `checked`.
+    A declared gap must be on the reports of its time, and a gap on a report must be declared. The numbers of
+    adjustments and of printed gaps are added to `checked`.
     """
     checked = Counter() if checked is None else checked
     yield from _verify_adjustments(using, checked)
@@ -43,17 +43,17 @@ def _verify_adjustments(using: str, checked: Counter[str]) -> Iterator[str]:
     lines = ReportLine.objects.using(using).filter(report=OuterRef("pk"), charge_category=ADJUSTMENT)
     reports = Report.objects.using(using).filter(Exists(adjustments) | Exists(lines)).order_by("pk")
     for report in reports.iterator(CHUNK):
-        left = list(report.lines.filter(charge_category=ADJUSTMENT).order_by("number"))
+        unmatched = list(report.lines.filter(charge_category=ADJUSTMENT).order_by("number"))
         for adjustment in report.adjustments.order_by("pk"):
             checked["adjustments"] += 1
-            yield from _verify_adjustment(report, adjustment, left)
-        for line in left:
+            yield from _verify_adjustment(report, adjustment, unmatched)
+        for line in unmatched:
             text = f"{line.consumed_quantity:+,} {line.meter}"
             yield f"report {report}: line {line.line_id} ({text}) has no adjustment"
 
 
 def _verify_decisions(using: str) -> Iterator[str]:
-    """Yield an error for each adjustment whose approval contradicts the person and the time of its decision."""
+    """Yield an error for each adjustment whose approval contradicts its columns `decided_by` and `decided_at`."""
     decided = Q(decided_by__isnull=False, decided_at__isnull=False)
     undecided = Q(decided_by=None, decided_at=None)
     decisions = (Adjustment.Approval.APPROVED, Adjustment.Approval.REFUSED)
@@ -62,13 +62,13 @@ def _verify_decisions(using: str) -> Iterator[str]:
     )
     for adjustment in Adjustment.objects.using(using).exclude(consistent).order_by("pk").iterator(CHUNK):
         yield (
-            f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, but the person and time of"
-            " its decision do not fit that"
+            f"adjustment {adjustment.reference} ({adjustment}) is {adjustment.approval!r}, but its decided_by and"
+            " decided_at contradict that"
         )
 
 
 def _verify_sizes(using: str) -> Iterator[str]:
-    """Yield an error for each adjustment that is too large to be put on a report. The form would refuse it."""
+    """Yield an error for each adjustment that is too large for a report. The admin form refuses such adjustments."""
     for adjustment in unreported(using).filter(~Q(quantity__range=(-MAX_PERMITS, MAX_PERMITS))).iterator(CHUNK):
         try:
             check([adjustment])
@@ -77,7 +77,7 @@ def _verify_sizes(using: str) -> Iterator[str]:
 
 
 def _is_of_period(report: Report, start: int) -> bool:
-    """Return whether a report bills the period that starts at `start` (µs since 1970 UTC)."""
+    """Return whether the period that starts at `start` (µs since 1970 UTC) is billed by a report or its versions."""
     if start == report.period_start:
         return True
     reports = Report.objects.using(report._state.db).filter(account=report.account)
@@ -85,16 +85,16 @@ def _is_of_period(report: Report, start: int) -> bool:
     return any(str(start // SECOND) in since for since in versions)
 
 
-def _verify_adjustment(report: Report, adjustment: Adjustment, left: list[ReportLine]) -> Iterator[str]:
-    """Compare an adjustment with its line, and remove this line from the list `left`."""
+def _verify_adjustment(report: Report, adjustment: Adjustment, unmatched: list[ReportLine]) -> Iterator[str]:
+    """Compare an adjustment with its line, and remove this line from the list `unmatched`."""
     if adjustment.account != report.account or not _is_of_period(report, start_of(adjustment)):
         yield f"adjustment {adjustment.reference} ({adjustment}) has another account or period than {report}"
     expected = adjustment_line(report, adjustment, Allowance({}))
-    line = next((line for line in left if line.line_id == expected.line_id), None)
+    line = next((line for line in unmatched if line.line_id == expected.line_id), None)
     if line is None:
         yield f"adjustment {adjustment.reference} ({adjustment}) has no line on report {report}"
         return
-    left.remove(line)
+    unmatched.remove(line)
     for name in _OF_ADJUSTMENT:
         if getattr(line, name) != getattr(expected, name):
             yield (
@@ -105,22 +105,22 @@ def _verify_adjustment(report: Report, adjustment: Adjustment, left: list[Report
 
 def _verify_gaps(using: str, checked: Counter[str]) -> Iterator[str]:
     """Yield an error for each gap that a report prints but that is not declared."""
-    declared, looked_up = _declared(using), False
-    known: dict[str, bool] = {}
+    declared, read_again = _declared(using), False
+    is_declared: dict[str, bool] = {}
     reports = Report.objects.using(using).exclude(gaps="").order_by("account", "pk")
     for report in reports.iterator(CHUNK):
         for text in report.gaps.split("; "):
             if text.startswith("witness "):
                 continue
             checked["printed gaps"] += 1
-            if text not in known:
-                known[text] = _identity(text) in declared
-                if not known[text] and not looked_up:
-                    # Read the gaps again: the gap and the report may both be new.
-                    declared, looked_up = _declared(using), True
-                    known[text] = _identity(text) in declared
-            if not known[text]:
-                yield f"report {report} prints a durability gap that is not declared any more: {text}"
+            if text not in is_declared:
+                is_declared[text] = _identity(text) in declared
+                if not is_declared[text] and not read_again:
+                    # Read the gaps once more: this gap and this report may be newer than the first reading.
+                    declared, read_again = _declared(using), True
+                    is_declared[text] = _identity(text) in declared
+            if not is_declared[text]:
+                yield f"report {report} prints a durability gap that is no longer declared: {text}"
 
 
 def _declared(using: str) -> set[tuple[str, ...]]:
@@ -128,7 +128,7 @@ def _declared(using: str) -> set[tuple[str, ...]]:
 
 
 def _identity(text: str) -> tuple[str, ...]:
-    """Return the parts of a printed gap that never change: its kind, its span of time and its fsync policy."""
+    """Return the parts of a gap's text that never change: its kind, its span of time and its fsync policy."""
     parts = text.split(" ")
     if parts[0] == GapKind.CLOCK:
         parts[1] = parts[1].partition("/")[0]  # Only the start: the end changes until the clocks agree again.

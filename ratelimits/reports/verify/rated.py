@@ -1,4 +1,4 @@
-"""The allowances that divided the lines of a finalised report into included units and overage, computed again."""
+"""Compute again the allowances that divided the lines of a finalised report into included units and overage."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from ratelimits.reports.build import Allowance, remaining
 from ratelimits.reports.periods import SECOND
 
 
-class Rated:
-    """The billing periods that a report's usage belongs to, and the allowances that they had before the report.
+class ReportAllowances:
+    """The allowance of each billing period that has usage on a report, as it was before the report.
 
-    `billing_starts` has the start (µs) of the billing period for the start of each counted period. If `by_own` is
-    false, the allowance of the report's period is used for all lines, also for late usage of other periods.
+    A line can contain late usage that belongs to an earlier billing period. It then uses the allowance of that billing
+    period. If `one_for_all` is true, all lines use the allowance of the report's period instead.
     """
 
-    def __init__(self, using: str, report: Report, *, by_own: bool = True) -> None:
+    def __init__(self, using: str, report: Report, *, one_for_all: bool = False) -> None:
         self._using, self._report = using, report
         rows = Report.objects.using(using).filter(account=report.account, pk__lte=report.pk)
-        # Nearly all reports contain only usage that was counted under their own period.
-        plain = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
-        self._reports = [report] if plain else list(rows.order_by("pk"))
-        all_starts = billing_starts(self._reports, {} if plain else self._ends())
+        # Nearly all reports contain only usage of their own period. Then no other report is needed.
+        is_simple = set(report.since) <= {str(report.period_start // SECOND)} and report.version == 1
+        self._reports = [report] if is_simple else list(rows.order_by("pk"))
+        all_starts = billing_starts(self._reports, {} if is_simple else self._ends())
+        #: The start (µs) of the billing period, by the start (µs) of the period under which usage was counted.
         self.billing_starts = {start: all_starts[start] for start in (int(period) * SECOND for period in report.since)}
         starts = {report.period_start, *self.billing_starts.values()}
-        self.allowances = {billing_start: self._left(billing_start, all_starts) for billing_start in starts}
-        if not by_own:
-            own = self.allowances[report.period_start] = self._of_lines()
-            self.allowances = dict.fromkeys(starts, own)
+        #: The allowances by the start (µs) of the billing period.
+        self.allowances = {billing_start: self._before_report(billing_start, all_starts) for billing_start in starts}
+        if one_for_all:
+            allowance = self.allowances[report.period_start] = self._of_report_period()
+            self.allowances = dict.fromkeys(starts, allowance)
 
     def _ends(self) -> dict[int, int]:
         rows = PeriodUsage.objects.using(self._using).filter(account=self._report.account).order_by()
         ends = rows.values_list("period").annotate(Max("period_end"))
         return {period * SECOND: end * SECOND for period, end in ends if end is not None}
 
-    def _left(self, billing_start: int, all_starts: dict[int, int]) -> Allowance:
+    def _before_report(self, billing_start: int, all_starts: dict[int, int]) -> Allowance:
+        """Return the allowance of a billing period before the report."""
         report = self._report
         if billing_start == report.period_start:
             if report.version == 1:
@@ -47,13 +50,13 @@ class Rated:
                 (other for other in self._reports if other.period_start == billing_start),
                 key=lambda other: other.version,
             )
-        periods = {billing_start, *(start for start, own in all_starts.items() if own == billing_start)}
+        periods = {billing_start, *(counted for counted, start in all_starts.items() if start == billing_start)}
         return remaining(self._using, report.account, periods, newest.included, report.pk)
 
-    def _of_lines(self) -> Allowance:
+    def _of_report_period(self) -> Allowance:
         """Return the allowance of the report's period after all lines of earlier versions.
 
-        Late usage of other periods on these lines counts too.
+        Lines with late usage of other periods are subtracted too.
         """
         report = self._report
         lines = ReportLine.objects.using(self._using).filter(

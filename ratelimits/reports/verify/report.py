@@ -1,4 +1,4 @@
-"""Verification of reports: each is computed again from the ledger and compared line by line with the stored report."""
+"""Verify reports: compute each one again from the ledger, and compare it line by line with the stored report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ratelimits import signatures
 from ratelimits.conf import conf
 from ratelimits.models import ArchivedRange, Batch, Report, ReportLine
 from ratelimits.reports import signing
-from ratelimits.reports.build import CHUNK, Group, between, grouped, usage_line, with_billing_starts
+from ratelimits.reports.build import CHUNK, Allowance, Group, between, grouped, usage_line, with_billing_starts
 from ratelimits.reports.limits import Limits
 from ratelimits.reports.rows import ADJUSTMENT, joined_line_id, line_id
 from ratelimits.reports.statements import version_rows
 from ratelimits.reports.terms import RuleBook
 from ratelimits.reports.verify.amounts import verify_amounts
-from ratelimits.reports.verify.rated import Rated
+from ratelimits.reports.verify.rated import ReportAllowances
 
 #: Columns that are compared. Names and limits are left out: they may have changed after the report was finalised.
 _COMPARED = (
@@ -39,13 +39,13 @@ _COMPARED = (
     "charge_period_start",
     "charge_period_end",
 )
-#: A line that is made from ledger lines has at least one of these columns above 0.
+#: If a line was made from ledger lines, at least one of these columns is above 0.
 _QUANTITIES = (
     *("admitted_count", "denied_count", "consumed_quantity", "refunded_quantity"),
     *("included_quantity", "overage_quantity"),
 )
 #: Maximum number of digits of a number that a database can store.
-_DIGITS = 19
+_MAX_DIGITS = 19
 
 
 def verify_report(report: Report, *sources: str) -> Generator[str]:
@@ -54,7 +54,7 @@ def verify_report(report: Report, *sources: str) -> Generator[str]:
 
 
 class ReportVerifier:
-    """Verifies many reports, and reads rules and chain heads only once.
+    """Verifies many reports. It reads rules and the digests of the ledger's chains only once.
 
     `sources` are the aliases of the databases that contain the reports' ledger lines, by default `using`. The numbers
     of reports and of their lines are added to `checked`.
@@ -70,7 +70,7 @@ class ReportVerifier:
     def findings(self, report: Report) -> Generator[str]:
         """Yield a sentence for each error in one version of a report.
 
-        A caller that stops early must close this generator, because it keeps database cursors open.
+        A caller that stops early must close this generator, because the generator keeps database cursors open.
         """
         self._checked["reports"] += 1
         try:
@@ -92,7 +92,7 @@ class ReportVerifier:
         if error := signatures.wrong(report.digest, report.signature):
             yield error
         if report.previous_digest != self._digest_before(report):
-            yield "it does not continue the digest of the version before"
+            yield "its previous digest is not the digest of the version before it"
 
     def _digest_before(self, report: Report) -> str | None:
         """Return the digest of the previous version; None if that version is missing, "" for the first version."""
@@ -107,48 +107,55 @@ class ReportVerifier:
             return
         try:
             if self._head(tuple(report.chain.items())) != report.chain_head:
-                yield "the ledger's chain no longer has the head that the report recorded"
+                yield "the digests of the ledger's chain are no longer those that the report recorded"
         except signing.BrokenChainError as error:
             yield str(error)
             return
         finding = next(self._lines(report), "")
         if finding:
-            # The usage may have been archived while the lines were read, so check the archives last.
+            # Look for missing archives only now: usage may have been archived while the lines were read.
             archive = self._missing_archive(report)
             yield signing.moved(archive) if archive else finding
 
     def _missing_archive(self, report: Report) -> str:
-        """Return the name of an archive with usage of the report that is not among the sources; "" if there is none."""
-        taken = Q(pk__in=())
+        """Return the name of an archive whose batches have usage of the report, but are in none of the sources.
+
+        Return "" if there is no such archive.
+        """
+        in_report = Q(pk__in=())
         for since in report.since.values():
             for shard, position in report.chain.items():
-                taken |= Q(shard=int(shard), last_position__gt=since.get(shard, 0), first_position__lte=position)
-        for moved in ArchivedRange.objects.using(self._using).filter(taken).order_by("pk"):
+                in_report |= Q(shard=int(shard), last_position__gt=since.get(shard, 0), first_position__lte=position)
+        for moved in ArchivedRange.objects.using(self._using).filter(in_report).order_by("pk"):
             batch = {"shard": moved.shard, "position": moved.last_position}
             if not any(Batch.objects.using(source).filter(**batch).exists() for source in self._sources):
                 return moved.archive
         return ""
 
     def _lines(self, report: Report) -> Iterator[str]:
-        """Yield only the first difference in a line: later lines depend on the same allowance."""
-        finding = next(self._compared(report, Rated(self._using, report)), "")
-        # Late usage of an earlier period may be on this report. An earlier version of this app used the allowance of
-        # the report's own period for it.
-        if not finding or not next(self._compared(report, Rated(self._using, report, by_own=False)), ""):
+        """Yield the first difference in a line. Later lines are not compared, because they use the same allowance."""
+        finding = next(self._differences(report, ReportAllowances(self._using, report)), "")
+        # An earlier version of this app used the allowance of the report's period for all lines. That is no error.
+        if not finding or not next(
+            self._differences(report, ReportAllowances(self._using, report, one_for_all=True)), ""
+        ):
             return
-        # That version could also give two lines the same line_id, if keys or meters contained line feeds.
-        if next(self._compared(report, Rated(self._using, report), joined_line_id), ""):
+        # That version also made other line_ids if a key or a meter contains line feeds.
+        if next(self._differences(report, ReportAllowances(self._using, report), joined_line_id), ""):
             yield finding
 
-    def _compared(self, report: Report, rated: Rated, named: Callable[..., str] = line_id) -> Iterator[str]:
+    def _differences(
+        self, report: Report, by_period: ReportAllowances, make_id: Callable[..., str] = line_id
+    ) -> Iterator[str]:
+        """Compute the lines of a report, and yield the differences from its stored lines."""
         periods = sorted(report.since, key=int)
         groups = chained.from_iterable(self._groups(report, period, report.since[period]) for period in periods)
-        placed = with_billing_starts(self._limits.of(groups), rated.billing_starts)
-        again = (usage_line(report, 0, group, self._rules, rated.allowances, named) for group in placed)
-        # Compare lines of all categories except adjustments, even of unknown categories, because every line is billed.
+        with_starts = with_billing_starts(self._limits.of(groups), by_period.billing_starts)
+        computed = (usage_line(report, 0, group, self._rules, by_period.allowances, make_id) for group in with_starts)
+        # Except for adjustments, lines of all categories are compared, even of unknown ones: every line is billed.
         lines = ReportLine.objects.using(self._using).filter(report=report).exclude(charge_category=ADJUSTMENT)
         stored = (line for line in lines.order_by("number").iterator(chunk_size=CHUNK) if _has_quantity(line))
-        for expected, line in zip_longest(again, stored):
+        for expected, line in zip_longest(computed, stored):
             if line is None:
                 yield f"line {expected.line_id} ({expected.key}, {expected.meter}) is missing"
                 return
@@ -160,20 +167,21 @@ class ReportVerifier:
                 if getattr(line, column) != getattr(expected, column):
                     yield f"{name} has {column} {getattr(line, column)}, the ledger says {getattr(expected, column)}"
                     return
-        yield from self._split(report, rated)
+        yield from self._adjustment_differences(report, by_period.allowances[report.period_start])
 
-    def _split(self, report: Report, rated: Rated) -> Iterator[str]:
-        """Compare the included quantity of each adjustment. It depends on the lines before the adjustment."""
-        allowance = rated.allowances[report.period_start]
+    def _adjustment_differences(self, report: Report, allowance: Allowance) -> Iterator[str]:
+        """Compare the included quantity and the overage of each adjustment with what the allowance gives.
+
+        `allowance` is the allowance of the report's period after all other lines.
+        """
         lines = ReportLine.objects.using(self._using).filter(report=report, charge_category=ADJUSTMENT)
         for line in lines.order_by("number").iterator(chunk_size=CHUNK):
-            parts = line.included_quantity, line.overage_quantity
-            expected = allowance.split(line.meter, line.consumed_quantity)
-            if parts != expected:
+            included, overage = allowance.split(line.meter, line.consumed_quantity)
+            if (line.included_quantity, line.overage_quantity) != (included, overage):
                 yield (
-                    f"line {line.line_id} (an adjustment of {line.meter}) has {parts[0]} included and"
-                    f" {parts[1]} overage,"
-                    f" but by the lines before it these are {expected[0]} and {expected[1]}"
+                    f"line {line.line_id} (an adjustment of {line.meter}) has included_quantity"
+                    f" {line.included_quantity} and overage_quantity {line.overage_quantity},"
+                    f" but the lines before it give {included} and {overage}"
                 )
                 return
 
@@ -183,13 +191,13 @@ class ReportVerifier:
 
 
 def readable(report: Report) -> bool:
-    """Return whether the positions of a report have the form that closing writes."""
+    """Return whether the positions in a report have the form in which closing writes them."""
     try:
         positions = [report.chain, *report.since.values()]
         shards = [shard for by_shard in positions for shard in by_shard]
         values = [position for by_shard in positions for position in by_shard.values()]
         numbers = [*report.since, *shards]
-        valid = all(number.isdecimal() and len(number) <= _DIGITS for number in numbers)
+        valid = all(number.isdecimal() and len(number) <= _MAX_DIGITS for number in numbers)
         return valid and all(map(_is_position, values))
     except (AttributeError, TypeError):
         return False
@@ -200,5 +208,5 @@ def _is_position(value: object) -> bool:
 
 
 def _has_quantity(line: ReportLine) -> bool:
-    """Return whether a line must be a sum of ledger lines. Lines for lost replies or gaps have no quantities."""
+    """Return whether a line was made from ledger lines. Lines for lost replies or gaps have no quantities."""
     return any(getattr(line, name) for name in _QUANTITIES)

@@ -1,7 +1,7 @@
-"""Verification of the starts, ends, plans, included quantities and prices of reports.
+"""Verify the starts, ends, plans, included quantities and prices of reports.
 
-They are compared with the history of the configuration. A row that raw SQL wrote has no history before
-ratelimits_reload recorded it, so older reports cannot be compared with it.
+They are compared with the history of the configuration. If raw SQL wrote a row, its history begins only when
+`ratelimits_reload` records the row. Older reports cannot be compared with this row.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from ratelimits.reports.terms import AccountTerms
 from ratelimits.reports.terms.price_book import PriceBook
 
 _CHUNK = 500
+#: The time zone and the anchor day of a name without an account row.
 _DEFAULT_TERMS = ("UTC", "")
 
 
 def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Yield an error for each report whose start, end, quantities or prices do not follow from its account's terms.
+    """Yield an error for each report whose start, end, plan, quantities or prices contradict its account's terms.
 
-    The number of reports whose terms are in the history is added to `checked`.
+    Terms are the account's plan, its time zone and its anchor day (on which its billing months start). The number of
+    reports whose terms are in the history is added to `checked`.
     """
     book = PriceBook(using)
     first = Report.objects.using(using).filter(version=1).order_by("period_start", "period_end", "account")
@@ -48,18 +50,20 @@ def verify_terms(using: str, checked: Counter[str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Months:
-    """All time zones and anchors that some account rows have had. They are known from `since` (µs) on."""
+    """The billing months that an account may have had, by all its time zones and anchor days."""
 
+    #: Each time zone with an anchor day.
     terms: set[tuple[str, str]]
+    #: Terms before this moment (µs) are not known.
     since: int
 
-    def start(self, at: int) -> bool:
-        """Return whether a billing month by any of these terms starts at a moment."""
+    def can_start(self, at: int) -> bool:
+        """Return whether one of these billing months starts at a moment."""
         return any(_starts(*terms, at) for terms in (*self.terms, _DEFAULT_TERMS))
 
 
 def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
-    """Return, for each of these names, the months of its account and of all related names (see `_related`)."""
+    """Return, for each name, the billing months of this name and of all related names (see `_related`)."""
     related = _related(using, names)
     months = {names: _Months(set(), 0) for names in related.values()}
     history: Any = Account.history
@@ -73,7 +77,7 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
         known.add(pk)
         group = months[related[name]]
         group.terms |= {(state[2], state[3]) for state in (first, *others)}
-        # If the first record is not the addition of the row, earlier states of the row are unknown.
+        # If the first record is not the one that added the row, earlier states of the row are unknown.
         if kind != "+" or reason in ADOPTED:
             group.since = max(group.since, since)
     for account in Account.objects.using(using).filter(identifier__in=related).exclude(pk__in=known):
@@ -84,8 +88,8 @@ def _months(using: str, names: Collection[str]) -> dict[str, _Months]:
 def _related(using: str, names: Collection[str]) -> dict[str, frozenset[str]]:
     """Return, for each name, all related names. Two names are related if one account row has had both.
 
-    Names that are related to the same name are related too: a new name continues the billing period of the former name,
-    and several rows may have had a name.
+    Two names that are related to a third name are related too. The reason is that a new name continues the billing
+    period of the former name, and that several rows may have had the same name.
     """
     history: Any = Account.history
     groups = {name: frozenset({name}) for name in names}
@@ -118,7 +122,7 @@ def _verify_bounds(reports: list[Report], months: Mapping[str, _Months], checked
             continue
         checked["bounds of reports"] += 1
         for what, at in (("starts", report.period_start), ("ends", report.period_end)):
-            if not account_months.start(at):
+            if not account_months.can_start(at):
                 yield f"report {report} {what} at {_when(at)}, but no billing month of its account starts then"
 
 
@@ -136,12 +140,12 @@ def _verify_included(using: str, reports: list[Report], terms: AccountTerms, sta
 
 
 def _candidates(terms: AccountTerms, name: str, start: int, end: int) -> Iterator[Included]:
-    """Yield the included quantities for each value of PRORATION: a report does not store the value that was used."""
+    """Yield the included quantities for each value of PRORATION, because a report does not store this value."""
     for proration in (None, "none", "time"):
         yield IncludedBook(terms).of(name, start, end, proration)
-    # Older versions of the app ignored changes within a period.
-    plain = terms.at(name, end - 1)
-    yield Included(plain.plan, plain.included)
+    # Older versions of the app used only the terms at the end of a period.
+    at_end = terms.at(name, end - 1)
+    yield Included(at_end.plan, at_end.included)
 
 
 def _matches(using: str, report: Report, terms: Included, start: int, end: int) -> bool:
@@ -175,14 +179,14 @@ def _is_known(using: str, report: Report, terms: Included, end: int) -> bool:
 def _verify_prices(
     using: str, reports: list[Report], terms: IncludedBook, start: int, end: int, book: PriceBook
 ) -> Iterator[str]:
-    """Compare the prices that reports recorded for their own periods with the plan's prices at the periods' ends."""
+    """Compare the prices of each report with the prices of its plan at the end of its period."""
     for report in reports:
         included = terms.of(report.account, start, end)
         if included.names:
-            continue  # The account had several names: its prices are those of the name that was billed first.
+            continue  # The account had several names. Then the prices of the name that was billed first apply.
         expected = book.of(*included.priced)
         recorded = report.prices.get("periods", {}).get(str(report.period_start // SECOND), {})
-        if recorded != expected and _are_priced_in_history(using, report):
+        if recorded != expected and _prices_are_known(using, report):
             has, should_have = (", ".join(record.get("meters", ())) or "nothing" for record in (recorded, expected))
             yield (
                 f"report {report} has prices of {has}, but at the end of the period the plan {report.plan!r} had"
@@ -190,8 +194,8 @@ def _verify_prices(
             )
 
 
-def _are_priced_in_history(using: str, report: Report) -> bool:
-    """Return whether the history has all prices of the plan at the end of the period."""
+def _prices_are_known(using: str, report: Report) -> bool:
+    """Return whether the history has all prices that the report's plan had at the end of the period."""
     if not _is_known(using, report, Included(report.plan, {}), report.period_end):
         return False
     plans: Any = Plan.history
@@ -207,7 +211,10 @@ def _shown(plan: str, included: Any) -> str:
 
 
 def _verify_kept(using: str) -> Iterator[str]:
-    """Yield an error for each kept billing period without usage. (It is kept when an account's terms change.)"""
+    """Yield an error for each kept billing period without usage.
+
+    If an account's terms change, its present billing period is kept, but only if it has usage.
+    """
     for row in KeptPeriod.objects.using(using).order_by("account").iterator(_CHUNK):
         names = _related(using, {row.account})[row.account]
         usage = PeriodUsage.objects.using(using).filter(account__in=names, period=row.start // SECOND)

@@ -1,4 +1,8 @@
-"""Verification of usage totals, which stand between ledger and reports, and of the positions that reports cover."""
+"""Verify the totals of usage: compare them with the ledger and with reports. Verify the positions at which reports end.
+
+A total has the usage of an account in a period, for one meter, rule and shard. A batch is *tallied* when its lines were
+added to the totals. The *covered* position of a total is the position up to which reports contain its usage.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,16 @@ from ratelimits.reports.periods import MAX_LENGTH, SECOND, iso
 from ratelimits.reports.verify.report import readable
 
 _SUBJECT = ("account", "period", "meter", "rule")
-#: Maximum number of times that an account with a difference is read again because it was drained or closed meanwhile.
+#: Maximum number of times that an account is read again. An account that changes while it is read can seem wrong.
 _TRIES = 50
 
 
 def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None) -> Generator[str]:
-    """Yield an error for each total or covered position that does not fit the ledger and the reports.
+    """Yield an error for each total that contradicts the ledger or the reports.
 
-    `sources` are the aliases of the databases that contain the ledger's lines, by default `using`. Accounts are read in
-    streams. An account with a difference is read again separately, because it may have been drained or closed
-    meanwhile. The numbers of totals and of ends of reports are added to `checked`.
+    `sources` are the aliases of the databases that contain the ledger's lines, by default `using`. All accounts are
+    read as streams. If there is a difference, the account is read again alone, because a drain or a closing may have
+    changed it meanwhile. The numbers of totals and of ends of reports are added to `checked`.
     """
     databases = sources or (using,)
     checked = Counter() if checked is None else checked
@@ -40,7 +44,7 @@ def verify_totals(using: str, *sources: str, checked: Counter[str] | None = None
 
 
 def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[str]:
-    """Return the errors of an account, read while it was not drained, tallied, archived or closed."""
+    """Return the errors of an account. Read it again until nothing changes it while it is read."""
     filters = {"account": account.name, "period__in": account.periods()}
     for _try in range(_TRIES):
         with _at_one_moment(using):
@@ -54,7 +58,7 @@ def _confirmed(using: str, sources: tuple[str, ...], account: _Account) -> list[
 
 @contextmanager
 def _at_one_moment(using: str) -> Iterator[None]:
-    """Let all queries of the block read the same state of the database, unless a transaction is open already."""
+    """Let all queries in this context read the same state of the database, unless a transaction is open already."""
     connection = connections[using]
     if connection.in_atomic_block:
         yield
@@ -76,7 +80,7 @@ def _state(using: str, account: str) -> tuple[Any, ...]:
 
 
 def _accounts(using: str, sources: tuple[str, ...], filters: dict[str, Any]) -> Iterator[_Account]:
-    """Yield each account that has usage or a report. `filters` limits the accounts and the periods of their usage."""
+    """Yield each account that has usage or a report. `filters` selects accounts, and periods of their usage."""
     by_account = {name: value for name, value in filters.items() if name == "account"}
     states = {str(state.shard): state.tallied for state in ShardState.objects.using(using)}
     archived = set(ArchivedRange.objects.using(using).order_by().values_list("shard", flat=True))
@@ -109,8 +113,8 @@ def _sums(using: str, states: dict[str, int], filters: dict[str, Any]) -> Iterat
 class _Account:
     """The ledger's sums, the totals and the reports of one account.
 
-    `tallied` are the positions up to which the shards are tallied. `archived` are the shards with lines in archives
-    that are not among the sources.
+    `tallied` has, for each shard, the position of the last tallied batch. `archived` are the shards with archived lines
+    that are in none of the sources.
     """
 
     def __init__(self, using: str, name: str, tallied: dict[str, int], archived: set[int]) -> None:
@@ -118,9 +122,9 @@ class _Account:
         self.usage: dict[tuple[Any, ...], PeriodUsage] = {}
         self._tallied, self._archived = tallied, archived
         self._lines: dict[tuple[Any, ...], tuple[list[int], int]] = {}
-        #: By billing period (s) and shard: the position up to which the newest report contains the usage.
+        #: By counted period (s) and shard: the position up to which the newest report contains the usage.
         self._covered: dict[tuple[int, int], int] = {}
-        #: By billing period (s, as text): the positions up to which the reports read so far contain the usage.
+        #: By counted period (s, as text): the positions up to which the reports in `add_report` contain the usage.
         self._chains: dict[str, dict[str, int]] = {}
         self._jumps: list[str] = []
         #: By billing period (s): its end (s) on its report, and the starts of the counted periods on that report.
@@ -152,37 +156,37 @@ class _Account:
             self._ends[start] = end, {start, *map(int, report.since)}
 
     def periods(self) -> set[int]:
-        """Return the starts (s since 1970 UTC) of the billing periods with lines or totals."""
+        """Return the starts (s since 1970 UTC) of the counted periods with lines or totals."""
         return {key[0] for key in self._lines.keys() | self.usage.keys()}
 
     def findings(self) -> list[str]:
         """Return a sentence for each error."""
         keys = sorted(self._lines.keys() | self.usage.keys())
         compared = (finding for key in keys for finding in self._compared(*key))
-        return [*self._jumps, *compared, *self._other_ends(), *self._endless()]
+        return [*self._jumps, *compared, *self._different_ends(), *self._impossible_ends()]
 
-    def _endless(self) -> Iterator[str]:
-        """Yield an error for each total with an impossible end: its period would be closed too late, or never."""
+    def _impossible_ends(self) -> Iterator[str]:
+        """Yield an error for each total with an impossible end. Its period would be closed too late, or never."""
         for row in self.usage.values():
             end = row.period_end
             if end is not None and not row.period < end <= row.period + MAX_LENGTH // SECOND:
                 yield (
                     f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(row.period)} says that the"
-                    f" period ends at {_when(end)}: no billing period has that length"
+                    f" period ends at {_when(end)}: no billing period has this length"
                 )
 
-    def _other_ends(self) -> Iterator[str]:
+    def _different_ends(self) -> Iterator[str]:
         """Yield an error for each report whose end differs from the end of its totals. Older totals have no end."""
         for period, (end, billed) in self._ends.items():
             totals = [(row, row.period_end) for row in self.usage.values() if row.period in billed]
             ends = {total_end for _row, total_end in totals if total_end is not None}
-            # Counted periods that overlap are billed as one. It has the end of one of them.
+            # Counted periods that overlap are one billing period. Its end is the end of one of them.
             if len(billed) > 1 and end in ends:
                 continue
             for row, other in totals:
                 if other is None or other == end:
                     continue
-                # A total of usage that arrived after the report may have another end, by the account's later terms.
+                # If usage arrived after the report, the account's terms may have changed before, and with them the end.
                 if other not in self._ends_by_terms(row.period):
                     yield (
                         f"the total of {self.name or 'anonymous'} ({row.meter}) from {_when(period)} says that the"
@@ -209,14 +213,14 @@ class _Account:
         counts = [getattr(total, column) for column in SUMS]
         for column, count, in_lines in zip(SUMS, counts, sums, strict=True):
             if count < in_lines or (count > in_lines and not partly_archived):
-                yield f"{name} says {count} {column}, but the ledger's lines {in_lines}"
+                yield f"{name} says {count} {column}, but the ledger's lines say {in_lines}"
         covered = self._covered.get((period, shard))
         if total.covered != covered and not (total.covered is None and total.position > (covered or 0)):
-            yield f"{name} says that reports cover it up to position {total.covered}, but the reports say {covered}"
+            yield f"{name} says that reports contain it up to position {total.covered}, but the reports say {covered}"
         if not newest <= total.position <= self._tallied.get(str(shard), 0):
             yield f"{name} ends at position {total.position}, but has usage of position {newest}"
         elif total.position > (covered or 0) >= newest:
-            yield f"{name} ends at position {total.position}, after its reports, but has no usage since"
+            yield f"{name} ends at position {total.position}, after its reports, but has no usage after the reports"
 
 
 def _when(seconds: int) -> str:
@@ -228,19 +232,19 @@ def _when(seconds: int) -> str:
 
 
 def _verify_marks(using: str, checked: Counter[str]) -> Iterator[str]:
-    """Compare the marks (ChainMark) with the positions at which reports end."""
+    """Compare the rows of `ChainMark` with the positions at which reports end."""
     before = set(ChainMark.objects.using(using).values_list("shard", "position"))
     ends: set[tuple[int, int]] = set()
     for report in Report.objects.using(using).only("chain", "since").order_by().iterator(CHUNK):
         if readable(report):
             ends.update((int(shard), position) for shard, position in report.chain.items())
-    # Read again: a report that was finalised after the first reading has added marks whose ends may not be read yet.
-    since = set(ChainMark.objects.using(using).values_list("shard", "position"))
+    # Read the marks again. A report that was finalised meanwhile has added marks, and may be missing in `ends`.
+    after = set(ChainMark.objects.using(using).values_list("shard", "position"))
     checked["ends of reports"] += len(ends)
-    for shard, position in sorted(ends - before - since):
+    for shard, position in sorted(ends - before - after):
         yield (
             f"position {position} of shard {shard:02d}, at which a report ends, is not marked, so compaction may join"
             " batches across it: in a database older than these marks, ratelimits_compact --mark adds them"
         )
-    for shard, position in sorted(before & since - ends):
+    for shard, position in sorted(before & after - ends):
         yield f"position {position} of shard {shard:02d} is marked as the end of a report, but no report ends there"

@@ -123,7 +123,7 @@ def test_its_signature_outlives_a_new_key_and_is_missed_where_there_is_none() ->
     with override_settings(RATELIMITS=SIGNED):
         signed = build("default", "2026-10")
     with override_settings(RATELIMITS=new):
-        assert "has a foreign key" in found(signed)[0]
+        assert "its key is unknown" in found(signed)[0]
     with override_settings(RATELIMITS={**new, "SIGNING_KEYS_OLD": [SIGNED["SIGNING_KEY"]]}):
         assert found(signed) == []
         assert "it has no signature" in found(unsigned)[0]
@@ -143,9 +143,7 @@ def test_what_is_dropped_with_archived_usage_does_not_differ(tmp_path: Path) -> 
 def test_totals_that_are_dropped_while_their_usage_is_at_hand_differ() -> None:
     manifest = build("default", "2026-10")
     ProcessTotal.objects.all().delete()
-    assert ["is in the manifest of 2026-10, but does not exist any more" in finding for finding in found(manifest)] == [
-        True
-    ]
+    assert ["is in the manifest of 2026-10, but no longer exists" in finding for finding in found(manifest)] == [True]
 
 
 def test_several_months_are_compared_at_once(tmp_path: Path) -> None:
