@@ -23,14 +23,14 @@ class RatelimitsConfig(AppConfig):
 
         process_totals.write_with(totals.write)
         post_migrate.connect(adoption.adopt_after_migrate, sender=self, dispatch_uid="ratelimits.adoption")
-        # Set the signal handler here, because this runs in the main thread. Requests may run only in other threads.
+        # Set the signal handler here, because `ready` runs in the main thread. Requests may run only in other threads.
         stop_signals.watch(background.end)
         if "celery" in sys.modules:
             from celery.signals import worker_process_shutdown, worker_shutdown
 
-            # The child processes of a worker end without running `atexit`.
-            for ending in (worker_process_shutdown, worker_shutdown):
-                ending.connect(_end, weak=False, dispatch_uid="ratelimits")
+            # The child processes of a worker end without running the functions of `atexit`.
+            for end_signal in (worker_process_shutdown, worker_shutdown):
+                end_signal.connect(_end, weak=False, dispatch_uid="ratelimits")
 
 
 def _end(**kwargs: object) -> None:

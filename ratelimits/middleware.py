@@ -1,7 +1,7 @@
 """The middleware. It limits plain Django views by path, and finishes every admitted request.
 
-It also finishes requests that the throttle or the decorator has admitted. To finish a request means to refund it after
-a server error, and to end its leases (places under a limit on concurrency).
+To finish a request means to refund it after a server error, and to end its leases (its places under a `concurrency`
+limit). The middleware also finishes requests that the throttle or the decorator has admitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest]
 
 
 def governed(request: HttpRequest) -> bool:
-    """Return whether the middleware limits a request: its path is in PATHS, and its view is not limited by itself."""
+    """Return whether the middleware limits a request.
+
+    The request's path must be in PATHS. A view of DRF, or a view with the decorator, limits its requests itself.
+    """
     if not any(request.path.startswith(prefix) for prefix in conf.PATHS):
         return False
     try:
@@ -36,9 +39,9 @@ def governed(request: HttpRequest) -> bool:
 
 
 class QuotaMiddleware:
-    """Limits paths and finishes requests. Place it after AuthenticationMiddleware.
+    """The middleware that limits paths and finishes requests. Place it after `AuthenticationMiddleware`.
 
-    Rules with the scope "*" apply to the paths that it limits.
+    Rules with the scope "*" apply to these paths.
     """
 
     sync_capable = True

@@ -1,6 +1,7 @@
 """Send a POST request with one time limit for everything, from connecting to the last byte of the response.
 
-The timeout of a socket starts again with each byte, so a slow server could keep a worker busy for hours.
+The timeout of a socket is not enough, because it starts again with each byte: a slow server could keep a worker busy
+for hours.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_BODY = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer: its status, its headers, and at most MAX_BODY bytes of its body."""
+    """An answer: its status, its headers, and at most `MAX_BODY` bytes of its body."""
 
     status: int
     headers: Message
@@ -37,7 +38,7 @@ class HttpAnswer:
         return f"it answered {self.status} {http.client.responses.get(self.status, '')}".strip()
 
     def retry_after(self) -> float | None:
-        """Return the seconds to wait from the header Retry-After, at least 0; None without a valid header."""
+        """Return the seconds to wait that the header Retry-After says, at least 0; None without a valid header."""
         value = (self.headers.get("Retry-After") or "").strip()
         if value.isascii() and value.isdecimal():
             return float(value)
@@ -53,12 +54,12 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
 
-    def left(self) -> float:
-        """Return the remaining seconds. Raises TimeoutError if there are none."""
-        left = self._at - time.monotonic()
-        if left <= 0:
+    def remaining(self) -> float:
+        """Return the remaining seconds. Raise TimeoutError if there are none."""
+        seconds = self._at - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError("timed out")
-        return left
+        return seconds
 
 
 class _TimedReader(io.RawIOBase):
@@ -71,26 +72,26 @@ class _TimedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read at least one byte and return the number of bytes, 0 at the end. Raises TimeoutError at the deadline."""
-        self._sock.settimeout(self._deadline.left())
+        """Read at least one byte, and return the number of bytes (0 at the end). Raise TimeoutError at the deadline."""
+        self._sock.settimeout(self._deadline.remaining())
         return self._sock.recv_into(buffer)
 
 
 class _TimedSocket:
-    """The methods of a socket that http.client uses; each ends at the deadline."""
+    """The methods of a socket that `http.client` uses. Each of them ends at the deadline."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock, self._deadline = sock, deadline
 
     def sendall(self, data: ReadableBuffer) -> None:
-        """Send all data. Raises TimeoutError at the deadline."""
+        """Send all data. Raise TimeoutError at the deadline."""
         rest = memoryview(data).cast("B")
         while rest:
-            self._sock.settimeout(self._deadline.left())
+            self._sock.settimeout(self._deadline.remaining())
             rest = rest[self._sock.send(rest) :]
 
     def makefile(self, _mode: str) -> BinaryIO:
-        """Return a buffered reader, as a socket's own method does."""
+        """Return a buffered reader, like the method of a socket."""
         return io.BufferedReader(_TimedReader(self._sock, self._deadline))
 
     def close(self) -> None:
@@ -99,13 +100,13 @@ class _TimedSocket:
 
 
 class Connection:
-    """A connection to the host of a URL, for one exchange; close it, or use it as a context manager."""
+    """A connection to the host of a URL, for one exchange. Use it as a context manager."""
 
     def __init__(self, url: str, timeout: float) -> None:
-        """Connect; from then on the exchange may take at most `timeout` seconds.
+        """Connect. Connecting and the exchange may together take at most `timeout` seconds.
 
-        The time to look up the host's name is not included, since the system's resolver has its own time limits. Raises
-        OSError if connecting fails, and ValueError if `url` is not a URL; in both cases no request was sent.
+        Looking up the host's name is not included in this time, since the system's resolver has its own time limits.
+        Raise OSError if connecting fails, and ValueError if `url` is not a URL. In both cases no request was sent.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -119,7 +120,7 @@ class Connection:
         sock = _connected(addresses, deadline)
         try:
             if secure:
-                sock.settimeout(deadline.left())
+                sock.settimeout(deadline.remaining())
                 sock = ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
         except BaseException:
             sock.close()
@@ -133,9 +134,10 @@ class Connection:
         self._connection.close()
 
     def post(self, content: bytes, fields: dict[str, str], *, body: bool = True) -> HttpAnswer:
-        """POST and return the answer; if `body` is false, its body is not read. Redirects are not followed.
+        """Send a POST request and return the answer. `fields` are the request's headers.
 
-        Raises OSError or http.client.HTTPException unless the whole answer arrived.
+        If `body` is false, the answer's body is not read. Redirects are not followed. Raise OSError or
+        http.client.HTTPException unless the whole answer arrived.
         """
         self._connection.request("POST", self._path, content, fields)
         with http.client.HTTPResponse(self._sock, method="POST") as response:
@@ -144,12 +146,12 @@ class Connection:
 
 
 def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
-    """Return a socket connected to the first of these addresses that answers. Raises OSError if none does."""
+    """Return a socket that is connected to the first address that answers. Raise OSError if none answers."""
     failure = OSError("the host has no address")
     for family, kind, protocol, _name, address in addresses:
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(deadline.left())
+            sock.settimeout(deadline.remaining())
             sock.connect(address)
         except OSError as error:
             sock.close()

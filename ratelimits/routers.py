@@ -10,34 +10,37 @@ from ratelimits.conf import conf
 
 
 class RatelimitsRouter:
-    """A router that keeps all models of the app, with their history, only in RATELIMITS["DATABASE"].
+    """A router that puts all models of the app, with their history, into RATELIMITS["DATABASE"] and nowhere else.
 
     Rows of the app may refer to users in another database.
     """
 
     def db_for_read(self, model: type[models.Model], **hints: Any) -> str | None:
-        """Return the database that the app's rows are read from; None for other apps."""
-        if _ours(model):
+        """Return the database from which the app's rows are read; None for other apps."""
+        if _belongs_to_app(model):
             return conf.DATABASE
-        # A user whom a row of the app names is in the database that other routers say, not in the row's database, where
-        # Django would look.
-        return router.db_for_read(model) if _ours(hints.get("instance")) else None
+        # If a row of the app names a user, other routers say in which database the user is. Without this, Django would
+        # look for the user in the database of the row.
+        return router.db_for_read(model) if _belongs_to_app(hints.get("instance")) else None
 
     def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
-        """Return the database that the app's rows are written to; None for other apps."""
-        if _ours(model):
+        """Return the database to which the app's rows are written; None for other apps."""
+        if _belongs_to_app(model):
             return conf.DATABASE
-        return router.db_for_write(model) if _ours(hints.get("instance")) else None
+        return router.db_for_write(model) if _belongs_to_app(hints.get("instance")) else None
 
     def allow_relation(self, obj1: models.Model, obj2: models.Model, **hints: Any) -> bool | None:
-        """Return True for a row of the app and one of another app, such as a user; None for others."""
-        return True if _ours(obj1) != _ours(obj2) else None
+        """Return True if only one of the rows belongs to the app and the other one, such as a user, does not.
+
+        Otherwise return None.
+        """
+        return True if _belongs_to_app(obj1) != _belongs_to_app(obj2) else None
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        """Return whether the app's tables belong in a database; None for other apps."""
+        """Return whether the app's tables belong into a database; None for other apps."""
         return db == conf.DATABASE if app_label == "ratelimits" else None
 
 
-def _ours(row: Any) -> bool:
+def _belongs_to_app(row: Any) -> bool:
     """Return whether a model or row belongs to the app."""
     return row is not None and row._meta.app_label == "ratelimits"

@@ -14,15 +14,15 @@ def sign(text: str) -> str:
 
 
 def key_id(key: str) -> str:
-    """Return a short name of a key, from which the key cannot be computed; "" for no key."""
+    """Return a short name of a key; "" for no key. Nobody can calculate the key from its name."""
     return _hmac(key, "ratelimits key id")[:16] if key else ""
 
 
-def wrong(text: str, signature: str) -> str:
-    """Return what is wrong with a signature, as part of a sentence; "" if it is valid or there is no key.
+def error_of(text: str, signature: str) -> str:
+    """Return the error of a signature, as part of a sentence. Return "" if it is valid, or if there is no key.
 
-    A signature made with SIGNING_KEY or any of SIGNING_KEYS_OLD is valid. An empty key in SIGNING_KEYS_OLD means that
-    texts without signature are valid too.
+    A signature is valid if it was made with SIGNING_KEY or a key of SIGNING_KEYS_OLD. If SIGNING_KEYS_OLD contains "",
+    a text without a signature is valid, too.
     """
     keys = [key for key in (conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD) if key]
     if not keys or any(hmac.compare_digest(_hmac(key, text).encode(), signature.encode()) for key in keys):
@@ -34,8 +34,8 @@ def wrong(text: str, signature: str) -> str:
     return 'it has no signature: it was removed, or there was no SIGNING_KEY yet (if so, add "" to SIGNING_KEYS_OLD)'
 
 
-def checked() -> bool:
-    """Return whether there is a key, so that signatures are verified."""
+def has_key() -> bool:
+    """Return whether there is a key. Without a key, signatures are not verified."""
     return any((conf.SIGNING_KEY, *conf.SIGNING_KEYS_OLD))
 
 

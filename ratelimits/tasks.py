@@ -1,6 +1,6 @@
-"""Celery tasks: each only calls the function that does the work. A task may be delivered twice or run twice at once.
+"""Celery tasks: each task only calls the function that does the work. It does no harm if a task runs twice.
 
-Add them to the beat schedule of your Celery app:
+Add the tasks to the beat schedule of your Celery app:
 
     @app.on_after_finalize.connect
     def schedule(sender, **kwargs):
@@ -37,8 +37,8 @@ from ratelimits.usage.task_runs import Task, noted
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a waiting task that seals is dropped, so that a worker that was down does not run hundreds of
-#: them.
+#: A task that seals is dropped if it has waited for this number of seconds. Otherwise a worker that was down would run
+#: hundreds of such tasks.
 _SEAL_EXPIRES = 3600
 
 
@@ -60,13 +60,13 @@ def drain() -> None:
             draining.drain()
     except (NotFencedError, RedisError) as error:
         logger.warning("Usage could not be drained; the next run of the task tries again: %s", error)
-    # Do this also after an error: it may concern only one shard, and the others were drained.
+    # Tally also after an error: perhaps only one shard had the error, and the other shards were drained.
     tallying.tally()
 
 
 @shared_task(name="ratelimits.finalise", ignore_result=True, acks_late=True)
 def finalise() -> None:
-    """Close the billing periods whose usage is complete, and correct closed ones by new report versions."""
+    """Close the billing periods whose usage is complete. Correct closed periods by new report versions."""
     with noted(Task.FINALISE):
         for _closed in closing.finalise_each():
             pass
@@ -80,7 +80,7 @@ def alerts() -> None:
     except RulesUnavailable as error:
         logger.warning("Alerts could not be raised; the next run of the task tries again: %s", error)
     for name in deliver.due():
-        # A delivery that does not start before the next run is found again by that run.
+        # If a delivery does not start before the next run of this task, that run finds it again.
         deliver_alert.apply_async((str(name),), expires=max(conf.ALERT_INTERVAL, 1))
 
 
@@ -92,14 +92,14 @@ def deliver_alert(delivery: str) -> None:
 
 @shared_task(name="ratelimits.push", ignore_result=True, acks_late=True)
 def push() -> None:
-    """Start a task for each billing system in PUSH that sends it the lines it does not have yet."""
+    """Start one task for each billing system in PUSH. The task sends the lines that this system does not have yet."""
     for name in conf.PUSH:
         push_to.apply_async((name,), expires=max(conf.PUSH_INTERVAL, 1))
 
 
 @shared_task(name="ratelimits.push_to", ignore_result=True, acks_late=True)
 def push_to(name: str) -> None:
-    """Send a billing system the lines it does not have yet, for at most PUSH_INTERVAL; the next run continues."""
+    """Send a billing system the lines that it does not have yet, for at most PUSH_INTERVAL. The next run continues."""
     if name in conf.PUSH:  # The setting may change while a task waits.
         receiver = receivers.receiver(name)
         planning.plan(receiver)
@@ -108,9 +108,9 @@ def push_to(name: str) -> None:
 
 @shared_task(name="ratelimits.compact", ignore_result=True, acks_late=True)
 def compact() -> None:
-    """Join the batches of past hours in the ledger, and the totals of processes that have ended.
+    """Join the ledger's batches of past hours. Add up old totals of single processes.
 
-    Delete old totals and recorded requests.
+    Also delete old totals of short spans of time, and old recorded requests.
     """
     for _joined in compacting.compact():
         pass
@@ -122,8 +122,8 @@ def compact() -> None:
 def beat_schedule() -> dict[str, dict[str, Any]]:
     """Return the periodic tasks for Celery's `beat_schedule`.
 
-    If a task has not started when the next one is due, it is dropped. Tasks that seal wait longer: if long drains keep
-    the worker busy, sealing still runs as soon as the worker is free.
+    A task is dropped if it has not started before the next one is due. Tasks that seal wait longer: after a long drain,
+    the worker then seals as soon as it is free.
     """
     intervals = {
         "ratelimits.seal": conf.SEAL_INTERVAL,

@@ -1,6 +1,7 @@
 """The throttle class for Django REST framework. It decides all rules, so make it the only throttle of a view.
 
-DRF runs every throttle of a view, even after one has refused. So other throttles would let refused requests be charged.
+DRF runs every throttle of a view, even after one has refused. So a request that another throttle refuses would still be
+charged.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from ratelimits.quota.waiting import check_and_wait
 from ratelimits.rules import AccessRow
 
 if TYPE_CHECKING:
-    from rest_framework.views import APIView  # which itself imports the throttle classes
+    from rest_framework.views import APIView  # At runtime this would be a circle: it imports the throttle classes.
 
 
 class QuotaUnavailable(APIException):
-    """A failure policy refuses the request, because no decision could be made."""
+    """Raised if no decision could be made, and a failure policy refuses the request."""
 
     status_code = 503
     default_detail = _("The quota of this request cannot be checked now.")
@@ -33,7 +34,7 @@ class QuotaUnavailable(APIException):
 
 
 class QuotaBlocked(APIException):
-    """A block refuses the request, with the block's status and its message for the client."""
+    """Raised if a block refuses the request. It has the block's status, and the block's message for the client."""
 
     default_code = "blocked"
 
@@ -43,12 +44,12 @@ class QuotaBlocked(APIException):
 
 
 class QuotaThrottle(BaseThrottle):
-    """Decides a request by the rules in the admin.
+    """The throttle class: it decides requests by the rules in the admin.
 
-    A view can have a `throttle_scope`, which rules can name (default "*"), and a `throttle_cost`. The cost is a number
-    of requests, a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable that takes
-    (request, view) and returns one of these. The answer is set as `request.quota`. Its decision's receipt can be
-    refunded or settled.
+    A view can have a `throttle_scope` and a `throttle_cost`. Rules can name the scope; its default is "*". The cost is
+    a number of requests, or a mapping of meters to whole costs such as {"requests": 1, "tokens": 250}, or a callable
+    that takes (request, view) and returns one of these. The answer is set as `request.quota`. It has the decision,
+    whose receipt can be refunded or settled.
     """
 
     def __init__(self) -> None:
@@ -57,11 +58,11 @@ class QuotaThrottle(BaseThrottle):
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request may proceed, and charge it. Add the RateLimit fields to the view's headers.
 
-        Raise QuotaUnavailable if a failure policy refuses, QuotaBlocked if a block does, and WrongCost if the view's
-        cost makes no sense.
+        Raise QuotaUnavailable if a failure policy refuses the request, QuotaBlocked if a block refuses it, and
+        WrongCost if the view's cost is not valid.
         """
-        # Use Django's request: the middleware looks there for the answer, and DRF's passes attributes on slowly.
-        plain: Any = getattr(request, "_request", request)
+        # Use Django's request: the middleware reads the answer from it, and DRF's request is slower.
+        django_request: Any = getattr(request, "_request", request)
         cost = getattr(view, "throttle_cost", None)
         if cost is None:
             costs = ONE_REQUEST
@@ -73,11 +74,11 @@ class QuotaThrottle(BaseThrottle):
         if not isinstance(scope, str):
             scope = scope_of(scope, view)
         try:
-            answer = check_and_wait(identify(request), scope, plain.method or "", costs, plain)
+            answer = check_and_wait(identify(request), scope, django_request.method or "", costs, django_request)
         except WrongCost as error:
             raise wrong_cost(error, view) from None
         self._answer = answer
-        finishing.begin(plain, answer)
+        finishing.begin(django_request, answer)
         headers = getattr(view, "headers", None)
         if headers is not None:
             headers.update(answer.headers())
@@ -88,5 +89,5 @@ class QuotaThrottle(BaseThrottle):
         return answer.allowed
 
     def wait(self) -> float | None:
-        """Return the seconds until the same request would be admitted; None if it never can be."""
+        """Return the seconds until the same request would be admitted; None if it can never be admitted."""
         return self._answer.retry_after if self._answer is not None else None

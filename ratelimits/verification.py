@@ -31,7 +31,7 @@ from ratelimits.usage.verify.heads import verify_archives
 from ratelimits.usage.verify.ledger import verify_ledger
 from ratelimits.usage.verify.watermarks import verify_watermarks
 
-#: The kinds of things that are counted, in the order of the summary.
+#: The kinds of checked things whose numbers are in the summary, in its order.
 _KINDS = (
     *("reports", "report lines", "shards", "batches", "ledger lines", "links of the chains", "totals"),
     *("ends of reports", "adjustments", "printed gaps", "archives", "archived ranges", "manifests"),
@@ -47,10 +47,11 @@ _KINDS = (
 
 
 class Verification:
-    """Verifies the ledger and the reports of one account or all, and of one month (such as "2026-11") or all.
+    """One verification of the ledger and the reports.
 
-    `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the number of checked
-    things, by kind.
+    With `account`, only reports of this account are verified; with `month` (such as "2026-11"), only reports of this
+    month. `archives` are archive files, `manifests` are results of `manifest.parse`. `checked` has the number of
+    checked things, by kind.
     """
 
     def __init__(
@@ -64,33 +65,34 @@ class Verification:
         self._account, self._month, self._manifests = account, month, manifests
         self._window = None if month is None else month_window(month)
         self._using = conf.DATABASE
-        known = set(ArchivedRange.objects.using(self._using).order_by().values_list("archive", flat=True))
-        self._archives = [path for path in archives if path.name in known]
-        self._unknown_archives = [path for path in archives if path.name not in known]
-        self._missing_archives = sorted(known - {path.name for path in self._archives})
+        recorded = set(ArchivedRange.objects.using(self._using).order_by().values_list("archive", flat=True))
+        self._archives = [path for path in archives if path.name in recorded]
+        self._unknown_archives = [path for path in archives if path.name not in recorded]
+        self._missing_archives = sorted(recorded - {path.name for path in self._archives})
         self._redis_errors: list[str] = []
         self.checked: Counter[str] = Counter()
 
     def findings(self) -> Generator[str]:
         """Yield a sentence for each error.
 
-        Cursors stay open between findings, so a caller that stops early must close this generator. Raises ArchiveError
-        for a file that is not the archive with its name.
+        Database cursors stay open between two findings. So a caller that stops early must close this generator. Raise
+        ArchiveError if the ledger recorded another digest for an archive file.
         """
         using = self._using
         with ExitStack() as stack:
             sources = [using]
             if self._archives:
-                moved = stack.enter_context(archive.opened(using, self._archives))
+                archive_alias = stack.enter_context(archive.opened(using, self._archives))
                 self.checked["archives"] += len(self._archives)
-                yield from verify_ledger(moved, archive=True, checked=self.checked)
-                yield from verify_archives(using, moved, {path.name for path in self._archives}, self.checked)
-                sources.append(moved)
+                yield from verify_ledger(archive_alias, archive=True, checked=self.checked)
+                names = {path.name for path in self._archives}
+                yield from verify_archives(using, archive_alias, names, self.checked)
+                sources.append(archive_alias)
             for name, part in self._parts(using, sources):
                 yield from _guarded(name, part)
 
     def _parts(self, using: str, sources: list[str]) -> Iterator[tuple[str, Iterable[str]]]:
-        """Yield the name of each part of the verification, and an iterator that verifies it while it is read."""
+        """Yield the name of each part of the verification, with an iterator over its findings."""
         checked = self.checked
         if self._account is None:
             yield "the ledger", verify_ledger(using, checked=checked)
@@ -141,7 +143,7 @@ class Verification:
             )
         if self._month is not None:
             yield f"Only reports of {self._month} are computed again."
-        if not signatures.checked():
+        if not signatures.has_key():
             yield (
                 "Without SIGNING_KEY nobody can see whether a chain, a report or a manifest was changed together with"
                 " its digest."
@@ -190,11 +192,9 @@ def _unchecked_with(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _guarded(name: str, findings: Iterable[str]) -> Generator[str]:
-    """Yield the findings of a part.
+    """Yield the findings of one part. If the part raises an exception, yield a finding that says so.
 
-    If it raises an exception, yield this as a finding, so that the other parts are verified.
-
-    A table that was tampered with may contain values that cause any exception.
+    In a table that was tampered with, any value may cause an exception. The other parts must still be verified.
     """
     try:
         yield from findings

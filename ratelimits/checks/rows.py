@@ -31,14 +31,14 @@ def check_rows(
     try:
         using = conf.DATABASE
     except ImproperlyConfigured:
-        return []  # The check of the settings reports this.
+        return []  # `check_settings` reports the invalid setting.
     if using not in (databases or ()) or using not in connections:
         return []
     try:
         with transaction.atomic(using):
             return [*_rules(using), *_overrides(using), *_accounts(using), *_crowding(using)]
     except DatabaseError:
-        return []  # The tables do not exist yet, or the database is down, which Django reports.
+        return []  # The tables do not exist yet, or the database is down. Django reports both.
 
 
 def _rules(using: str) -> Iterator[checks.CheckMessage]:
@@ -54,7 +54,7 @@ def _rules(using: str) -> Iterator[checks.CheckMessage]:
 
 
 def _overrides(using: str) -> Iterator[checks.CheckMessage]:
-    """Yield one error for each set of numbers that a rule does not allow, with the first override that has them."""
+    """Yield one error for each set of numbers that a rule does not accept. Name the first override that has them."""
     rules = readable_rules(using)
     rows = KeyOverride.objects.using(using).order_by().values("rule", *KeyOverride.NUMBERS).annotate(first=Min("pk"))
     for row in rows:

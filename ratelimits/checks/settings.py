@@ -31,27 +31,27 @@ _THROTTLE = "ratelimits.throttling.QuotaThrottle"
 @checks.register("ratelimits")
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return errors for unknown names in RATELIMITS, such as misspelt ones, and for invalid values."""
-    given = getattr(settings, "RATELIMITS", {})
-    if not isinstance(given, dict):
-        return [checks.Error(f"RATELIMITS is {shown(given)}.", hint=A_DICT, id="ratelimits.E002")]
+    project_settings = getattr(settings, "RATELIMITS", {})
+    if not isinstance(project_settings, dict):
+        return [checks.Error(f"RATELIMITS is {shown(project_settings)}.", hint=A_DICT, id="ratelimits.E002")]
     unknown = [
         checks.Error(
             f"RATELIMITS has no setting {name!r}.",
             hint=f"Known settings: {', '.join(sorted(DEFAULTS))}.",
             id="ratelimits.E001",
         )
-        for name in sorted(given.keys() - DEFAULTS.keys(), key=str)
+        for name in sorted(project_settings.keys() - DEFAULTS.keys(), key=str)
     ]
-    wrong = [
-        checks.Error(f"RATELIMITS[{name!r}] is {shown(given[name], name)}.", hint=hint, id="ratelimits.E002")
-        for name in sorted(given.keys() & DEFAULTS.keys())
-        if (hint := complaint(name, given[name]))
+    invalid = [
+        checks.Error(f"RATELIMITS[{name!r}] is {shown(project_settings[name], name)}.", hint=hint, id="ratelimits.E002")
+        for name in sorted(project_settings.keys() & DEFAULTS.keys())
+        if (hint := complaint(name, project_settings[name]))
     ]
-    return [*unknown, *wrong]
+    return [*unknown, *invalid]
 
 
-def _wrong(name: str) -> bool:
-    """Return whether a setting is not valid. Other checks then skip it, because `check_settings` reports it."""
+def _is_invalid(name: str) -> bool:
+    """Return whether a setting is invalid. Then the other checks do nothing, because `check_settings` reports it."""
     try:
         getattr(conf, name)
     except ImproperlyConfigured:
@@ -62,7 +62,7 @@ def _wrong(name: str) -> bool:
 @checks.register("ratelimits")
 def check_cache(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return errors unless CACHE_ALIAS names a django-redis cache with a Redis database that no other cache uses."""
-    if _wrong("CACHE_ALIAS"):
+    if _is_invalid("CACHE_ALIAS"):
         return []
     alias = conf.CACHE_ALIAS
     backend = settings.CACHES.get(alias, {}).get("BACKEND", "")
@@ -94,13 +94,13 @@ def _databases(alias: str) -> Iterator[tuple[Any, ...]]:
         try:
             options = ConnectionPool.from_url(location).connection_kwargs
         except ValueError:
-            continue  # Not the URL of a Redis server: the cache is of another kind.
+            continue  # This is not the URL of a Redis server: the cache is of another kind.
         yield options.get("host", "localhost"), options.get("port", 6379), options.get("path"), options.get("db", 0)
 
 
 @checks.register("ratelimits")
 def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn of other throttles besides QuotaThrottle, since DRF runs all throttles even after one has refused."""
+    """Warn of other throttles besides `QuotaThrottle`. DRF runs all throttles, even after one of them has refused."""
     classes = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ())
     if _THROTTLE not in classes or len(classes) == 1:
         return []
@@ -117,9 +117,9 @@ def check_throttles(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
 def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Warn if other settings show that there is a proxy, but NUM_PROXIES is not set.
 
-    All clients would then be counted under the proxy's address, or under none.
+    Then all clients are counted under the same key: the proxy's address, or the key for an unknown address.
     """
-    if _wrong("NUM_PROXIES"):
+    if _is_invalid("NUM_PROXIES"):
         return []
     proxy_settings = [name for name in ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST") if getattr(settings, name)]
     try:
@@ -140,15 +140,15 @@ def check_proxies(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 @checks.register("ratelimits")
 def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Warn if requests are decided but QuotaMiddleware, which finishes requests, is missing."""
-    if any(_is_a(QuotaMiddleware, import_string(path)) for path in settings.MIDDLEWARE):
+    """Warn if requests are decided, but the project does not use `QuotaMiddleware`, which finishes requests."""
+    if any(_is_subclass(import_string(path), QuotaMiddleware) for path in settings.MIDDLEWARE):
         return []
-    decided = next(_decided(), "")
-    if not decided:
+    reason = next(_reasons_to_decide(), "")
+    if not reason:
         return []
     return [
         checks.Warning(
-            f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {decided}.",
+            f"MIDDLEWARE has no QuotaMiddleware, but requests are decided: {reason}.",
             hint="Add 'ratelimits.middleware.QuotaMiddleware' after AuthenticationMiddleware. Without it PATHS are not"
             " limited, server errors are billed, and leases of interrupted requests last until lease_ttl.",
             id="ratelimits.W002",
@@ -156,10 +156,10 @@ def check_middleware(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> 
     ]
 
 
-def _decided() -> Iterator[str]:
-    """Yield the settings and the views that cause requests to be decided.
+def _reasons_to_decide() -> Iterator[str]:
+    """Yield the settings and views because of which requests are decided.
 
-    The settings come first, since this is fast.
+    The settings come first, since reading them is fast.
     """
     if _THROTTLE in getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES", ()):
         yield "REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] names QuotaThrottle"
@@ -171,7 +171,7 @@ def _decided() -> Iterator[str]:
         throttles: Any = getattr(view, "initkwargs", {}).get("throttle_classes")
         if throttles is None:
             throttles = getattr(getattr(view, "cls", None), "throttle_classes", ())
-        if hasattr(view, "ratelimits") or any(_is_a(QuotaThrottle, throttle) for throttle in throttles):
+        if hasattr(view, "ratelimits") or any(_is_subclass(throttle, QuotaThrottle) for throttle in throttles):
             yield f"the view {pattern.lookup_str}"
 
 
@@ -183,7 +183,7 @@ def _patterns(resolver: URLResolver) -> Iterator[URLPattern]:
             yield pattern
 
 
-def _is_a(base: type, value: object) -> bool:
+def _is_subclass(value: object, base: type) -> bool:
     return isinstance(value, type) and issubclass(value, base)
 
 
@@ -191,12 +191,12 @@ def _is_a(base: type, value: object) -> bool:
 def check_restored(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if Redis has a newer version of the rules than the database. Runs only with `--database`."""
-    if _wrong("DATABASE") or conf.DATABASE not in (databases or ()):
+    """Warn if Redis has a newer version of the rules than the database. Do nothing without `--database`."""
+    if _is_invalid("DATABASE") or conf.DATABASE not in (databases or ()):
         return []
     try:
         in_redis, in_database = version_in_force(), ConfigVersion.read(conf.DATABASE)[0]
-        # Read again, since an edit may have been published in between.
+        # Read the database again, since an edit may have been published in between.
         in_database = in_database if in_redis <= in_database else ConfigVersion.read(conf.DATABASE)[0]
     except (DatabaseError, RedisError, Unavailable, OSError, ValueError, ImproperlyConfigured):
         return []  # The tables do not exist yet, or a server is down.
@@ -215,9 +215,12 @@ def check_restored(
 
 @checks.register("ratelimits")
 def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Return an error if routers keep the app's rows outside of DATABASE, or do not let them refer to users."""
-    if _wrong("DATABASE"):
-        return []  # The check of the settings reports this.
+    """Return an error if routers put the app's rows into another database than DATABASE.
+
+    Also return an error if the routers do not let the app's rows refer to users.
+    """
+    if _is_invalid("DATABASE"):
+        return []
     models = apps.get_app_config("ratelimits").get_models()
     elsewhere = [
         model.__name__
@@ -240,18 +243,19 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 def _unreachable_users() -> list[checks.CheckMessage]:
     """Return an error if users are in another database and the routers do not let rows refer to them."""
     users, alias = get_user_model(), conf.DATABASE
-    elsewhere = router.db_for_write(users)
-    if elsewhere == alias:
+    users_alias = router.db_for_write(users)
+    if users_alias == alias:
         return []
     rule, user = apps.get_model("ratelimits", "Rule")(), users()
-    rule._state.db, user._state.db = alias, elsewhere
-    read_beside = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
-    if router.allow_relation(user, rule) and not read_beside:
+    rule._state.db, user._state.db = alias, users_alias
+    # The routers must not send a query for a rule's users to the database of the rule.
+    searched_beside_rule = router.db_for_read(users) != alias and router.db_for_read(users, instance=rule) == alias
+    if router.allow_relation(user, rule) and not searched_beside_rule:
         return []
     return [
         checks.Error(
-            f"Rules are in the database {alias!r} and users in {elsewhere!r}, and the routers do not allow rows of one"
-            " to name users of the other.",
+            f"Rules are in the database {alias!r} and users in {users_alias!r}, and the routers do not allow rows of"
+            " one to name users of the other.",
             hint="Set DATABASE_ROUTERS = ['ratelimits.routers.RatelimitsRouter', …]: history and adjustments name the"
             " users who made them.",
             id="ratelimits.E006",

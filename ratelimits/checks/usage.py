@@ -1,4 +1,4 @@
-"""System checks of everything that usage needs to reach the ledger: the Redis server's settings, and a worker."""
+"""System checks of what usage needs to reach the ledger: the right settings of the Redis server, and a worker."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ratelimits.engine.server import current_server
 from ratelimits.models import PeriodUsage, Rule, ShardState
 from ratelimits.models.ledger import moment
 
-#: If the watermark has not advanced for this number of SEAL_INTERVALs, no worker is running.
-_INTERVALS = 10
+#: If no watermark has advanced for this number of intervals (SEAL_INTERVAL), no worker is running.
+_MAX_INTERVALS = 10
 
 
 @checks.register("ratelimits", checks.Tags.database)
 def check_usage(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Warn if metered usage may be lost or never reaches the ledger; only with `--database`."""
+    """Warn if metered usage may be lost, or never reaches the ledger. Do nothing without `--database`."""
     try:
         if not databases or conf.DATABASE not in databases or not _is_metered():
             return []
-        return [*_server(), *_worker(), *_shards()]
+        return [*_check_server(), *_check_worker(), *_check_shards()]
     except (DatabaseError, RedisError, Unavailable, OSError, ImproperlyConfigured):
         return []  # The tables do not exist yet, a server is down, or another check reports the settings.
 
@@ -39,7 +39,7 @@ def _is_metered() -> bool:
     return Rule.objects.using(conf.DATABASE).filter(bills=True).exists()
 
 
-def _server() -> Iterator[checks.CheckMessage]:
+def _check_server() -> Iterator[checks.CheckMessage]:
     server = current_server()
     info: dict[str, Any] = server.wire.client_of(server.keyspace, 0).info()
     if conf.FENCE != "none" and not info.get("aof_enabled"):
@@ -57,7 +57,7 @@ def _server() -> Iterator[checks.CheckMessage]:
         )
 
 
-def _worker() -> Iterator[checks.CheckMessage]:
+def _check_worker() -> Iterator[checks.CheckMessage]:
     states = ShardState.objects.using(conf.DATABASE).filter(shard__lt=conf.SHARDS)
     ahead = states.filter(ahead__gt=0).order_by("-ahead").values_list("ahead", flat=True).first()
     if ahead:
@@ -68,9 +68,9 @@ def _worker() -> Iterator[checks.CheckMessage]:
             id="ratelimits.W033",
         )
         return
-    marks = states.filter(frozen=False)
-    newest = marks.order_by("-watermark").values_list("watermark", flat=True).first()
-    if newest and time() - newest / 1_000_000 <= _INTERVALS * conf.SEAL_INTERVAL:
+    not_frozen = states.filter(frozen=False)
+    newest = not_frozen.order_by("-watermark").values_list("watermark", flat=True).first()
+    if newest and time() - newest / 1_000_000 <= _MAX_INTERVALS * conf.SEAL_INTERVAL:
         return
     since = f"since {moment(newest):%Y-%m-%d %H:%M} UTC" if newest else "yet"
     yield checks.Warning(
@@ -81,8 +81,8 @@ def _worker() -> Iterator[checks.CheckMessage]:
     )
 
 
-def _shards() -> Iterator[checks.CheckMessage]:
-    """Warn of usage in shards beyond SHARDS, which is no longer sealed, drained or closed."""
+def _check_shards() -> Iterator[checks.CheckMessage]:
+    """Warn of usage in shards whose number is SHARDS or above. This usage is no longer sealed, drained or closed."""
     open_usage = PeriodUsage.objects.using(conf.DATABASE).filter(covered=None, shard__gte=conf.SHARDS)
     accounts = open_usage.order_by().values("account").distinct().count()
     shards = _shards_in_redis()
@@ -98,8 +98,8 @@ def _shards() -> Iterator[checks.CheckMessage]:
 
 
 def _shards_in_redis() -> int:
-    """Return the number of shards beyond SHARDS that the ledger knows and that have open or sealed batches in Redis."""
+    """Return how many shards with a number of SHARDS or above have batches in Redis. The ledger has their numbers."""
     server = current_server()
-    beyond = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
+    shards = ShardState.objects.using(conf.DATABASE).filter(shard__gte=conf.SHARDS).values_list("shard", flat=True)
     keys, wire = server.keyspace, server.wire
-    return sum(bool(wire.client_of(keys, shard).exists(keys.open(shard), keys.sealed(shard))) for shard in beyond)
+    return sum(bool(wire.client_of(keys, shard).exists(keys.open(shard), keys.sealed(shard))) for shard in shards)

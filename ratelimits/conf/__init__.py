@@ -1,7 +1,7 @@
 """The app's settings: the project's dict `RATELIMITS`, with the defaults below.
 
-`conf.NAME` reads a setting. The value is cached until the signal `setting_changed`. A value that is not valid (see
-`setting_rules`) raises ImproperlyConfigured. `manage.py check` lists all such values.
+`conf.NAME` reads a setting. The value is cached until the signal `setting_changed`. If the value is not valid (see
+`setting_rules`), reading it raises ImproperlyConfigured. `manage.py check` lists all invalid values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "RECEIPT_TTL": 86_400,  # seconds for which a receipt can be refunded or settled
     "PATHS": [],  # path prefixes of plain Django views that the middleware limits, such as "/files/"
     "BILL_ERRORS": False,  # bill responses with status 500 or above; otherwise the middleware refunds them
-    "MAX_WAITING": 100,  # maximum waiting requests of a process; one more that would wait is refused
+    "MAX_WAITING": 100,  # maximum number of waiting requests of a process; others are refused instead of waiting
     "X_RATELIMIT_HEADERS": False,  # also send X-RateLimit-* fields
     # The recorder
     "RECORD_SAMPLE": 0,  # share of accounts and keys whose requests are recorded, from 0 to 1; 0: nothing is recorded
@@ -77,18 +77,18 @@ SECRETS = {"SIGNING_KEY", "SIGNING_KEYS_OLD", "PUSH"}
 
 
 def shown(value: object, name: str = "") -> str:
-    """Return a value as text for a message. It has at most 200 characters, and a secret setting is not shown."""
+    """Return a value as text for a message. The text has at most 200 characters, and does not show a secret."""
     if name in SECRETS:
         return f"a {type(value).__name__} that is not shown, since it may hold a secret"
     try:
         text = repr(value)
-    except ValueError:  # an integer with more digits than Python converts to text
+    except ValueError:  # The value is an integer with more digits than Python converts to text.
         text = f"a {type(value).__name__} of too many digits"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class Conf:
-    """Gives access to the settings as attributes. Raises ImproperlyConfigured for a value that is not valid."""
+    """The settings as attributes. Reading an invalid value raises ImproperlyConfigured."""
 
     CACHE_ALIAS: str
     NAMESPACE: str
@@ -136,10 +136,10 @@ class Conf:
         def __getattr__(self, name: str) -> Any:
             if name not in DEFAULTS:
                 raise AttributeError(f"RATELIMITS has no setting {name!r}")
-            given = getattr(settings, "RATELIMITS", {})
-            if not isinstance(given, dict):
-                raise ImproperlyConfigured(f"RATELIMITS is {shown(given)}. {A_DICT}")
-            value = given.get(name, DEFAULTS[name])
+            project_settings = getattr(settings, "RATELIMITS", {})
+            if not isinstance(project_settings, dict):
+                raise ImproperlyConfigured(f"RATELIMITS is {shown(project_settings)}. {A_DICT}")
+            value = project_settings.get(name, DEFAULTS[name])
             if hint := complaint(name, value):
                 raise ImproperlyConfigured(f"RATELIMITS[{name!r}] is {shown(value, name)}. {hint}")
             if name in CALLABLES and isinstance(value, str):

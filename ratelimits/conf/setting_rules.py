@@ -1,4 +1,4 @@
-"""The valid values of each setting, and a sentence that says what to write instead of another value."""
+"""The valid values of each setting, and the sentence that tells people which values they can write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from django.utils.module_loading import import_string
 LONGEST = 315_360_000
 #: Maximum seconds for which a caller may wait for an answer.
 LONGEST_CALL = 3600
-#: Maximum seconds for a call of a webhook. It must be well below 300 s, after which another worker may send it again.
+#: Maximum seconds for a POST to a webhook or a billing system. After 300 s another worker may send it again, so the
+#: maximum is much smaller.
 LONGEST_POST = 100
 #: Maximum characters of a text in a report's column.
 LONGEST_UNIT = 255
@@ -21,21 +22,23 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class SettingRule(NamedTuple):
-    """The valid values of a setting. `hint` follows the word "Write" in a message; `holds` checks a value."""
+    """The valid values of a setting."""
 
+    #: The text that follows the word "Write" in a message.
     hint: str
+    #: Returns whether a value is valid.
     holds: Callable[[Any], bool]
 
 
-def _whole(least: int, most: int) -> Callable[[Any], bool]:
+def _is_whole(least: int, most: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and least <= value <= most
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     """Return whether a value is text that every encoding, database and header can contain."""
     return isinstance(value, str) and value.isprintable()
 
@@ -50,65 +53,66 @@ def _seconds(most: float = LONGEST, *, zero: bool = False) -> SettingRule:
     least = "from 0" if zero else "above 0"
     return SettingRule(
         f"a number of seconds {least} up to {most:,}.".replace(",", "_"),
-        lambda value: _number(value) and (value >= 0 if zero else value > 0) and value <= most,
+        lambda value: _is_number(value) and (value >= 0 if zero else value > 0) and value <= most,
     )
 
 
-def _callable(value: Any) -> bool:
+def _is_callable(value: Any) -> bool:
     return value is None or callable(import_string(value) if isinstance(value, str) else value)
 
 
-_CALLABLE = SettingRule("a callable, the dotted path of one that can be imported, or None.", _callable)
+_CALLABLE = SettingRule("a callable, the dotted path of one that can be imported, or None.", _is_callable)
 _FLAG = SettingRule("True or False.", lambda value: isinstance(value, bool))
 _PATHS = SettingRule(
     'a list of path prefixes that start with a slash, such as ["/files/"].',
     lambda value: (
-        isinstance(value, list | tuple) and all(isinstance(one, str) and one.startswith("/") for one in value)
+        isinstance(value, list | tuple) and all(isinstance(path, str) and path.startswith("/") for path in value)
     ),
 )
 _UNITS = SettingRule(
     f'a dict of meters and their units, each of 1 to {LONGEST_UNIT} characters, such as {{"traffic": "MB"}}.',
     lambda value: (
         isinstance(value, dict)
-        and all(_text(one) and 0 < len(one) <= LONGEST_UNIT for pair in value.items() for one in pair)
+        and all(_is_text(text) and 0 < len(text) <= LONGEST_UNIT for pair in value.items() for text in pair)
     ),
 )
 _THRESHOLDS = SettingRule(
     "a list of whole percentages from 1 to 10000, such as [50, 80, 100]; [] for none.",
-    lambda value: isinstance(value, list | tuple) and all(map(_whole(1, 10_000), value)),
+    lambda value: isinstance(value, list | tuple) and all(map(_is_whole(1, 10_000), value)),
 )
 
-#: The kinds of billing systems, and whether they need a key.
+#: The kinds of billing systems, each with whether it needs a key.
 PUSH_FORMATS = {"stripe": True, "lago": True, "openmeter": False}
 _PUSH_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "FORMAT": lambda value: isinstance(value, str),
-    "KEY": lambda value: _text(value) and value.isascii(),
+    "KEY": lambda value: _is_text(value) and value.isascii(),
     "SINCE": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", value) is not None,
-    "URL": lambda value: _text(value) and re.fullmatch(r"https?://[!->A-~]+", value) is not None,
-    "CUSTOMER": _callable,
-    "REMEMBERS": lambda value: value is None or (_number(value) and 0 <= value <= LONGEST),
+    "URL": lambda value: _is_text(value) and re.fullmatch(r"https?://[!->A-~]+", value) is not None,
+    "CUSTOMER": _is_callable,
+    "REMEMBERS": lambda value: value is None or (_is_number(value) and 0 <= value <= LONGEST),
 }
 
 
-def _receiver(name: Any, options: Any) -> bool:
-    """Return whether these are valid options of a billing system."""
+def _is_receiver(name: Any, options: Any) -> bool:
+    """Return whether a name and options of a billing system are valid."""
     if not (isinstance(name, str) and _NAMESPACE.fullmatch(name) and isinstance(options, dict)):
         return False
     kind = options.get("FORMAT", name)
-    known = options.keys() <= _PUSH_OPTIONS.keys() and "SINCE" in options and kind in list(PUSH_FORMATS)
     return (
-        known
+        options.keys() <= _PUSH_OPTIONS.keys()
+        and "SINCE" in options
+        and kind in list(PUSH_FORMATS)
         and bool(options.get("KEY") or not PUSH_FORMATS[kind])
         and all(_PUSH_OPTIONS[option](value) for option, value in options.items())
     )
 
 
 _PUSH = SettingRule(
-    'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}: a name'
-    ' of 1 to 40 letters of ASCII, digits, "_", "." or "-"; KEY, which only OpenMeter can do without; SINCE, the first'
-    ' month; FORMAT, one of "stripe", "lago" and "openmeter", where the name is none of them; and if need be URL (http'
-    " or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever).",
-    lambda value: isinstance(value, dict) and all(_receiver(name, options) for name, options in value.items()),
+    'a dict of billing systems and their options, such as {"stripe": {"KEY": "sk_live_…", "SINCE": "2026-11"}}. A name'
+    ' has 1 to 40 letters of ASCII, digits, "_", "." or "-". SINCE, the first month, is required. KEY is required,'
+    ' except for OpenMeter. FORMAT is "stripe", "lago" or "openmeter"; it is required if the name is another one. URL'
+    " (http or https), CUSTOMER (a callable, or its dotted path) and REMEMBERS (hours, or None for ever) are optional.",
+    lambda value: isinstance(value, dict) and all(_is_receiver(name, options) for name, options in value.items()),
 )
 
 RULES: dict[str, SettingRule] = {
@@ -117,13 +121,13 @@ RULES: dict[str, SettingRule] = {
         "1 to 40 letters of ASCII, digits, '_', '.' or '-'; braces would break the hash tags of a cluster.",
         lambda value: isinstance(value, str) and _NAMESPACE.fullmatch(value) is not None,
     ),
-    "SHARDS": SettingRule("a whole number from 1 to 16384, the slots of a cluster.", _whole(1, 16_384)),
+    "SHARDS": SettingRule("a whole number from 1 to 16384, the slots of a cluster.", _is_whole(1, 16_384)),
     "DATABASE": SettingRule(
         "the name of an alias in DATABASES.", lambda value: isinstance(value, str) and value in settings.DATABASES
     ),
     "ACCOUNT": _CALLABLE,
     "NUM_PROXIES": SettingRule(
-        "a whole number from 0 to 100, or None.", lambda value: value is None or _whole(0, 100)(value)
+        "a whole number from 0 to 100, or None.", lambda value: value is None or _is_whole(0, 100)(value)
     ),
     "KEY_SEARCH": _CALLABLE,
     "TIMEOUT": _seconds(LONGEST_CALL),
@@ -134,26 +138,26 @@ RULES: dict[str, SettingRule] = {
     "RECEIPT_TTL": _seconds(),
     "PATHS": _PATHS,
     "BILL_ERRORS": _FLAG,
-    "MAX_WAITING": SettingRule("a whole number from 0 to 1_000_000.", _whole(0, 1_000_000)),
+    "MAX_WAITING": SettingRule("a whole number from 0 to 1_000_000.", _is_whole(0, 1_000_000)),
     "X_RATELIMIT_HEADERS": _FLAG,
-    "RECORD_SAMPLE": SettingRule("a number from 0 to 1.", lambda value: _number(value) and 0 <= value <= 1),
+    "RECORD_SAMPLE": SettingRule("a number from 0 to 1.", lambda value: _is_number(value) and 0 <= value <= 1),
     "RECORD_SECONDS": _seconds(),
-    "RECORD_ROWS": SettingRule("a whole number from 1 to 1_000_000_000.", _whole(1, 1_000_000_000)),
+    "RECORD_ROWS": SettingRule("a whole number from 1 to 1_000_000_000.", _is_whole(1, 1_000_000_000)),
     "UNITS": _UNITS,
     "SEAL_INTERVAL": _seconds(),
     "FENCE": _one_of("aof", "none"),
     "DRAIN_INTERVAL": _seconds(),
     "COMPACT_INTERVAL": _seconds(),
     "FINALISE_INTERVAL": _seconds(),
-    "GRACE_SECONDS": SettingRule(f"a whole number of seconds from 0 to {LONGEST:_}.", _whole(0, LONGEST)),
+    "GRACE_SECONDS": SettingRule(f"a whole number of seconds from 0 to {LONGEST:_}.", _is_whole(0, LONGEST)),
     "PRORATION": _one_of("none", "time"),
     "LATE_USAGE": _one_of("version", "period"),
     "ADJUSTMENT_APPROVAL": _FLAG,
     "PROCESS_TOTALS_INTERVAL": _seconds(zero=True),
-    "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _text),
+    "SIGNING_KEY": SettingRule("a text; an empty one for no signatures.", _is_text),
     "SIGNING_KEYS_OLD": SettingRule(
-        'a list of texts, "" among them for what was written without a key; [] if SIGNING_KEY was never another one.',
-        lambda value: isinstance(value, list | tuple) and all(map(_text, value)),
+        'a list of the former keys, as texts; with "" if there was no key at first; [] if there were no former keys.',
+        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
     ),
     "BILLING_CUSTOMER": _CALLABLE,
     "PUSH": _PUSH,
@@ -166,7 +170,7 @@ RULES: dict[str, SettingRule] = {
 
 
 def complaint(name: str, value: Any) -> str:
-    """Return a sentence that says what to write instead of a value; "" if the value is valid."""
+    """Return a sentence that says which values are valid; "" if this value is valid."""
     rule = RULES[name]
     try:
         return "" if rule.holds(value) else f"Write {rule.hint}"

@@ -1,4 +1,4 @@
-"""The facts of the status page. Each has a word, a level (a colour), and a sentence that says what to do."""
+"""The facts of the status page. Each fact has a word, a level (a colour), and a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -27,20 +27,26 @@ from ratelimits.models import (
 from ratelimits.models.ledger import when
 from ratelimits.status.redis_state import RedisState, read_redis
 
-#: After _LATE intervals without success a task is late (amber), after _DEAD intervals it is dead (red). An interval
-#: counts as at least _SHORTEST seconds, because a task may take that long.
-_LATE, _DEAD, _SHORTEST = 3, 10, 20
-#: The shares of the maximum memory from which the level is amber and red.
-_MUCH, _TOO_MUCH = 0.8, 0.95
-#: Number of sealed batches of each shard that may wait for the next drain before the level is amber.
-_WAITING = 10
-#: Gaps and failures older than _OLD are not shown; gaps younger than _NEWS make the level amber. At most _MOST rows are
-#: counted.
-_OLD, _NEWS, _MOST = timedelta(days=30), timedelta(hours=24), 1_000
+#: If a task has not succeeded for this number of intervals, its level is amber.
+_AMBER_INTERVALS = 3
+#: If a task has not succeeded for this number of intervals, its level is red.
+_RED_INTERVALS = 10
+#: Shorter intervals are taken as this number of seconds, because a task may take that long.
+_MIN_INTERVAL = 20
+#: The shares of the maximum memory from which the level is amber, and red.
+_AMBER_MEMORY, _RED_MEMORY = 0.8, 0.95
+#: If more than this number of sealed batches wait in each shard, on average, the level is amber.
+_AMBER_WAITING = 10
+#: Gaps and failures that are older than this are not shown.
+_SHOWN_AGE = timedelta(days=30)
+#: Gaps that are younger than this make the level amber.
+_AMBER_GAP_AGE = timedelta(hours=24)
+#: Maximum number of rows that are counted, since counting many rows takes long.
+_MAX_COUNT = 1_000
 
 
 class Level(StrEnum):
-    """The colour of a fact. `UNKNOWN` stands for a fact that nobody knows while a server does not answer."""
+    """The colour of a fact. A fact has the level `UNKNOWN` if it cannot be known while a server does not answer."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -68,7 +74,7 @@ def facts() -> list[Fact]:
     rows = list(policies.annotate(count=Count("pk"), billing=Count("pk", filter=Q(bills=True))))
     metered = any(billing for _policy, _count, billing in rows)
     return [
-        *_of_redis(redis, metered),
+        *_redis_facts(redis, metered),
         _failure_policy(redis, {policy: count for policy, count, _billing in rows}),
         _configuration(using, redis),
         _watermark(using, metered, now),
@@ -85,14 +91,14 @@ def worst(found: list[Fact]) -> Level:
     return next((level for level in order if any(fact.level is level for fact in found)), Level.GREEN)
 
 
-def _of_redis(redis: RedisState, metered: bool) -> Iterator[Fact]:
+def _redis_facts(redis: RedisState, metered: bool) -> Iterator[Fact]:
     if redis.answers:
         word = _("answers in %(ms)s ms") % {"ms": f"{redis.seconds * 1000:.1f}"}
         yield Fact("redis", _("Redis"), Level.GREEN, word)
     else:
         count = {"silent": redis.silent, "all": redis.silent + len(redis.servers)}
-        one = count["all"] == 1
-        word = _("does not answer") if one else _("%(silent)s of %(all)s servers do not answer") % count
+        is_single = count["all"] == 1
+        word = _("does not answer") if is_single else _("%(silent)s of %(all)s servers do not answer") % count
         yield Fact("redis", _("Redis"), Level.RED, word, redis.error)
     yield _memory(redis)
     yield _eviction(redis, metered)
@@ -112,7 +118,7 @@ def _memory(redis: RedisState) -> Fact:
     if not fullest.max_memory:
         return Fact("memory", title, Level.GREEN, _("%(used)s, no maximum") % {"used": used})
     share = fullest.memory / fullest.max_memory
-    level = Level.GREEN if share < _MUCH else Level.AMBER if share < _TOO_MUCH else Level.RED
+    level = Level.GREEN if share < _AMBER_MEMORY else Level.AMBER if share < _RED_MEMORY else Level.RED
     most = f"{fullest.max_memory / 2**20:,.1f} MiB"
     word = _("%(used)s of %(most)s (%(percent)s %%)") % {"used": used, "most": most, "percent": f"{share * 100:.0f}"}
     hint = "" if level is Level.GREEN else _("A full server refuses to count: the failure policies decide then.")
@@ -145,8 +151,8 @@ def _aof(redis: RedisState, metered: bool) -> Fact:
 
 def _failure_policy(redis: RedisState, rules: Mapping[str, int]) -> Fact:
     title, default = _("Failure policy"), conf.FAILURE_POLICY
-    own = ", ".join(f"{policy}: {count}" for policy, count in sorted(rules.items()) if policy)
-    detail = _("Rules with a policy of their own: %(own)s.") % {"own": own} if own else ""
+    policies = ", ".join(f"{policy}: {count}" for policy, count in sorted(rules.items()) if policy)
+    detail = _("Rules with a policy of their own: %(own)s.") % {"own": policies} if policies else ""
     if redis.answers:
         return Fact("failure", title, Level.GREEN, _("not active (%(policy)s)") % {"policy": default}, detail, "rule")
     return Fact("failure", title, Level.RED, _("active: %(policy)s") % {"policy": default}, detail, "rule")
@@ -159,7 +165,7 @@ def _configuration(using: str, redis: RedisState) -> Fact:
     if not redis.servers:
         hint = _("Redis does not answer, so it is not known which version is in force.")
         return Fact("configuration", title, Level.UNKNOWN, version, hint)
-    # A server without a version gets it with its first decision.
+    # A server without a version gets the version with its first decision.
     if not in_redis or in_redis == in_database:
         return Fact("configuration", title, Level.GREEN, version)
     word = _("%(database)s in the database, %(redis)s in Redis") % {"database": in_database, "redis": in_redis}
@@ -173,10 +179,10 @@ def _configuration(using: str, redis: RedisState) -> Fact:
 def _watermark(using: str, metered: bool, now: float) -> Fact:
     title, shards = _("Ledger complete until"), conf.SHARDS
     rows = ShardState.objects.using(using).filter(shard__lt=shards)
-    found = rows.aggregate(Count("pk"), Min("watermark"), Max("ahead"))
-    oldest = (found["watermark__min"] or 0) if found["pk__count"] >= shards else 0
-    if found["ahead__max"]:
-        word = _("clock ahead by %(seconds)s s") % {"seconds": f"{found['ahead__max'] // 1_000_000:,}"}
+    totals = rows.aggregate(Count("pk"), Min("watermark"), Max("ahead"))
+    oldest = (totals["watermark__min"] or 0) if totals["pk__count"] >= shards else 0
+    if totals["ahead__max"]:
+        word = _("clock ahead by %(seconds)s s") % {"seconds": f"{totals['ahead__max'] // 1_000_000:,}"}
         hint = _("Correct the clock of the Redis server or of the worker: no billing period is closed meanwhile.")
         return Fact("watermark", title, Level.RED, word, hint, "shardstate")
     if not oldest:
@@ -193,8 +199,10 @@ def _worker_hint() -> str:
 
 
 def _level_of_age(age: float, interval: float) -> Level:
-    interval = max(interval, _SHORTEST)
-    return Level.GREEN if age <= _LATE * interval else Level.AMBER if age <= _DEAD * interval else Level.RED
+    interval = max(interval, _MIN_INTERVAL)
+    if age <= _AMBER_INTERVALS * interval:
+        return Level.GREEN
+    return Level.AMBER if age <= _RED_INTERVALS * interval else Level.RED
 
 
 def ago(seconds: float) -> str:
@@ -209,37 +217,37 @@ def _batches(using: str, redis: RedisState) -> Iterator[Fact]:
     if redis.servers:
         opened, sealed = (sum(getattr(server, name) for server in redis.servers) for name in ("open", "sealed"))
         yield Fact("open", _("Open batches"), Level.GREEN, f"{opened:,}", model="batch")
-        many = sealed > _WAITING * conf.SHARDS
-        hint = _("They wait for the drain: is a worker running?") if many else ""
-        level = Level.AMBER if many else Level.GREEN
+        too_many = sealed > _AMBER_WAITING * conf.SHARDS
+        hint = _("They wait for the drain: is a worker running?") if too_many else ""
+        level = Level.AMBER if too_many else Level.GREEN
         yield Fact("sealed", _("Sealed batches"), level, f"{sealed:,}", hint, "batch")
     else:
         yield _unknown("open", _("Open batches"))
         yield _unknown("sealed", _("Sealed batches"))
-    kept = _count(QuarantinedBatch.objects.using(using).filter(resolved_at=None))
-    hint = _("No period of their shards is closed until a person accepts or discards them.") if kept else ""
-    level = Level.RED if kept else Level.GREEN
-    only = {"resolved_at__isempty": "1"}
-    yield Fact("quarantine", _("Quarantined batches"), level, _counted(kept), hint, "quarantinedbatch", only)
+    unresolved = _count(QuarantinedBatch.objects.using(using).filter(resolved_at=None))
+    hint = _("No period of their shards is closed until a person accepts or discards them.") if unresolved else ""
+    level = Level.RED if unresolved else Level.GREEN
+    query = {"resolved_at__isempty": "1"}
+    yield Fact("quarantine", _("Quarantined batches"), level, _count_text(unresolved), hint, "quarantinedbatch", query)
 
 
 def _count(rows: QuerySet[AlertDelivery] | QuerySet[PushDelivery] | QuerySet[QuarantinedBatch]) -> int:
-    """Return the number of rows, at most _MOST + 1: counting more would take long."""
-    return rows.order_by()[: _MOST + 1].count()
+    """Return the number of rows, but at most `_MAX_COUNT` + 1."""
+    return rows.order_by()[: _MAX_COUNT + 1].count()
 
 
-def _counted(count: int) -> str:
-    return f"{count:,}" if count <= _MOST else _("more than %(n)s") % {"n": f"{_MOST:,}"}
+def _count_text(count: int) -> str:
+    return f"{count:,}" if count <= _MAX_COUNT else _("more than %(n)s") % {"n": f"{_MAX_COUNT:,}"}
 
 
 def _gaps(using: str) -> Fact:
     now = timezone.now()
     # Read only the newest rows: an outage can declare a gap for each account and quarter of an hour.
     newest = DurabilityGap.objects.using(using).order_by("-pk")
-    rows = list(newest.values_list("declared_at", "recovered_at")[: _MOST + 1])
-    open_gaps = [declared for declared, recovered in rows if recovered is None and declared > now - _OLD]
-    recent = sum(declared > now - _NEWS for declared in open_gaps)
-    word = _("%(count)s in 30 days") % {"count": _counted(len(open_gaps))}
+    rows = list(newest.values_list("declared_at", "recovered_at")[: _MAX_COUNT + 1])
+    open_gaps = [declared for declared, recovered in rows if recovered is None and declared > now - _SHOWN_AGE]
+    recent = sum(declared > now - _AMBER_GAP_AGE for declared in open_gaps)
+    word = _("%(count)s in 30 days") % {"count": _count_text(len(open_gaps))}
     hint = _("%(count)s in 24 hours: usage may be missing, and reports say so.") % {"count": recent} if recent else ""
     level = Level.AMBER if recent else Level.GREEN
     return Fact("gaps", _("Unrecovered gaps"), level, word, hint, "durabilitygap")
@@ -247,18 +255,18 @@ def _gaps(using: str) -> Fact:
 
 def _deliveries(using: str) -> Iterator[Fact]:
     failed = AlertDelivery.State.FAILED
-    given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=timezone.now() - _OLD))
+    given_up = _count(AlertDelivery.objects.using(using).filter(state=failed, due_at__gt=timezone.now() - _SHOWN_AGE))
     hint = _("These alerts of the last 30 days reached nobody: an action of the list retries them.") if given_up else ""
     level, query = Level.AMBER if given_up else Level.GREEN, {"state__exact": str(failed)}
-    yield Fact("alerts", _("Failed alerts"), level, _counted(given_up), hint, "alertdelivery", query)
+    yield Fact("alerts", _("Failed alerts"), level, _count_text(given_up), hint, "alertdelivery", query)
     states = PushDelivery.State
     undecided = (states.REFUSED, states.UNSURE, states.EXPIRED)
     # Name each receiver, so that the database can use the index on receiver and state.
     receivers = PushReceiver.objects.using(using).values("pk")
-    stuck = _count(PushDelivery.objects.using(using).filter(receiver__in=receivers, state__in=undecided))
-    hint = _("A person has to settle them: ratelimits_push --settle.") if stuck else ""
-    level = Level.AMBER if stuck else Level.GREEN
-    yield Fact("push", _("Failed push deliveries"), level, _counted(stuck), hint, "pushdelivery")
+    count = _count(PushDelivery.objects.using(using).filter(receiver__in=receivers, state__in=undecided))
+    hint = _("A person has to settle them: ratelimits_push --settle.") if count else ""
+    level = Level.AMBER if count else Level.GREEN
+    yield Fact("push", _("Failed push deliveries"), level, _count_text(count), hint, "pushdelivery")
 
 
 def _tasks(using: str, metered: bool) -> Iterator[Fact]:

@@ -21,27 +21,33 @@ from ratelimits.models.status.totals import DAY, newest_days
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of keys that are listed, and number of days (including today) whose usage is searched.
-MAX_KEYS, USED_DAYS = 50, 3
+#: Maximum number of keys that are listed.
+MAX_KEYS = 50
+#: Number of days, today included, whose usage is searched.
+USED_DAYS = 3
 
 
 class KnownKey(NamedTuple):
-    """A key that was found, and the name of its user or account, if it is known."""
+    """A key that was found."""
 
     key: str
+    #: The name of the key's user or account; "" if it is not known.
     name: str = ""
 
 
 class Found(NamedTuple):
-    """The keys that were found, at most MAX_KEYS; whether there are more; and whether KEY_SEARCH failed."""
+    """The result of a search."""
 
+    #: The keys that were found, at most `MAX_KEYS`.
     keys: list[KnownKey]
+    #: Whether there are more keys.
     more: bool
+    #: Whether the project's function KEY_SEARCH failed.
     failed: bool
 
 
 def typed_key(text: str) -> str | None:
-    """Return the key that a text names; None if it is not a key. An IP address may be written without "ip:"."""
+    """Return the key that a text names; None if the text is not a key. An IP address may be written without "ip:"."""
     try:
         validate_key(text)
     except ValidationError:
@@ -50,10 +56,10 @@ def typed_key(text: str) -> str | None:
 
 
 def known_keys(text: str, tables: Container[type[Model]]) -> Found:
-    """Return the keys that contain a text, in the key or in its name. Keys that are equal to the text come first.
+    """Return the keys that contain a text in the key or in its name. If one of both equals the text, the key is first.
 
     `tables` are the tables to search: accounts, users, overrides, memberships, blocks, totals of keys. The project's
-    function in the setting KEY_SEARCH is called too.
+    function in the setting KEY_SEARCH is also called.
     """
     failed = False
     found: dict[str, KnownKey] = {}
@@ -68,56 +74,57 @@ def known_keys(text: str, tables: Container[type[Model]]) -> Found:
             failed = True
     wanted = text.casefold()
 
-    def order(one: KnownKey) -> tuple[bool, str]:
-        exact = wanted in (one.key.casefold(), one.key.partition(":")[2].casefold(), one.name.casefold())
-        return not exact, one.key
+    def order(known_key: KnownKey) -> tuple[bool, str]:
+        key, name = known_key.key.casefold(), known_key.name.casefold()
+        is_equal = wanted in (key, key.partition(":")[2], name)
+        return not is_equal, known_key.key
 
     keys = sorted(found.values(), key=order)
     return Found(keys[:MAX_KEYS], len(keys) > MAX_KEYS, failed)
 
 
 def keys_of_account(account: str) -> list[str]:
-    """Return the keys that an account has used in the newest days; one more than MAX_KEYS if there are more."""
-    used = _used().filter(account=account).order_by().values_list("key", flat=True)
-    return sorted(used.distinct()[: MAX_KEYS + 1])
+    """Return the keys that an account has used in the last days, at most `MAX_KEYS` + 1."""
+    keys = _recent_totals().filter(account=account).order_by().values_list("key", flat=True)
+    return sorted(keys.distinct()[: MAX_KEYS + 1])
 
 
 def _add(found: dict[str, KnownKey], keys: Iterable[KnownKey]) -> None:
-    """Add new keys, and add names to keys that were found already. Texts that are not keys are left out."""
-    for one in keys:
+    """Add new keys, and add missing names to keys that were found before. Ignore texts that are not keys."""
+    for known_key in keys:
         with suppress(ValidationError):
-            validate_key(one.key)
-            known = found.setdefault(one.key, one)
-            found[one.key] = KnownKey(one.key, known.name or one.name)
+            validate_key(known_key.key)
+            first = found.setdefault(known_key.key, known_key)
+            found[known_key.key] = KnownKey(known_key.key, first.name or known_key.name)
 
 
-def _used() -> Any:
+def _recent_totals() -> Any:
     return KeyTotal.objects.using(conf.DATABASE).filter(span=DAY, start__in=newest_days(time.time(), USED_DAYS))
 
 
 def _accounts(text: str) -> Iterator[KnownKey]:
     accounts = Account.objects.using(conf.DATABASE)
     columns = "identifier", "name"
-    # Search for the whole text separately: there may be too many accounts that contain the text.
-    whole = accounts.filter(identifier=text)
-    parts = accounts.filter(Q(identifier__icontains=text) | Q(name__icontains=text)).order_by("identifier")
-    for rows in whole, parts:
-        for own, name in rows.values_list(*columns)[: MAX_KEYS + 1]:
-            yield KnownKey(f"account:{own}", name)
+    # Search for the equal identifier separately, since too many other accounts may contain the text.
+    equal = accounts.filter(identifier=text)
+    containing = accounts.filter(Q(identifier__icontains=text) | Q(name__icontains=text)).order_by("identifier")
+    for rows in equal, containing:
+        for identifier, name in rows.values_list(*columns)[: MAX_KEYS + 1]:
+            yield KnownKey(f"account:{identifier}", name)
 
 
 def _users(text: str) -> Iterator[KnownKey]:
     users: Any = get_user_model()
     names = list(dict.fromkeys([users.USERNAME_FIELD, users.get_email_field_name()]))
     fields = {field.name for field in users._meta.get_fields()}
-    condition, exact = Q(), Q()
+    containing, equal = Q(), Q()
     for name in names:
         if name in fields:
-            condition |= Q(**{f"{name}__icontains": text})
-            exact |= Q(**{name: text})
+            containing |= Q(**{f"{name}__icontains": text})
+            equal |= Q(**{name: text})
     with suppress(ValidationError, ValueError, TypeError, OverflowError):
-        exact |= Q(pk=users._meta.pk.to_python(text))
-    for rows in (users._default_manager.filter(exact), users._default_manager.filter(condition).order_by("pk")):
+        equal |= Q(pk=users._meta.pk.to_python(text))
+    for rows in (users._default_manager.filter(equal), users._default_manager.filter(containing).order_by("pk")):
         for pk, name in rows.values_list("pk", users.USERNAME_FIELD)[: MAX_KEYS + 1]:
             yield KnownKey(f"user:{pk}", str(name))
 
@@ -138,13 +145,14 @@ def _targets(text: str) -> Iterator[KnownKey]:
 
 
 def _used_keys(text: str) -> Iterator[KnownKey]:
-    keys = _used().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
+    keys = _recent_totals().filter(key__icontains=text).order_by().values_list("key", flat=True).distinct()
     yield from map(KnownKey, keys[: MAX_KEYS + 1])
-    accounts = _used().filter(account__icontains=text).order_by().values_list("account", flat=True).distinct()
-    yield from (KnownKey(f"account:{account}") for account in accounts[: MAX_KEYS + 1])
+    accounts = _recent_totals().filter(account__icontains=text).order_by().values_list("account", flat=True)
+    yield from (KnownKey(f"account:{account}") for account in accounts.distinct()[: MAX_KEYS + 1])
 
 
-#: The searches, each with a function that returns its table: the user model is known only after Django has started.
+#: Functions that return a table, each with the search in this table. The table of users is known only after Django has
+#: started.
 _SEARCHES: tuple[tuple[Any, Any], ...] = (
     (lambda: Account, _accounts),
     (get_user_model, _users),

@@ -1,4 +1,4 @@
-"""Read the state of Redis for the status page. All servers together get TIMEOUT seconds to answer."""
+"""Read the state of Redis for the status page. All servers must answer within TIMEOUT seconds."""
 
 from __future__ import annotations
 
@@ -18,30 +18,37 @@ from ratelimits.engine.server import current_server
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of one server.
+    """The state of one server."""
 
-    `memory` and `max_memory` are bytes (0 for no maximum). `aof` says whether the server keeps an append-only file,
-    `aof_written` whether it could write it. `version` is the highest configuration version of its shards; `open` and
-    `sealed` are numbers of batches.
-    """
-
+    #: Used memory in bytes.
     memory: int
+    #: Maximum memory in bytes; 0 for no maximum.
     max_memory: int
+    #: The eviction policy.
     policy: str
+    #: Whether the server has an append-only file.
     aof: bool
+    #: Whether the last write to the append-only file succeeded.
     aof_written: bool
+    #: The highest configuration version of the server's shards.
     version: int
+    #: The number of open batches.
     open: int
+    #: The number of sealed batches.
     sealed: int
 
 
 @dataclass(frozen=True, slots=True)
 class RedisState:
-    """The servers that answered, the number of servers that did not, the first error, and the seconds that it took."""
+    """The state of all servers."""
 
+    #: The servers that answered.
     servers: tuple[ServerState, ...]
+    #: The number of servers that did not answer.
     silent: int
+    #: The first error; "" if all servers answered.
     error: str
+    #: The seconds that reading took.
     seconds: float
 
     @property
@@ -50,33 +57,34 @@ class RedisState:
         return not self.silent
 
 
-#: The report of a thread: the number of servers that are asked, a server's state, or an error.
-_Report = int | ServerState | Exception
+#: The message of a thread: the number of servers, the state of one server, or an error.
+_Message = int | ServerState | Exception
 
 
 def read_redis() -> RedisState:
     """Return the state of all servers that answer within TIMEOUT.
 
-    The servers are asked in threads. A socket's timeout is not enough: it limits each single wait, and connecting, each
-    part of a reply and each node of a cluster are separate waits. A thread that is still waiting ends by itself.
+    The servers are asked in threads. The timeout of a socket is not enough, because it limits only a single wait: for
+    the connection, for a part of a reply, or for one node of a cluster. A thread that still waits ends later, after the
+    timeouts of its socket.
     """
-    start, reports = time.monotonic(), SimpleQueue[_Report]()
-    _start(_ask_all, reports)
+    start, messages = time.monotonic(), SimpleQueue[_Message]()
+    _start(_ask_all, messages)
     servers: list[ServerState] = []
     expected, failed, error = 1, 0, ""
     while len(servers) + failed < expected:
-        left = start + conf.TIMEOUT - time.monotonic()
+        remaining = start + conf.TIMEOUT - time.monotonic()
         try:
-            report = reports.get(timeout=max(left, 0.0))
+            message = messages.get(timeout=max(remaining, 0.0))
         except Empty:
             error = error or f"no answer within {conf.TIMEOUT:g} s"
             break
-        if isinstance(report, int):
-            expected = report
-        elif isinstance(report, ServerState):
-            servers.append(report)
+        if isinstance(message, int):
+            expected = message
+        elif isinstance(message, ServerState):
+            servers.append(message)
         else:
-            failed, error = failed + 1, error or f"{type(report).__name__}: {report}"
+            failed, error = failed + 1, error or f"{type(message).__name__}: {message}"
     return RedisState(tuple(servers), expected - len(servers), error, time.monotonic() - start)
 
 
@@ -84,22 +92,22 @@ def _start(target: Any, *arguments: Any) -> None:
     Thread(target=target, args=arguments, daemon=True, name="ratelimits-status").start()
 
 
-def _ask_all(reports: SimpleQueue[_Report]) -> None:
-    """Find the servers, and ask each of them in a separate thread. In a cluster, finding them needs an answer too."""
+def _ask_all(messages: SimpleQueue[_Message]) -> None:
+    """Find the servers, and ask each of them in its own thread. A cluster must also answer to find its servers."""
     try:
         server = current_server()
-        found = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))
+        clients = list(server.wire.servers(server.keyspace, range(server.keyspace.shards)))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
-        reports.put(error)
+        messages.put(error)
         return
-    reports.put(len(found))
-    for client, shards in found[1:]:
-        _start(_ask, client, server.keyspace, shards, reports)
-    client, shards = found[0]
-    _ask(client, server.keyspace, shards, reports)
+    messages.put(len(clients))
+    for client, shards in clients[1:]:
+        _start(_ask, client, server.keyspace, shards, messages)
+    client, shards = clients[0]
+    _ask(client, server.keyspace, shards, messages)
 
 
-def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], reports: SimpleQueue[_Report]) -> None:
+def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], messages: SimpleQueue[_Message]) -> None:
     try:
         with client.pipeline(transaction=False) as pipeline:
             pipeline.info()
@@ -108,9 +116,9 @@ def _ask(client: redis.Redis, keyspace: Keyspace, shards: Sequence[int], reports
                 pipeline.exists(keyspace.open(shard))
                 pipeline.llen(keyspace.sealed(shard))
             info, *replies = pipeline.execute()
-        reports.put(_state(info, replies))
+        messages.put(_state(info, replies))
     except Exception as error:  # noqa: BLE001  (the page shows any error)
-        reports.put(error)
+        messages.put(error)
 
 
 def _state(info: dict[str, Any], replies: list[Any]) -> ServerState:

@@ -1,6 +1,6 @@
-"""Refusals of one key or account, each with its rule: by quarter of an hour for a day, and by day for a month.
+"""The refused requests of one key or account: by quarter of an hour for a day, and by day for a month.
 
-They come from totals with an index on account and key. So reading them does not take longer as the ledger grows.
+The numbers are read from totals that have an index on account and key. So a larger ledger does not make this slower.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from ratelimits.engine.keys import ledger_name
 from ratelimits.models import KeyTotal, ProcessTotal
 from ratelimits.models.status.totals import DAY, HOUR, QUARTER, newest_days
 
-#: Number of rows of each list.
+#: Maximum number of rows of each list.
 MAX_REFUSALS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequests:
-    """Requests that were refused from `start` on, for `seconds`.
+    """The requests that one rule or block refused in a span of time."""
 
-    start    in seconds since 1970 UTC
-    rule     the primary key of the rule that refused them; 0 for a block
-    target   the block that refused them, if it is known
-    shadow   requests that a rule in shadow mode would have refused, and that were admitted
-    """
-
+    #: Start of the span, in seconds since 1970 UTC.
     start: int
+    #: Length of the span.
     seconds: int
     key: str
+    #: Primary key of the rule; 0 for a block.
     rule: int
     meter: str
+    #: Number of refused requests.
     denied: int
+    #: Number of requests that the rule would have refused, but admitted because it is in shadow mode.
     shadow: int = 0
+    #: The target of the block; "" for a rule.
     target: str = ""
 
 
 def refused_lately(account: str, key: str, now: float) -> list[RefusedRequests]:
-    """Return the refusals of the last 24 hours by quarter of an hour, newest first.
+    """Return the refusals of the last 24 hours by quarter of an hour, newest first, at most `MAX_REFUSALS` + 1.
 
-    If `key` is "", return those of all keys of the account. Return MAX_REFUSALS + 1 rows if there are more than
-    MAX_REFUSALS. `now` is in seconds since 1970 UTC.
+    If `key` is "", return the refusals of all keys of the account. `now` is in seconds since 1970 UTC.
     """
     last = int(now) // QUARTER * QUARTER
     return _refused(QUARTER, range(last - 24 * HOUR, last + 1, QUARTER), account, key)
@@ -62,23 +61,24 @@ def _refused(span: int, starts: Sequence[int], account: str, key: str) -> list[R
     rows = rows.filter(Q(denied_requests__gt=0) | Q(shadow_requests__gt=0)).order_by("-start", "-denied_requests", "pk")
     columns = "start", "key", "rule", "meter", "denied_requests", "shadow_requests"
     return [
-        RefusedRequests(start, span, of, rule, meter, denied, shadow)
-        for start, of, rule, meter, denied, shadow in rows.values_list(*columns)[: MAX_REFUSALS + 1]
+        RefusedRequests(start, span, row_key, rule, meter, denied, shadow)
+        for start, row_key, rule, meter, denied, shadow in rows.values_list(*columns)[: MAX_REFUSALS + 1]
     ]
 
 
 def blocked_lately(targets: Collection[str], now: float) -> list[RefusedRequests]:
     """Return the requests that blocks of these targets refused in 24 hours, by quarter of an hour, newest first.
 
-    Processes have counted them. The number of a target covers all requests that its block refused.
+    The numbers are process totals. A block's number includes all requests that it refused, of any key. `now` is in
+    seconds since 1970 UTC.
     """
     since = int(now) // QUARTER * QUARTER - 24 * HOUR
     rows = ProcessTotal.objects.using(conf.DATABASE).filter(kind="blocked", bin__gte=since)
     rows = rows.filter(key__in=[ledger_name(target) for target in targets])
-    found: dict[tuple[int, str], RefusedRequests] = {}
+    largest: dict[tuple[int, str], RefusedRequests] = {}
     for start, target, meter, requests in rows.order_by().values_list("bin", "key", "meter").annotate(Sum("requests")):
-        known = found.get((start, target))
-        # A request with several meters counts only once.
-        if known is None or known.denied < requests:
-            found[start, target] = RefusedRequests(start, QUARTER, "", 0, meter, requests, target=target)
-    return sorted(found.values(), key=lambda one: (-one.start, one.target))[: MAX_REFUSALS + 1]
+        before = largest.get((start, target))
+        # A request may count in several meters. So the largest number is taken, not the sum.
+        if before is None or before.denied < requests:
+            largest[start, target] = RefusedRequests(start, QUARTER, "", 0, meter, requests, target=target)
+    return sorted(largest.values(), key=lambda row: (-row.start, row.target))[: MAX_REFUSALS + 1]

@@ -196,7 +196,7 @@ def test_gaps_are_amber_for_a_day_and_counted_for_a_month() -> None:
 
 
 def test_more_rows_than_anybody_counts_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 2)
+    monkeypatch.setattr(module, "_MAX_COUNT", 2)
     for number in range(4):
         DurabilityGap.objects.create(event=f"x{number}", kind="wipe", since=1, until=2)
         QuarantinedBatch.objects.create(shard=1, name=f"a:{number}", content="1")

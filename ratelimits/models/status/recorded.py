@@ -9,7 +9,7 @@ from ratelimits.models.ledger import moment
 
 
 class RecordedRequest(models.Model):
-    """One request of an account or key that is recorded. Keys are as rules count them: there are no secrets."""
+    """One recorded request. Its keys have the form in which rules count them, so the row contains no secret."""
 
     at = models.BigIntegerField(_("time (µs)"))
     user = models.CharField(_("user"), max_length=300, blank=True)

@@ -201,7 +201,7 @@ def compare(
     `manifest_sections.without_history`; a caller with several manifests can read it once for all of them.
     """
     month, checked = manifest["month"], Counter() if checked is None else checked
-    if error := signatures.wrong(_signed_text(manifest), manifest["signature"]):
+    if error := signatures.error_of(_signed_text(manifest), manifest["signature"]):
         key = manifest.get("key_id") or "none"
         yield f"the manifest of {month} (key {key}) was changed after it was written, or its key is unknown: {error}"
     equal: Counter[str] = Counter()

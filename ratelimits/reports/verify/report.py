@@ -89,7 +89,7 @@ class ReportVerifier:
             yield "its head or its lines do not match its digest"
         if count != report.line_count:
             yield f"it was finalised with {report.line_count} lines, but has {count}"
-        if error := signatures.wrong(report.digest, report.signature):
+        if error := signatures.error_of(report.digest, report.signature):
             yield error
         if report.previous_digest != self._digest_before(report):
             yield "its previous digest is not the digest of the version before it"

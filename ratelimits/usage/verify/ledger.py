@@ -128,7 +128,7 @@ def _verify_lines(batch: Batch) -> Iterator[str]:
         yield f"batch {batch} was written with {batch.line_count} lines, but has {count}"
     if digest.hexdigest() != batch.content:
         yield f"the lines of batch {batch} do not match its digest"
-    if batch.parts and (error := signatures.wrong(signed_text(batch), batch.signature)):
+    if batch.parts and (error := signatures.error_of(signed_text(batch), batch.signature)):
         yield f"compacted batch {batch}: {error}"
     if (batch.previous_cum + total) % CUM_MODULUS != batch.cum:
         yield (
