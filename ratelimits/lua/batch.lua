@@ -1,39 +1,47 @@
--- Opens and seals the batches of usage of one shard. Defines functions only; loaded before the scripts that call them.
+-- Functions that open and seal the batches of usage of one shard. Loaded before the scripts that call these functions.
 --
--- Usage is counted in the shard's open batch. To seal a batch is to rename it, so that nothing is counted in it any more.
--- Batches are numbered by `seq`. An incarnation is one such numbering: a new one begins in each run (life) of the server.
--- `cum` is the sum of all requests and units that the incarnation has counted, modulo 10^15, so that it stays exact in a
--- double. A counter whose name ends with "|1" counts requests of one unit, so it adds twice its number to `cum`.
+-- Usage is counted in the shard's open batch. To seal a batch is to rename it, so that nothing is counted in it any
+-- more. Each batch has a number, `seq`. In each run (life) of the server the numbers begin again at 1. One such
+-- numbering is an *incarnation*.
+-- `cum` is the sum of all requests and units that were counted in the incarnation, modulo 10^15 (so that it stays
+-- exact in a double). A counter whose name ends with "|1" counts requests of one unit each, so it adds twice its value
+-- to `cum`.
 --
--- Keys. All begin with `prefix` (rl:1:<namespace>:{07}:), are in one slot, and have no time to live. engine/keys.py names
--- them, and replaces "${open}" and the other placeholders when the script is loaded.
---   open    hash: the open batch. Its identity, written together with the first counter:
---             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server
---             #p cum before it   #f "<incarnation>:<seq>" of the last batch before a new incarnation ("" = none)
+-- The Redis keys of a shard begin with `prefix` (rl:1:<namespace>:{07}:). So they are in one slot. They have no time
+-- to live. engine/keys.py names them. engine/scripts.py replaces "${open}" and the other placeholders in the Lua
+-- files.
+--   open    hash: the open batch. The fields of its identity are written together with the first counter:
+--             #i incarnation   #s seq   #o time of opening (µs)   #r run of the server   #p `cum` before this batch
+--             #f "<incarnation>:<seq>" of the last batch before this incarnation; "" if there is none
 --           Every other field is a counter (a whole number >= 0).
---   meta    hash: incarnation, seq (of the newest batch ever opened), cum (of all sealed batches), run,
---             sealed_at (µs; all usage before this time is in sealed batches), first_sealed (µs; the first seal),
---             sealed_clock (µs; clock of the process that sealed last)
+--   meta    hash with these fields:
+--             incarnation, seq   of the newest batch that was opened
+--             cum                of all sealed batches
+--             run                of the server
+--             sealed_at          time (µs): all usage before this time is in sealed batches
+--             first_sealed       time (µs) of the first seal
+--             sealed_clock       time (µs) by the clock of the process that sealed last
 --   b:<incarnation>:<seq>   hash: a sealed batch. It has all fields of `open`, and
---             #c cum after it   #t time of sealing (µs)   #x run of the server that sealed it
---   sealed  list of "<incarnation>:<seq>", oldest first
+--             #c `cum` after this batch   #t time of sealing (µs)   #x run of the server that sealed it
+--   sealed  list of "<incarnation>:<seq>" of sealed batches, the oldest first
 --
--- Arguments: prefix, run (see run.lua) and nonce (unique; it becomes the name of a new incarnation) are strings; now is a
--- number, in µs. A deciding script calls batch_open after it has written the first counter of an empty `open`. It calls
--- batch_seal when `open` has 5,000 fields, or when the server's run has changed.
+-- Arguments of the functions: `prefix`, `run` (see run.lua) and `nonce` (a unique name, also for a new incarnation)
+-- are strings. `now` is a number (µs).
+-- A script that counts calls batch_open after it has written the first counter of an empty `open`. It calls batch_seal
+-- when `open` has 5,000 fields, or when the server's run has changed.
 
 -- Writes the identity of a new open batch. Begins a new incarnation if the run has changed or `meta` is lost.
 local function batch_open(prefix, nonce, run, now)
-  local was = redis.call('HMGET', prefix .. '${meta}', 'incarnation', 'seq', 'cum', 'run')
-  local incarnation, seq, cum, follows = was[1], was[2], was[3], ''
-  if not (incarnation and seq and cum and was[4] == run) then
-    if incarnation and seq then follows = incarnation .. ':' .. seq end
+  local stored = redis.call('HMGET', prefix .. '${meta}', 'incarnation', 'seq', 'cum', 'run')
+  local incarnation, seq, cum, last_before = stored[1], stored[2], stored[3], ''
+  if not (incarnation and seq and cum and stored[4] == run) then
+    if incarnation and seq then last_before = incarnation .. ':' .. seq end
     incarnation, seq, cum = nonce, '0', '0'
   end
   seq = string.format('%.0f', tonumber(seq) + 1)
   redis.call('HSET', prefix .. '${meta}', 'incarnation', incarnation, 'seq', seq, 'cum', cum, 'run', run)
   redis.call('HSET', prefix .. '${open}', '#i', incarnation, '#s', seq, '#o', string.format('%.0f', now),
-    '#r', run, '#p', cum, '#f', follows)
+    '#r', run, '#p', cum, '#f', last_before)
 end
 
 -- Seals the open batch and keeps its identity. Returns "<incarnation>:<seq>", or false if there is no open batch.
@@ -63,7 +71,7 @@ local function batch_seal(prefix, now, run, nonce)
     redis.call('RENAME', open, prefix .. '${batch}' .. id)
   end
   redis.call('RPUSH', prefix .. '${sealed}', id)
-  local known = redis.call('HMGET', meta, 'incarnation', 'seq')
-  if known[1] == identity[1] and known[2] == identity[2] then redis.call('HSET', meta, 'cum', cum) end
+  local newest = redis.call('HMGET', meta, 'incarnation', 'seq')
+  if newest[1] == identity[1] and newest[2] == identity[2] then redis.call('HSET', meta, 'cum', cum) end
   return id
 end

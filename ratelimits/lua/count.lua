@@ -1,33 +1,34 @@
--- Counts refusals that this shard did not decide: a process refused from memory, or another shard refused. Loaded after
--- batch.lua and usage.lua.
+-- Counts requests that decide.lua did not count in this shard: a process has refused them from memory, or another
+-- shard has refused them. Loaded after batch.lua and usage.lua.
 -- KEYS[1]  head of the shard, "<version of the rules> <run of the server>"     KEYS[2]  the shard's open batch
 -- ARGV[1]  run of the server when the caller connected   ARGV[2]  nonce
--- ARGV[3]  '<dddd' starts of the previous billing period, the current one and the next two (µs), then the kind of counter:
---          "d" denied, "s" admitted but a shadow rule would have refused
--- ARGV[4…] three for each counter: the rest of its name after "kind|bin|period|", units per request, number of requests
--- Returns the version of the rules in force. This tells a process that refuses from memory about an edit.
+-- ARGV[3]  '<dddd': starts of the previous billing period, the current one and the next two (µs). Then the kind of
+--          counter: "d" for denied requests, "s" for admitted requests that a shadow rule would have refused
+-- ARGV[4…] three arguments for each counter: the part of its name after "kind|bin|period|", units of a request, number
+--          of requests
+-- Returns the version of the rules in force. So a process that refuses only from memory learns of an edit.
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
 local prefix, head = string.sub(KEYS[2], 1, -1 - #'${open}'), redis.call('GET', KEYS[1])
 local version, run = string.match(head or '0 ?', '^(%d+) (.*)$')
-local own = ARGV[1]
+local current_run = ARGV[1]
 -- Ask the server if the runs differ: its run can change while the caller's connection stays open.
-if run ~= own then own = server_run() end
-if run ~= own then
-  batch_seal(prefix, now, own, ARGV[2])
-  redis.call('SET', KEYS[1], version .. ' ' .. own)
+if run ~= current_run then current_run = server_run() end
+if run ~= current_run then
+  batch_seal(prefix, now, current_run, ARGV[2])
+  redis.call('SET', KEYS[1], version .. ' ' .. current_run)
 end
 local starts = {struct.unpack('<dddd', ARGV[3])}
 local period = starts[1]
 for i = 2, 3 do
   if now >= starts[i] then period = starts[i] end
 end
-local where = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
+local name_start = string.sub(ARGV[3], 33) .. '|' .. (now - now % 900000000) / 1e6 .. '|' .. period / 1e6 .. '|'
 local full = false
 for i = 4, #ARGV, 3 do
-  local field, cost, requests = where .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  full = usage_add(KEYS[2], field, cost, requests, ARGV[2], own, now) or full
+  local counter, cost, requests = name_start .. ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  full = usage_add(KEYS[2], counter, cost, requests, ARGV[2], current_run, now) or full
 end
 -- Ignore an error: the refusals were counted, and the periodic task will seal the batch.
-if full then pcall(batch_seal, prefix, now, own, ARGV[2]) end
+if full then pcall(batch_seal, prefix, now, current_run, ARGV[2]) end
 return tonumber(version)

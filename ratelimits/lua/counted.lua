@@ -1,17 +1,17 @@
--- Finishes counting a request that fast.lua has decided. It counts each cost other than 1. If the batch had no counters
--- before this request, it writes the batch's identity. Loaded after fast.lua, batch.lua and usage.lua.
+-- Finishes the counting of a request that fast.lua has decided. fast.lua itself counts a cost of 1. This file counts
+-- every other cost. If the request's counters are the first ones in the batch, it also writes the batch's identity.
+-- Loaded after fast.lua, batch.lua and usage.lua.
 if fast_reply then
+  local open, now = fast_counters.open, fast_counters.now
   local run, new_counters, full = string.match(ARGV[2], ' (.*)$'), 0, false
-  for _, counter in ipairs(fast_new) do
+  for _, counter in ipairs(fast_counters) do
     if counter[2] == 1 then new_counters = new_counters + 1 end
   end
-  if new_counters > 0 then full = usage_new(fast_new.open, ARGV[1], run, fast_new.now, new_counters) end
-  for _, counter in ipairs(fast_new) do
-    if counter[2] ~= 1 then
-      full = usage_add(fast_new.open, counter[1], counter[2], 1, ARGV[1], run, fast_new.now) or full
-    end
+  if new_counters > 0 then full = usage_new(open, ARGV[1], run, now, new_counters) end
+  for _, counter in ipairs(fast_counters) do
+    if counter[2] ~= 1 then full = usage_add(open, counter[1], counter[2], 1, ARGV[1], run, now) or full end
   end
   -- Ignore an error: the request was decided and counted, and the periodic task will seal the batch.
-  if full then pcall(batch_seal, string.sub(fast_new.open, 1, -1 - #'${open}'), fast_new.now, run, ARGV[1]) end
+  if full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
   return fast_reply
 end

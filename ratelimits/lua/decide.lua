@@ -1,116 +1,133 @@
 -- Decides all limits of one request in one atomic step: either all of them admit and are charged, or none is charged.
 -- Counts the decision in the open batch of usage. Loaded after prelude.lua, batch.lua and the algorithms' files.
 --
--- A shard is a part of the accounts. A shard's `head` is a string: the version of the rules and the run (one life) of the
--- server with which the shard was last used. A limit's state is either a record in a packed state, which several limits of
--- a key share, or it is in Redis keys of the limit's own.
+-- A shard is a part of the accounts. A shard's `head` is a string: the version of the rules and the run (one life) of
+-- the server with which the shard was last used.
+-- The state of a limit is stored in one of two ways: as a record in a packed state, a string that several limits of a
+-- key share; or in Redis keys that belong to this limit alone, its own keys.
 --
 -- KEYS     1. the heads of all shards of this request, the account's shard first
 --          2. the packed states
 --          3. `open` of the account's shard, if there are meters
 --          4. the receipt, if flag 2 is set
---          5. the first own key of each limit that has own keys, then the further own keys
---          The program numbers the states: first the packed states, then the limits' first own keys
+--          5. the first own key of each limit that has own keys
+--          6. the further own keys
+--          The program numbers the states: first the packed states, then the first own keys
 -- ARGV[1]  nonce: unique for each call
 -- ARGV[2]  the head that the caller expects, "<version of the rules> <run>"
--- ARGV[3]  request, '<BBBBBdddddd': op; flags (1 virtual clock: nothing expires; 2 once per receipt; 4 the whole receipt;
---          8 refuse instead of waiting; 16 the limits have no version, so they cannot be too old); numbers of heads, of
---          meters and of packed states; now (µs; -1: the server's clock); timeout (µs; -1: any); the moment at which a
---          settled receipt was charged (µs; 0 unknown); the receipt's time to live (ms); start and end of the time for
---          which ARGV is valid (µs). Then the costs, '<d' each: first one for each meter; further costs of limits
---          may follow. A limit names its cost by the position in this list, the slot. A cost is negative if a receipt is settled and
---          less was used than charged
+-- ARGV[3]  request, '<BBBBBdddddd':
+--            op, the operation: engine/call.py describes each
+--            flags, a sum: 1 the clock is virtual, so nothing expires; 2 a receipt is refunded or settled, which can
+--              be done once; 4 refund the whole receipt; 8 refuse instead of waiting; 16 the limits have no version,
+--              so they cannot be too old
+--            number of heads, number of meters, number of packed states
+--            now (µs; -1: use the server's clock)
+--            timeout (µs; -1: any)
+--            the moment at which a settled receipt was charged (µs; 0: unknown)
+--            the receipt's time to live (ms)
+--            start and end of the time for which ARGV is valid (µs)
+--          The costs follow, '<d' each: first one for each meter, then further costs of limits, if there are any. The
+--          position of a cost in this list is its slot, from 1. If a receipt is settled and less was used than
+--          charged, a cost is negative
 -- ARGV[4]  program, a record for each limit, '<I4I4I4BBBBBdddddddddd': name (crc32), rule, version, algorithm, mode (1
---          shadow), number of its state, number of its own key (0 none), slot of its cost, eight params, moment from which
---          the params hold (µs; 0 now), longest wait (µs; -1: the request's timeout)
+--          is shadow), number of its state, number of its first own key (0: none), slot of its cost, eight params, the
+--          moment from which the params hold (µs; 0: now), longest wait (µs; -1: the request's timeout)
 -- ARGV[5]  for fast.lua. The last arguments are also for fast.lua alone
--- ARGV[6…] for each meter the counter of an admitted request, "a|bin|period|meter|rule|version|account|key"; then the name
---          of the request's leases, if it is not the nonce
+-- ARGV[6…] for each meter the name of the counter of an admitted request,
+--          "a|bin|period|meter|rule|version|account|key". Then the name of the request's leases, if it is not the
+--          nonce
 --
--- Returns  int64s '<i8…': 1, allowed, binding limit (0 none), remaining, retry_after (-1 never), reset_after, wait, the
---            moment of the decision, now; then ok, remaining, reset_after of each limit. Times in µs
---          0, version   nothing was decided: the caller's rules are older than `version`
---          -2, now      nothing was decided: ARGV is not valid at this time
---          2, 0         nothing was done: the receipt was refunded or settled before, or its time to live has passed
+-- Returns  int64s '<i8…'. All times are in µs. The first number says which reply it is:
+--          1   decided. Then: allowed, binding limit (0: none), remaining, retry_after (-1: never), reset_after, wait,
+--              the moment of the decision, now. Then for each limit: ok, remaining, reset_after
+--          0   nothing was decided: the caller's rules are too old. Then: the newest version
+--          -2  nothing was decided: ARGV is not valid now. Then: now
+--          2   nothing was done: the receipt was used before, or its time to live has passed. Then: 0
 local TRY, PEEK, REFUND, RELEASE, RESET, CREATE, CHANGE, SETTLE = 1, 2, 3, 4, 5, 6, 7, 8
 local call, unpack_struct = redis.call, struct.unpack
-local op, flags, heads, meters, packed, now, timeout, charged_at, ttl, from, til, costs =
-  unpack_struct('<BBBBBdddddd', ARGV[3])
-local virtual, once, whole, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags % 16 >= 8
-local free = flags >= 16
+local op, flags, head_count, meter_count, packed_count, now, timeout, charged_at, ttl, valid_from, valid_until, costs_at
+  = unpack_struct('<BBBBBdddddd', ARGV[3])
+local is_virtual, has_receipt, whole_receipt, at_once = flags % 2 == 1, flags % 4 >= 2, flags % 8 >= 4, flags % 16 >= 8
+local unversioned = flags >= 16
 if now < 0 then
   local time = call('TIME')
   now = time[1] * 1e6 + time[2]
 end
-local function answer(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
-if now < from or now >= til then return answer(-2, now) end
+local function reply_of(...) return struct.pack('<' .. string.rep('i8', select('#', ...)), ...) end
+if now < valid_from or now >= valid_until then return reply_of(-2, now) end
 
--- 1. Compare the heads of all shards with the expected one. Write nothing until all of them were read: if a shard has newer
--- rules, nothing may change.
-local expected, run = string.match(ARGV[2], '^(%d+) (.*)$')
-local new_versions, new_runs, asked = {}, {}, false
-for i = 1, heads do
+-- 1. Compare the heads of all shards with the expected head. Read all of them before anything is written: if a shard
+-- has newer rules, nothing may change.
+local expected_version, run = string.match(ARGV[2], '^(%d+) (.*)$')
+local new_versions, new_runs, asked_server = {}, {}, false
+for i = 1, head_count do
   local head = call('GET', KEYS[i])
   if head ~= ARGV[2] then
-    local stored, before = string.match(head or '', '^(%d+) (.*)$')
-    stored = tonumber(stored or 0)
+    local stored_version, stored_run = string.match(head or '', '^(%d+) (.*)$')
+    stored_version = tonumber(stored_version or 0)
     -- A receipt can be refunded or settled even if the rules have changed since.
-    if tonumber(expected) < stored and op <= PEEK and not free then return answer(0, stored) end
-    if before ~= run and not virtual and not asked then
-      -- The caller learnt the run when it connected. The run can change while connections stay open.
-      run, asked = server_run(), true
+    if tonumber(expected_version) < stored_version and op <= PEEK and not unversioned then
+      return reply_of(0, stored_version)
     end
-    if tonumber(expected) > stored or before ~= run then new_versions[i] = math.max(tonumber(expected), stored) end
-    if before ~= run then new_runs[i] = true end
+    if stored_run ~= run and not is_virtual and not asked_server then
+      -- The caller has asked for the run when it connected. While the connection stays open, the run can change.
+      run, asked_server = server_run(), true
+    end
+    if tonumber(expected_version) > stored_version or stored_run ~= run then
+      new_versions[i] = math.max(tonumber(expected_version), stored_version)
+    end
+    if stored_run ~= run then new_runs[i] = true end
   end
 end
 for i, version in pairs(new_versions) do
-  -- Seal the open batch of an earlier run, so that the counts which that run may have lost are all in one batch.
+  -- Seal the open batch of an earlier run. If that run has lost counts, they were all in this batch.
   if new_runs[i] then batch_seal(string.sub(KEYS[i], 1, -1 - #'${head}'), now, run, ARGV[1]) end
   call('SET', KEYS[i], int(version) .. ' ' .. run)
 end
 
--- 2. Read the states. `at` is the moment of the decision, the same for all limits: now, or the latest moment in the states
--- if the clock has stepped back.
-local before_own = heads + (meters > 0 and 1 or 0) + (once and 1 or 0)
-local receipt = once and KEYS[before_own + packed]
-local function state_key(number) return KEYS[(number > packed and before_own or heads) + number] end
+-- 2. Read the states. `at` is the moment of the decision, the same for all limits. It is `now`. But if the clock has
+-- stepped back, it is the latest moment in the states.
+local before_own_keys = head_count + (meter_count > 0 and 1 or 0) + (has_receipt and 1 or 0)
+local receipt = has_receipt and KEYS[before_own_keys + packed_count]
+local function state_key(number) return KEYS[(number > packed_count and before_own_keys or head_count) + number] end
 local function corrupt(number)
   return redis.error_reply('CORRUPT the state at ' .. state_key(number) .. ' cannot be read: reset or delete it')
 end
-local states, orders, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
-local lease = ARGV[6 + meters] or ARGV[1]
+local states, names_of, limits, program, pos, at = {}, {}, {}, ARGV[4], 1, now
+local lease = ARGV[6 + meter_count] or ARGV[1]
 local size = #program
 while pos <= size do
-  local l, name, code, index, own, slot, max_wait, a, b, c, d, e, f, g, h = {charged_at = charged_at, lease = lease}
-  name, l.rule, l.version, code, l.mode, index, own, slot, a, b, c, d, e, f, g, h, l.changed, max_wait, pos =
-    unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
+  local name, code, state_number, own_number, slot, max_wait, a, b, c, d, e, f, g, h
+  local l = {charged_at = charged_at, lease = lease}
+  name, l.rule, l.version, code, l.mode, state_number, own_number, slot, a, b, c, d, e, f, g, h, l.changed, max_wait,
+    pos = unpack_struct('<I4I4I4BBBBBdddddddddd', program, pos)
   l.timeout = at_once and 0 or max_wait >= 0 and max_wait or timeout
-  l.name, l.code, l.index, l.slot, l.p = name, code, index, slot, {a, b, c, d, e, f, g, h}
-  l.cost = unpack_struct('<d', ARGV[3], costs + slot * 8 - 8)
-  if own > 0 then l.own = state_key(own) end
-  local state = states[index]
+  l.name, l.code, l.state_number, l.slot, l.params = name, code, state_number, slot, {a, b, c, d, e, f, g, h}
+  l.cost = unpack_struct('<d', ARGV[3], costs_at + slot * 8 - 8)
+  if own_number > 0 then l.redis_key = state_key(own_number) end
+  local state = states[state_number]
   if not state then
-    local raw = redis.pcall('GET', state_key(index))
-    local sound, value, order = type(raw) ~= 'table', {}, {} -- a table is an error: the key is not a string
-    if sound and raw then sound, value, order = pcall(records, raw) end
-    if not sound then
-      if op ~= RESET then return corrupt(index) end
-      call('DEL', state_key(index))
-      value, order = {}, {}
+    local raw = redis.pcall('GET', state_key(state_number))
+    local readable, found, names = type(raw) ~= 'table', {}, {} -- a table is an error: the key is not a string
+    if readable and raw then readable, found, names = pcall(records, raw) end
+    if not readable then
+      if op ~= RESET then return corrupt(state_number) end
+      call('DEL', state_key(state_number))
+      found, names = {}, {}
     end
-    state = value
-    states[index], orders[index] = state, order
+    state = found
+    states[state_number], names_of[state_number] = state, names
   end
   local record = state[name]
-  -- Ignore a record that has expired: other records kept the string alive, but the limit's own keys are gone.
-  if record and (virtual or record.expiry * 1e6 > now) then
+  -- Ignore a record that has expired. It still exists only because other records in the string have not expired. The
+  -- limit's own keys do not exist any more.
+  if record and (is_virtual or record.expiry * 1e6 > now) then
     l.known = true
     if record.code == code then
-      local sound, entry = pcall(entry_of, record)
-      if not sound and op ~= RESET then return corrupt(index) end
+      local readable, entry = pcall(entry_of, record)
+      if not readable and op ~= RESET then return corrupt(state_number) end
       l.entry = entry
-      if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
+      if readable and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end
     end
   end
   limits[#limits + 1] = l
@@ -124,17 +141,20 @@ for i = 1, #limits do
     if last > at then l.shift, last = last - at, at end
     l.last = last
     l.changed = l.changed == 0 and at or math.max(last, math.min(l.changed, at))
-    -- Settle a receipt under the state's present parameters: the rule may have changed since the receipt was given.
+    -- Settle a receipt with the parameters that the state has now: the rule may have changed after the receipt was
+    -- given.
     if op == SETTLE and algorithm.use_stored_params then algorithm.use_stored_params(l, entry) end
     algorithm.resolve(l, entry)
   else
     algorithm.initial(l)
   end
-  if l.stale then return answer(-2, now) end
+  if l.stale then return reply_of(-2, now) end
 end
 
 -- 3. Refuse to use a receipt twice.
-if once and (now > charged_at + ttl * 1000 or not call('SET', receipt, '1', 'NX', 'PX', ttl)) then return answer(2, 0) end
+if has_receipt and (now > charged_at + ttl * 1000 or not call('SET', receipt, '1', 'NX', 'PX', ttl)) then
+  return reply_of(2, 0)
+end
 
 -- 4. Decide.
 local allowed, never, binding, retry, wait = true, false, 0, 0, 0
@@ -161,89 +181,90 @@ end
 if never then retry = NEVER end
 
 -- 5. Charge the limits and write their states.
-local dirty = {}
+local changed_states = {}
 for i = 1, #limits do
   local l, algorithm = limits[i], A[limits[i].code]
   local last = l.last
   if op == TRY then
     if allowed and l.ok and l.cost > 0 then
       algorithm.charge(l)
-      last, l.dirty = at, true
+      last, l.must_write = at, true
     elseif l.cost > 0 then
       if not l.entry then
-        last, l.dirty = at, not never and l.retry ~= NEVER
+        last, l.must_write = at, not never and l.retry ~= NEVER
       else
-        l.dirty = l.shift > 0
+        l.must_write = l.shift > 0
       end
     end
   elseif op == CREATE then
     -- Do not change an existing state, except after the clock has stepped back.
-    if not l.entry then last, l.dirty = at, true else l.dirty = l.shift > 0 end
+    if not l.entry then last, l.must_write = at, true else l.must_write = l.shift > 0 end
   elseif op == CHANGE then
-    if l.entry then last, l.dirty = at, true end
+    if l.entry then last, l.must_write = at, true end
   elseif op == REFUND then
-    if l.entry then l.dirty = l.cost > 0 and algorithm.refund(l) or l.shift > 0 end
+    if l.entry then l.must_write = l.cost > 0 and algorithm.refund(l) or l.shift > 0 end
   elseif op == RELEASE then
-    if l.entry then l.dirty = algorithm.release and algorithm.release(l) or l.shift > 0 end
+    if l.entry then l.must_write = algorithm.release and algorithm.release(l) or l.shift > 0 end
   elseif op == SETTLE then
     if l.known and not l.entry then
       -- Do nothing: the rule has another algorithm now, which never charged this request.
     elseif l.cost > 0 then
       algorithm.charge(l)
-      last, l.dirty = at, true
+      last, l.must_write = at, true
     elseif l.cost < 0 and l.entry then
       l.cost = -l.cost
-      local give = whole and algorithm.release or algorithm.refund
-      l.dirty = give(l) or l.shift > 0
+      local give = whole_receipt and algorithm.release or algorithm.refund
+      l.must_write = give(l) or l.shift > 0
     end
   elseif op == RESET and l.known then
-    states[l.index][l.name] = nil
-    dirty[l.index] = true
-    if l.own and algorithm.reset then algorithm.reset(l) end
+    states[l.state_number][l.name] = nil
+    changed_states[l.state_number] = true
+    if l.redis_key and algorithm.reset then algorithm.reset(l) end
   end
-  if l.dirty then
+  if l.must_write then
     local entry, life = algorithm.entry(l, last)
     entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)
-    states[l.index][l.name] = record_of(entry)
-    dirty[l.index] = true
-    if algorithm.keep then algorithm.keep(l, not virtual and entry[3] * 1000 - math.floor(now / 1000) or nil) end
+    states[l.state_number][l.name] = record_of(entry)
+    changed_states[l.state_number] = true
+    if algorithm.keep then algorithm.keep(l, not is_virtual and entry[3] * 1000 - math.floor(now / 1000) or nil) end
   end
 end
-for index in pairs(dirty) do
-  local state, out, latest = states[index], {}, 0
+for state_number in pairs(changed_states) do
+  local state, out, latest = states[state_number], {}, 0
   local function keep(name)
     local record = state[name]
-    if record and (virtual or record.expiry * 1e6 > now) then
+    if record and (is_virtual or record.expiry * 1e6 > now) then
       out[#out + 1] = record.raw
       latest = math.max(latest, record.expiry)
     end
     state[name] = nil
   end
-  -- Keep the order of the records: requests with other rules, which share this string, then find theirs in the same places.
-  for _, name in ipairs(orders[index]) do keep(name) end
+  -- Write the records in the same order as before. fast.lua is faster if it finds them where they were.
+  for _, name in ipairs(names_of[state_number]) do keep(name) end
   for i = 1, #limits do
-    if limits[i].index == index then keep(limits[i].name) end
+    if limits[i].state_number == state_number then keep(limits[i].name) end
   end
-  local key, value = state_key(index), struct.pack('<I4', latest) .. table.concat(out)
+  local key, value = state_key(state_number), struct.pack('<I4', latest) .. table.concat(out)
   if #out == 0 then
     call('DEL', key)
-  elseif virtual then
+  elseif is_virtual then
     call('SET', key, value)
   else
     call('SET', key, value, 'PX', latest * 1000 - math.floor(now / 1000))
   end
 end
 
--- 6. Count usage, once per request and meter.
-if meters > 0 and (op == TRY or op == SETTLE) then
-  local open, full = KEYS[heads + packed + 1], false
-  local requests = (once and not whole) and 0 or 1
-  local function count(field, cost) full = usage_add(open, field, cost, requests, ARGV[1], run, now) or full end
-  for i = 1, meters do
-    local cost, field = unpack_struct('<d', ARGV[3], costs + i * 8 - 8), ARGV[5 + i]
+-- 6. Count usage, once for each meter.
+if meter_count > 0 and (op == TRY or op == SETTLE) then
+  local open, is_full = KEYS[head_count + packed_count + 1], false
+  local requests = (has_receipt and not whole_receipt) and 0 or 1
+  local function count(field, cost) is_full = usage_add(open, field, cost, requests, ARGV[1], run, now) or is_full end
+  for i = 1, meter_count do
+    local cost, field = unpack_struct('<d', ARGV[3], costs_at + i * 8 - 8), ARGV[5 + i]
+    -- The parts of the counter's name before and after "rule|version".
     local where, who = string.match(field, '^a(|%d+|%d+|[^|]*|)%d+|%d+(|.*)$')
     if op == SETTLE then
-      count(((whole or cost < 0) and 'r' or 'a') .. string.sub(field, 2), math.abs(cost))
+      count(((whole_receipt or cost < 0) and 'r' or 'a') .. string.sub(field, 2), math.abs(cost))
     elseif allowed then
       count(field, cost)
       for j = 1, #limits do
@@ -256,23 +277,23 @@ if meters > 0 and (op == TRY or op == SETTLE) then
     end
   end
   -- Ignore an error: the request was decided and counted, and the periodic task will seal the batch.
-  if full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
+  if is_full then pcall(batch_seal, string.sub(open, 1, -1 - #'${open}'), now, run, ARGV[1]) end
 end
 
 -- 7. Reply.
 local reply = {1, allowed and 1 or 0, binding, 0, retry, 0, allowed and wait or 0, at, now}
-local remaining, reset
+local least_remaining, longest_reset
 for i = 1, #limits do
   local l = limits[i]
-  local left, full = A[l.code].standing(l)
-  reply[7 + 3 * i], reply[8 + 3 * i], reply[9 + 3 * i] = l.ok and 1 or 0, left, full
+  local remaining, reset = A[l.code].standing(l)
+  reply[7 + 3 * i], reply[8 + 3 * i], reply[9 + 3 * i] = l.ok and 1 or 0, remaining, reset
   if l.mode == 0 then
-    if not remaining or left < remaining then
-      remaining = left
+    if not least_remaining or remaining < least_remaining then
+      least_remaining = remaining
       if allowed then reply[3] = i end
     end
-    if not reset or full > reset then reset = full end
+    if not longest_reset or reset > longest_reset then longest_reset = reset end
   end
 end
-reply[4], reply[6] = remaining or 0, reset or 0
-return answer(unpack(reply))
+reply[4], reply[6] = least_remaining or 0, longest_reset or 0
+return reply_of(unpack(reply))

@@ -1,172 +1,190 @@
--- The fast path: a quicker way to decide the most frequent case. It is loaded before everything else.
--- It decides only if all limits are buckets and windows that admit the request, their states exist and have the same
--- parameters as the rules, and the clock has not stepped back. Otherwise it changes nothing and returns nothing, and
+-- The fast path: a quicker way to decide the most frequent requests. It is loaded before all other files.
+-- It decides only if each limit is a bucket or a window, has a state with the parameters of its rule, and admits the
+-- request. Also, the clock must not have stepped back. Otherwise it changes nothing and returns nothing, and
 -- decide.lua decides. Keep this file short: every definition in it takes time at each request.
 --
--- KEYS and ARGV[1] to ARGV[4] are described in decide.lua; the letters q, r, n, T and g in algorithms/level.lua.
--- ARGV[5]   '' if the fast path must not be tried. Otherwise doubles. For each packed state: the number of its limits, and
---           the size of the state (bytes) up to the end of their records, if these records come first. Then for each limit:
---           name, algorithm, size of its record, number of the limit, slot of its cost, and
---             level    q, room and n; if n > 1 then also r, the part of room, 0   (room: the time that capacity takes)
---             window   start and end for a calendar, length and 0 for a fixed window; capacity
--- last of ARGV   the struct formats of ARGV[5], of each packed state, and of the reply
+-- decide.lua describes KEYS and ARGV[1] to ARGV[4]. algorithms/level.lua explains the letters q, r, n, T and g.
+-- ARGV[5]   '' if the fast path must not be used. Otherwise numbers, as doubles. For each packed state:
+--             number of its limits that are decided; size in bytes of a state that has only these limits
+--           After these two, for each of these limits:
+--             name, algorithm, payload size (bytes of its record after the header), number of the limit, slot of its
+--             cost, numbers of its rule. The payload size says which numbers these are:
+--               21  bucket             q, room, 1             `room` is the time that `capacity` permits take
+--               33  bucket with n > 1  q, room, n, r, part, 0 `capacity` permits take the time room + part/n
+--               27  window             start and end of a calendar window, or length of a fixed window and 0; capacity
+-- The last arguments are struct formats: of ARGV[5], of each packed state, and of the reply.
 --
--- Returns the reply, and the new counters, which counted.lua handles.
+-- Returns the reply, and a list of the counters that counted.lua must still handle (nil if there are none).
 local function fast_path()
   local call, read, write = redis.call, struct.unpack, struct.pack
-  local _, flags, heads, meters, states, now, _, _, _, from, til, first, costs = read('<BBBBBddddddd', ARGV[3])
-  costs = costs - 8
-  local got = call('MGET', unpack(KEYS, 1, heads + states))
-  for i = 1, heads do
-    if got[i] ~= ARGV[2] then return end
+  local _, flags, head_count, meter_count, state_count, now, _, _, _, valid_from, valid_until, first_cost, costs_at =
+    read('<BBBBBddddddd', ARGV[3])
+  costs_at = costs_at - 8
+  local stored = call('MGET', unpack(KEYS, 1, head_count + state_count))
+  for i = 1, head_count do
+    if stored[i] ~= ARGV[2] then return end
   end
   if now < 0 then
     local time = call('TIME')
     now = time[1] * 1e6 + time[2]
   end
-  if now < from or now >= til then return end
-  local formats = #ARGV - states - 1
-  local p, at, ends = {read(ARGV[formats], ARGV[5])}, 1, {0, 0, 0}
-  local binding, least, longest, total = 0, 1e300, 0, 9
+  if now < valid_from or now >= valid_until then return end
+  local formats_at = #ARGV - state_count - 1
+  -- `numbers` are the numbers of ARGV[5], `at` is the position in them.
+  local numbers, at, expiries = {read(ARGV[formats_at], ARGV[5])}, 1, {0, 0, 0}
+  local binding, least_remaining, longest_reset, reply_size = 0, 1e300, 0, 9
   local reply = {1, 1, 0, 0, 0, 0, 0, now, now, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-  for s = 1, states do
-    local raw, count, bytes, v, positions = got[heads + s], p[at], p[at + 1]
+  for s = 1, state_count do
+    -- `values` are the values of the state: first its expiry, then all values of the records of these limits.
+    local raw, limit_count, bytes, values, records = stored[head_count + s], numbers[at], numbers[at + 1]
     if not raw then return end
     at = at + 2
     if #raw >= bytes then
-      v = {read(ARGV[formats + s], raw)}
+      values = {read(ARGV[formats_at + s], raw)}
       local i, j = at, 2
-      for _ = 1, count do
-        local size = p[i + 2]
-        if v[j] ~= p[i] or v[j + 1] ~= p[i + 1] or v[j + 2] ~= size then
-          v = nil
+      for _ = 1, limit_count do
+        local size = numbers[i + 2]
+        if values[j] ~= numbers[i] or values[j + 1] ~= numbers[i + 1] or values[j + 2] ~= size then
+          values = nil
           break
         end
         if size == 21 then i, j = i + 8, j + 7 elseif size == 27 then i, j = i + 8, j + 8 else i, j = i + 11, j + 10 end
       end
     end
-    if not v then
-      -- The records of these limits do not come first in the state: find each of them, and list their values in `v`.
-      local starts_of, pos, i, formats = {}, 5, at, {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
+    if not values then
+      -- The state does not begin with the records of these limits: find each record. Note where it is in `records`.
+      local starts, pos, i = {}, 5, at
+      local formats = {[21] = '<I4BI2I4I7I7I7', [27] = '<I4BI2I4i7i7I7I6', [33] = '<I4BI2I4I7I7I4I4I7I4'}
       while pos + 10 <= #raw do
         local name, _, size = read('<I4BI2', raw, pos)
-        starts_of[name], pos = pos, pos + 11 + size
+        starts[name], pos = pos, pos + 11 + size
       end
       if pos ~= #raw + 1 then return end
-      v, positions = {(read('<I4', raw))}, {}
-      for k = 1, count do
-        local size, pos = p[i + 2], starts_of[p[i]]
+      values, records = {(read('<I4', raw))}, {}
+      for k = 1, limit_count do
+        local size, pos = numbers[i + 2], starts[numbers[i]]
         if not pos then return end
-        local _, code, has = read('<I4BI2', raw, pos)
-        if code ~= p[i + 1] or has ~= size then return end
+        local _, code, stored_size = read('<I4BI2', raw, pos)
+        if code ~= numbers[i + 1] or stored_size ~= size then return end
         local record = {read(formats[size], raw, pos)}
-        for j = 1, #record - 1 do v[#v + 1] = record[j] end
-        positions[k], i = {pos, size, formats[size]}, i + (size == 33 and 11 or 8)
+        for j = 1, #record - 1 do values[#values + 1] = record[j] end
+        records[k], i = {pos, size, formats[size]}, i + (size == 33 and 11 or 8)
       end
     end
-    local latest, j = v[1], 2
-    for _ = 1, count do
-      local size, number, c, q, room, n = p[at + 2], p[at + 3], first, p[at + 5], p[at + 6], p[at + 7]
-      local left, reset
-      if p[at + 4] > 1 then c = read('<d', ARGV[3], costs + p[at + 4] * 8 - 8) end
-      if c == 0 then return end
-      local expires = j + 3
+    -- `j` is the position in `values` at which the record of a limit begins.
+    local latest_expiry, j = values[1], 2
+    for _ = 1, limit_count do
+      local size, number, cost = numbers[at + 2], numbers[at + 3], first_cost
+      local remaining, reset
+      if numbers[at + 4] > 1 then cost = read('<d', ARGV[3], costs_at + numbers[at + 4] * 8 - 8) end
+      if cost == 0 then return end
+      local expiry_at = j + 3
       if size == 27 then
-        local last, start, length, sum = v[j + 4], v[j + 5], v[j + 6], v[j + 7] + c
+        local first, stop, capacity = numbers[at + 5], numbers[at + 6], numbers[at + 7]
+        local last, start, length, count = values[j + 4], values[j + 5], values[j + 6], values[j + 7] + cost
         if now < last then return end
-        if room == 0 then
-          if length ~= q or start % q ~= 0 then return end
-        elseif start ~= q or start + length ~= room then
+        if stop == 0 then -- a fixed window: `first` is its length
+          if length ~= first or start % first ~= 0 then return end
+        elseif start ~= first or start + length ~= stop then
           return
         end
-        left, reset = n - sum, start + length - now
-        if left < 0 or reset <= 0 then return end
-        v[j + 4], v[j + 7] = now, sum
+        remaining, reset = capacity - count, start + length - now
+        if remaining < 0 or reset <= 0 then return end
+        values[j + 4], values[j + 7] = now, count
         at, j = at + 8, j + 8
       elseif size == 21 then
-        local last, T = v[j + 4], v[j + 6]
-        if v[j + 5] ~= q or now < last then return end
+        local q, room, last, T = numbers[at + 5], numbers[at + 6], values[j + 4], values[j + 6]
+        if values[j + 5] ~= q or now < last then return end
         T = T + last - now
-        T = (T > 0 and T or 0) + c * q
-        left, reset = room - T, T
-        if left < 0 then return end
-        left = (left - left % q) / q
-        v[j + 4], v[j + 6] = now, T
+        T = (T > 0 and T or 0) + cost * q
+        remaining, reset = room - T, T
+        if remaining < 0 then return end
+        remaining = (remaining - remaining % q) / q
+        values[j + 4], values[j + 6] = now, T
         at, j = at + 8, j + 7
       else
-        local r, part, last, T, g = p[at + 8], p[at + 9], v[j + 4], v[j + 8], v[j + 9]
-        local more = c * r
-        if v[j + 5] ~= q or v[j + 6] ~= r or v[j + 7] ~= n or now < last or more > 4503599627370496 then return end
+        local q, room, n, r, part = numbers[at + 5], numbers[at + 6], numbers[at + 7], numbers[at + 8], numbers[at + 9]
+        local last, T, g = values[j + 4], values[j + 8], values[j + 9]
+        local more = cost * r
+        if values[j + 5] ~= q or values[j + 6] ~= r or values[j + 7] ~= n then return end
+        if now < last or more > 4503599627370496 then return end -- 2^52
         T = T + last - now
         if T < 0 then T, g = 0, 0 end
         g = g + more % n
-        T = T + c * q + (more - more % n) / n
+        T = T + cost * q + (more - more % n) / n
         if g >= n then T, g = T + 1, g - n end
+        -- From here on room + part/n is the room that is left.
         room, part = room - T, part - g
         if part < 0 then room, part = room - 1, part + n end
         if room < 0 then return end
-        -- How many intervals of q + r/n fit into room + part/n: guess in doubles (at most one off), then correct exactly.
-        left = math.floor((room + part / n) / (q + r / n)) + 1
-        if left * r > 4503599627370496 then return end
+        -- Find how many intervals of q + r/n fit into room + part/n. Doubles give a result that is wrong by at most
+        -- one. Begin with the next number, and correct exactly.
+        remaining = math.floor((room + part / n) / (q + r / n)) + 1
+        if remaining * r > 4503599627370496 then return end
         for _ = 1, 2 do
-          local rest = left * r % n
-          local spare = room - left * q - (left * r - rest) / n
+          local rest = remaining * r % n
+          local spare = room - remaining * q - (remaining * r - rest) / n
           if spare > 0 or (spare == 0 and rest <= part) then break end
-          left = left - 1
+          remaining = remaining - 1
         end
         reset = g > 0 and T + 1 or T
-        v[j + 4], v[j + 8], v[j + 9] = now, T, g
+        values[j + 4], values[j + 8], values[j + 9] = now, T, g
         at, j = at + 11, j + 10
       end
-      if left < least or (left == least and number < binding) then least, binding = left, number end
-      if reset > longest then longest = reset end
+      if remaining < least_remaining or (remaining == least_remaining and number < binding) then
+        least_remaining, binding = remaining, number
+      end
+      if reset > longest_reset then longest_reset = reset end
       local expiry = now + (reset > 60000000 and reset or 60000000)
       local rest = expiry % 1e6
       expiry = (expiry - rest) / 1e6 + (rest > 0 and 2 or 1)
       if expiry > 4294967295 then expiry = 4294967295 end
-      v[expires] = expiry
-      if expiry > latest then latest = expiry end
-      number, total = 7 + 3 * number, total + 3
-      reply[number], reply[number + 1], reply[number + 2] = 1, left, reset
+      values[expiry_at] = expiry
+      if expiry > latest_expiry then latest_expiry = expiry end
+      local reply_at = 7 + 3 * number
+      reply_size = reply_size + 3
+      reply[reply_at], reply[reply_at + 1], reply[reply_at + 2] = 1, remaining, reset
     end
-    v[1], ends[s] = latest, latest
-    if positions then
-      j, raw = 2, write('<I4', latest) .. string.sub(raw, 5)
-      for k = 1, count do
-        local pos, size, format = unpack(positions[k])
+    values[1], expiries[s] = latest_expiry, latest_expiry
+    if records then
+      j, raw = 2, write('<I4', latest_expiry) .. string.sub(raw, 5)
+      for k = 1, limit_count do
+        local pos, size, format = unpack(records[k])
         local after = j + (size == 21 and 7 or size == 27 and 8 or 10)
-        local record = write(format, unpack(v, j, after - 1))
+        local record = write(format, unpack(values, j, after - 1))
         raw, j = string.sub(raw, 1, pos - 1) .. record .. string.sub(raw, pos + 11 + size), after
       end
-      got[heads + s] = raw
+      stored[head_count + s] = raw
     elseif #raw == bytes then
-      got[heads + s] = write(ARGV[formats + s], unpack(v))
+      stored[head_count + s] = write(ARGV[formats_at + s], unpack(values))
     else
-      got[heads + s] = write(ARGV[formats + s], unpack(v)) .. string.sub(raw, bytes + 1)
+      stored[head_count + s] = write(ARGV[formats_at + s], unpack(values)) .. string.sub(raw, bytes + 1)
     end
   end
 
-  for s = 1, states do
+  for s = 1, state_count do
     if flags % 2 == 0 then
-      call('SET', KEYS[heads + s], got[heads + s], 'PX', ends[s] * 1000 - (now - now % 1000) / 1000)
+      local ttl = expiries[s] * 1000 - (now - now % 1000) / 1000
+      call('SET', KEYS[head_count + s], stored[head_count + s], 'PX', ttl)
     else
-      call('SET', KEYS[heads + s], got[heads + s])
+      call('SET', KEYS[head_count + s], stored[head_count + s])
     end
   end
-  local new
-  for i = 1, meters do
-    local c = i == 1 and first or read('<d', ARGV[3], costs + i * 8 - 8)
-    if c ~= 1 or call('HINCRBY', KEYS[heads + states + 1], ARGV[5 + i] .. '|1', 1) == 1 then
-      new = new or {open = KEYS[heads + states + 1], now = now}
-      new[#new + 1] = {ARGV[5 + i], c}
+  -- Count a cost of 1 here. counted.lua counts other costs, and it gives a new batch its identity.
+  local open, counters = KEYS[head_count + state_count + 1]
+  for i = 1, meter_count do
+    local cost = i == 1 and first_cost or read('<d', ARGV[3], costs_at + i * 8 - 8)
+    if cost ~= 1 or call('HINCRBY', open, ARGV[5 + i] .. '|1', 1) == 1 then
+      counters = counters or {open = open, now = now}
+      counters[#counters + 1] = {ARGV[5 + i], cost}
     end
   end
-  reply[3], reply[4], reply[6] = binding, least, longest
-  return write(ARGV[#ARGV], unpack(reply, 1, total)), new
+  reply[3], reply[4], reply[6] = binding, least_remaining, longest_reset
+  return write(ARGV[#ARGV], unpack(reply, 1, reply_size)), counters
 end
 
-local fast_reply, fast_new
+local fast_reply, fast_counters
 if ARGV[5] ~= '' then
-  fast_reply, fast_new = fast_path()
-  if fast_reply and not fast_new then return fast_reply end
+  fast_reply, fast_counters = fast_path()
+  if fast_reply and not fast_counters then return fast_reply end
 end

@@ -1,22 +1,23 @@
--- Lists the sealed batches of one shard that wait to be written to the ledger, and the state of the shard at one moment.
+-- Returns the sealed batches of one shard that are not in the ledger yet, and the shard's `meta`, all from one moment.
 -- KEYS[1] the shard's `meta` key   ARGV[1] maximum number of ids
--- Returns {run, latest possible start of the server µs, time µs, incarnation or '', seq or '', sealed_at µs or '',
---          number of waiting batches, their ids (oldest first), clock of the process that sealed last (µs) or '',
---          time of the first seal (µs) or '', 0 if no batch is open, otherwise 1}
--- Usage that was counted before sealed_at is in these batches or already in the ledger.
+-- Returns {run, latest possible start of the server, time, incarnation, seq, sealed_at, number of these batches, list
+--          of their ids (the oldest first), sealed_clock, first_sealed, 1 if a batch is open, otherwise 0}
+-- batch.lua explains the fields of `meta`. A field that does not exist is ''. Times are in µs.
+-- All usage before `sealed_at` is in these batches or already in the ledger.
 local function field(text, name) return string.match(text, name .. ':([^\r\n]*)') or '' end
 local server, time = redis.call('INFO', 'server'), redis.call('TIME')
 local run = server_run()
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
--- The uptime is the difference of two whole seconds, so it may be one second too long.
-local up = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
-local since = now - up * 1000000
+-- The server calculates its uptime from two times in whole seconds, so the uptime may be one second too long.
+local uptime = math.max((tonumber(field(server, 'uptime_in_seconds')) or 0) - 1, 0)
+local started_by = now - uptime * 1000000
 local prefix = string.sub(KEYS[1], 1, -1 - #'${meta}')
 local sealed = prefix .. '${sealed}'
-local known = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock', 'first_sealed')
--- While the slot moves to another node, EXISTS fails for a key that is not on this node. Then assume an open batch there.
+local meta = redis.call('HMGET', KEYS[1], 'incarnation', 'seq', 'sealed_at', 'sealed_clock', 'first_sealed')
+-- While the slot moves to another node of a cluster, EXISTS fails for a key that is on the other node. Then assume
+-- that a batch is open there.
 local open = redis.pcall('EXISTS', prefix .. '${open}')
 if type(open) ~= 'number' then open = 1 end
-return {run, string.format('%.0f', since), string.format('%.0f', now), known[1] or '', known[2] or '',
-  known[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), known[4] or '', known[5] or '',
+return {run, string.format('%.0f', started_by), string.format('%.0f', now), meta[1] or '', meta[2] or '',
+  meta[3] or '', redis.call('LLEN', sealed), redis.call('LRANGE', sealed, 0, ARGV[1] - 1), meta[4] or '', meta[5] or '',
   open}

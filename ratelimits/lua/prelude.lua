@@ -1,7 +1,8 @@
--- Functions for exact arithmetic, and for packed states: one string with the states of several limits of one key.
--- The algorithms' files use these functions.
--- Lua 5.1 has no integers, only doubles. Doubles hold every integer up to 2^53 exactly, so all numbers here are whole. A
--- number with a fraction is a pair (whole, part) over a fixed denominator n. It means whole + part/n.
+-- Functions that the algorithms' files use: for exact arithmetic, and for packed states. A packed state is one string
+-- with the states of several limits of one key.
+-- Lua 5.1 has no integers, only doubles. A double holds every integer up to 2^53 exactly, so all numbers here are
+-- whole. A number with a fraction is written as two whole numbers, a *pair over n*: the pair (whole, part) means
+-- whole + part/n.
 
 -- Returns floor(a*b/n) and a*b mod n, for whole 0 <= a, b < 2^53, 0 < n < 2^53 and a quotient below 2^53.
 local function muldiv(a, b, n)
@@ -11,30 +12,32 @@ local function muldiv(a, b, n)
     return (product - rest) / n, rest
   end
   -- The product is too large for a double, so multiply by one bit of b at a time. Every step is exact.
-  local ar = a % n
-  local aq = (a - ar) / n
+  local a_rest = a % n
+  local a_quotient = (a - a_rest) / n
   local quotient, rest, bit = 0, 0, 4503599627370496
   while bit >= 1 do
     quotient, rest = quotient * 2, rest * 2
     if rest >= n then quotient, rest = quotient + 1, rest - n end
     if b >= bit then
       b = b - bit
-      quotient = quotient + aq
-      if rest >= n - ar then quotient, rest = quotient + 1, rest - (n - ar) else rest = rest + ar end
+      quotient = quotient + a_quotient
+      if rest >= n - a_rest then quotient, rest = quotient + 1, rest - (n - a_rest) else rest = rest + a_rest end
     end
     bit = bit / 2
   end
   return quotient, rest
 end
 
--- Returns the greatest common divisor. Returns 1 if a number is 2^53 or more, since % is not exact for such numbers.
+-- Returns the greatest common divisor of a and b. Returns 1 if a or b is 2^53 or more: % is not exact then.
 local function gcd(a, b)
   if a >= 9007199254740992 or b >= 9007199254740992 then return 1 end
   while b > 0 do a, b = b, a % b end
   return a
 end
 
--- Converts a whole number to a list of limbs of seven digits, lowest first. Lists hold numbers beyond 2^53 exactly.
+-- Converts a whole number to a list of numbers below 10^7, each for seven decimal digits, the lowest first. Such a
+-- list holds a number above 2^53 exactly. For two such lists, `times` returns a * b, `plus` returns a + b, and
+-- `at_most` returns whether a <= b.
 local function big(x)
   local out = {}
   repeat
@@ -77,9 +80,9 @@ local function at_most(a, b)
   return true
 end
 
--- Returns (whole + part/base) * a/b as a pair over n*m, and m. The result is exact if a denominator n*m below 2^52 is
--- enough. Otherwise it is rounded down to a multiple of 1/n. If a or b is 2^53 or more, the result is as exact as doubles
--- are.
+-- Returns the number (whole + part/base) * a/b as a pair over n*m, and the m that it has chosen. The result is exact
+-- if this is possible with n*m below 2^52. Otherwise m is 1, and the result is rounded down. If a or b is 2^53 or
+-- more, the calculation uses doubles and is only as exact as they are.
 local function scale(whole, part, base, a, b, n)
   local common = gcd(a, b)
   a, b = a / common, b / common
@@ -89,7 +92,7 @@ local function scale(whole, part, base, a, b, n)
     whole, a, b = math.floor(whole), 1, 1
   end
   local out, left = muldiv(whole, a, b)
-  -- The remainder is left/b + part*a/(base*b), usually a fraction of small numbers.
+  -- The rest of the result, left/b + part*a/(base*b), is not in `out` yet. Usually its numbers are small.
   local function reduce(x, y)
     common = gcd(x, y)
     return x / common, y / common
@@ -122,61 +125,72 @@ local function scale(whole, part, base, a, b, n)
   return out, part, 1
 end
 
--- Returns how many intervals of q + r/n fit into whole + part/(n*m). It estimates with doubles, then corrects exactly.
+-- Returns how many intervals of the length q + r/n fit into whole + part/(n*m). Estimates the number with doubles,
+-- then corrects it exactly.
 local function intervals(whole, part, q, r, n, m)
   if whole < 0 then return 0 end
   if r == 0 then return (whole - whole % q) / q end
   local count = math.floor((whole + part / (n * m)) / (q + r / n))
   if count >= 4503599627370496 then return count end -- too large to correct
   while true do
-    local t, g = muldiv(count, r, n)
-    t, g = t + count * q, g * m
-    if t > whole or (t == whole and g > part) then
+    local sum, sum_part = muldiv(count, r, n)
+    sum, sum_part = sum + count * q, sum_part * m
+    if sum > whole or (sum == whole and sum_part > part) then
       count = count - 1
     else
-      t, g = muldiv(count + 1, r, n)
-      t, g = t + (count + 1) * q, g * m
-      if t > whole or (t == whole and g > part) then return count end
+      sum, sum_part = muldiv(count + 1, r, n)
+      sum, sum_part = sum + (count + 1) * q, sum_part * m
+      if sum > whole or (sum == whole and sum_part > part) then return count end
       count = count + 1
     end
   end
 end
 
+-- Returns a whole number as text, with all its digits.
 local function int(x) return string.format('%.0f', x) end
 
--- States are kept for this much longer (µs) than needed, so that they still exist if the clock steps back.
+-- A state lives this much longer (µs) than it is needed, so that it still exists if the clock steps back.
 local CLOCK_BACK = 60000000
-local FOREVER = 34560000000000 -- 400 days
-local ANY = -1 -- as a timeout: any wait is accepted
-local NEVER = -1 -- as a retry_after
+local FOREVER = 34560000000000 -- a time to live (µs): 400 days
+local ANY = -1 -- a timeout: any wait is accepted
+local NEVER = -1 -- a retry_after: the request can never be admitted
 
--- A packed state begins with its expiry in seconds, '<I4'. Records follow, each of one limit: '<I4BI2I4' name (crc32),
--- algorithm, size, expiry in seconds, then `size` bytes in the algorithm's format. An entry is an unpacked record: a list
--- of name, algorithm, expiry, `last` and the algorithm's other fields. `last` is the moment of the last charge (µs).
+-- A packed state begins with its expiry in seconds, '<I4'. Then it has a record for each limit. A record has a header,
+-- '<I4BI2I4': name of the limit (crc32), code of the algorithm, size, expiry in seconds. The payload follows: `size`
+-- bytes in the algorithm's format.
+-- An entry is an unpacked record: a list of name, code, expiry, `last` and the algorithm's other values. `last` is the
+-- moment (µs) of the last charge.
 
--- The algorithms, by their code. The files loaded after this one add them. An algorithm is a table of functions that get a
--- limit `l`:
---   initial   sets the fields of a limit without a state
---   resolve   sets the fields from the state's entry and brings them up to the moment of the decision, l.now
---   check     decides: sets l.ok, and l.wait or l.retry (µs)
---   charge, refund, release, reset   change the state
---   standing  returns remaining and reset_after (µs)
---   entry     returns the new entry, and for how long it is needed (µs)
---   keep      sets the time to live of own keys
--- l.cost are the permits of the request, l.p the params from the program, l.changed the moment from which these params
--- hold, l.shift how far the clock has stepped back behind the state (µs), l.own the limit's first own key.
--- An algorithm whose state has a fixed format also has `pack` (entry to bytes) and `unpack` (bytes to values). The states
--- of other algorithms are packed by cmsgpack.
+-- The algorithms, by their code. The files that are loaded after this one add them. An algorithm is a table of
+-- functions. Each function gets a limit `l`:
+--   initial            sets the fields of `l` if the limit has no state
+--   resolve            sets the fields of `l` from the state's entry, as they are at the moment of the decision
+--   use_stored_params  makes the limit use the params with which the state was written, not those of the rule
+--   check              decides: sets l.ok, and l.wait or l.retry (µs)
+--   charge             takes permits
+--   refund, release    give permits back, end leases; return whether they changed something
+--   reset              deletes the limit's own Redis keys
+--   standing           returns remaining and reset_after (µs)
+--   entry              returns the new entry, and how long it is needed (µs)
+--   keep               sets the time to live of the limit's own Redis keys
+-- Fields of `l`:
+--   now, cost          the moment of the decision (µs), and the permits of the request
+--   params, changed    the params from the program, and the moment from which they hold (µs)
+--   shift              how much earlier `now` is than `last` of the state (µs), because the clock has stepped back
+--   redis_key          the first of the limit's own Redis keys
+-- An algorithm whose state has a fixed format also has `pack` (entry to payload) and `unpack` (payload to values). The
+-- states of other algorithms are packed by cmsgpack.
 local A = {}
 
--- Returns a table name -> {code, expiry, raw, payload}, and a list of the names in the order of their records. Raises an
--- error if `raw` is not a packed state.
+-- Returns the records of a packed state: a table from name to {code, expiry, raw, payload, name}, and a list of the
+-- names in the order of the records. `raw` is the record as bytes, `payload` is the position of the payload in these
+-- bytes. Raises an error if `raw` is not a packed state.
 local function records(raw)
   local out, order, pos = {}, {}, 5
   while pos <= #raw do
     local name, code, size, expiry, start = struct.unpack('<I4BI2I4', raw, pos)
     local stop = start + size - 1
-    -- Keep a record whose algorithm is not known here: a newer version of the app may have written it.
+    -- Accept the code of an unknown algorithm: a newer version of the app may have written this record.
     if stop > #raw or code < 1 then error('a record is cut off') end
     out[name] = {code = code, expiry = expiry, raw = string.sub(raw, pos, stop), payload = start - pos + 1, name = name}
     order[#order + 1] = name
@@ -187,8 +201,8 @@ end
 
 local function entry_of(record)
   local raw, code, at = record.raw, record.code, record.payload
-  local format = A[code].unpack
-  if format then return {record.name, code, record.expiry, format(raw, at)} end
+  local unpack_payload = A[code].unpack
+  if unpack_payload then return {record.name, code, record.expiry, unpack_payload(raw, at)} end
   local entry = cmsgpack.unpack(string.sub(raw, at))
   entry[1], entry[2], entry[3] = record.name, code, record.expiry
   return entry
@@ -196,8 +210,8 @@ end
 
 local function record_of(entry)
   local code = entry[2]
-  local format = A[code].pack
-  local body = format and format(entry) or cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
-  local head = struct.pack('<I4BI2I4', entry[1], code, #body, entry[3])
-  return {code = code, expiry = entry[3], raw = head .. body, payload = #head + 1, name = entry[1]}
+  local pack = A[code].pack
+  local payload = pack and pack(entry) or cmsgpack.pack({0, 0, 0, unpack(entry, 4)})
+  local header = struct.pack('<I4BI2I4', entry[1], code, #payload, entry[3])
+  return {code = code, expiry = entry[3], raw = header .. payload, payload = #header + 1, name = entry[1]}
 end

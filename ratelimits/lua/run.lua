@@ -1,13 +1,16 @@
--- Names the run of the server: one life of the server, until it restarts or a replica is promoted. Loaded before batch.lua
--- and pending.lua.
+-- Names the run of the server. A run is one life of the server: it ends when the server restarts or a replica is
+-- promoted. Loaded before batch.lua and pending.lua.
 
--- Returns "<run_id>:<replication id>". run_id names the server's process. The replication id is added only if the server
--- was a replica and was promoted, which `master_replid2` shows: writes of the old primary may be missing then. It is left
--- out for other servers, because the id also changes when a first replica is attached, and then no data is lost.
+-- Returns the name of the run, "<run_id>:<replication id>". The server makes a new `run_id` whenever its process
+-- starts. The replication id is in the name only if the server was a replica and was promoted: it may lack the last
+-- writes of the old primary. `master_replid2` shows such a promotion. For other servers the replication id is left
+-- out. It can also change when the first replica connects, and then no data is lost.
 local function server_run()
   local function field(text, name) return string.match(text, '\n' .. name .. ':([^\r\n]*)') or '' end
   local replication = redis.call('INFO', 'replication')
-  local history = ''
-  if string.find(field(replication, 'master_replid2'), '[^0]') then history = field(replication, 'master_replid') end
-  return field(redis.call('INFO', 'server'), 'run_id') .. ':' .. history
+  local replication_id = ''
+  if string.find(field(replication, 'master_replid2'), '[^0]') then
+    replication_id = field(replication, 'master_replid')
+  end
+  return field(redis.call('INFO', 'server'), 'run_id') .. ':' .. replication_id
 end

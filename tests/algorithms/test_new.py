@@ -60,7 +60,7 @@ do
   function pause.resolve(l, e) l.til = e[5] - l.shift end
 
   function pause.check(l)
-    if l.cost > l.p[6] then
+    if l.cost > l.params[6] then
       l.retry = NEVER
     elseif l.til <= l.now then
       l.ok = true
@@ -69,7 +69,7 @@ do
     end
   end
 
-  function pause.charge(l) l.til = l.now + l.p[1] end
+  function pause.charge(l) l.til = l.now + l.params[1] end
 
   function pause.refund(l)
     l.til = l.now
@@ -77,7 +77,7 @@ do
   end
 
   function pause.standing(l)
-    return l.til <= l.now and l.p[6] or 0, math.max(l.til - l.now, 0)
+    return l.til <= l.now and l.params[6] or 0, math.max(l.til - l.now, 0)
   end
 
   function pause.entry(l, last) return {l.name, l.code, 0, last, l.til}, l.til - l.now end

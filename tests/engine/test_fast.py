@@ -19,30 +19,39 @@ from tests.traces.traffic import traffic
 USUAL = ("token_bucket", "leaky_bucket", "gcra", "fixed_window", "calendar_window")
 #: Name of a guard -> its line in the script, and the text that replaces it.
 LINES = {
-    "a clock that steps back under a level": ("if v[j + 5] ~= q or now < last then", "if v[j + 5] ~= q then"),
-    "a clock that steps back under a level of fractions": ("or now < last or more >", "or more >"),
+    "a clock that steps back under a level": ("if values[j + 5] ~= q or now < last then", "if values[j + 5] ~= q then"),
+    "a clock that steps back under a level of fractions": ("if now < last or more >", "if more >"),
     "a clock that steps back in a window": ("        if now < last then return end\n", ""),
-    "a window that has ended": ("if left < 0 or reset <= 0 then return end", "if left < 0 then return end"),
-    "a window that is full": ("if left < 0 or reset <= 0 then return end", "if reset <= 0 then return end"),
-    "a level that is full": ("        if left < 0 then return end\n", ""),
+    "a window that has ended": (
+        "if remaining < 0 or reset <= 0 then return end",
+        "if remaining < 0 then return end",
+    ),
+    "a window that is full": (
+        "if remaining < 0 or reset <= 0 then return end",
+        "if reset <= 0 then return end",
+    ),
+    "a level that is full": ("        if remaining < 0 then return end\n", ""),
     "a level of fractions that is full": ("        if room < 0 then return end\n", ""),
-    "a level that has drained": ("T = (T > 0 and T or 0) + c * q", "T = T + c * q"),
+    "a level that has drained": ("T = (T > 0 and T or 0) + cost * q", "T = T + cost * q"),
     "a level of fractions that has drained": ("if T < 0 then T, g = 0, 0 end", ""),
     "the fraction of a level that has drained": ("if T < 0 then T, g = 0, 0 end", "if T < 0 then T = 0 end"),
     "a fraction that is carried": ("if g >= n then T, g = T + 1, g - n end", ""),
-    "a cost of nothing": ("      if c == 0 then return end\n", ""),
-    "whole permits of fractions": ("          left = left - 1\n", ""),
-    "the one with least left": ("if left < least or", "if left > least or"),
-    "the longest reset": ("if reset > longest then", "if reset < longest then"),
+    "a cost of nothing": ("      if cost == 0 then return end\n", ""),
+    "whole permits of fractions": ("          remaining = remaining - 1\n", ""),
+    "the one with least left": ("if remaining < least_remaining or", "if remaining > least_remaining or"),
+    "the longest reset": ("if reset > longest_reset then", "if reset < longest_reset then"),
 }
 #: The same for cases that no replay has: edited rules, other limits beside them, or different costs.
 AMONG_OTHERS = {
-    "another pace": ("if v[j + 5] ~= q or now < last then", "if now < last then"),
-    "another pace of fractions": ("if v[j + 5] ~= q or v[j + 6] ~= r or v[j + 7] ~= n or", "if"),
-    "another period": ("if length ~= q or start % q ~= 0 then return end", ""),
-    "another calendar window": ("elseif start ~= q or start + length ~= room then", "elseif false then"),
-    "a cost of its own": ("if p[at + 4] > 1 then c =", "if false then c ="),
-    "records that lie elsewhere": ("          v = nil\n          break\n", "          break\n"),
+    "another pace": ("if values[j + 5] ~= q or now < last then", "if now < last then"),
+    "another pace of fractions": (
+        "if values[j + 5] ~= q or values[j + 6] ~= r or values[j + 7] ~= n then return end",
+        "",
+    ),
+    "another period": ("if length ~= first or start % first ~= 0 then return end", ""),
+    "another calendar window": ("elseif start ~= first or start + length ~= stop then", "elseif false then"),
+    "a cost of its own": ("if numbers[at + 4] > 1 then cost =", "if false then cost ="),
+    "records that lie elsewhere": ("          values = nil\n          break\n", "          break\n"),
     "records of other limits": (".. string.sub(raw, bytes + 1)", ""),
 }
 

@@ -1,78 +1,83 @@
--- sliding_window (7): a window of N buckets. With time it moves on by one bucket (like LeapArray of Alibaba's Sentinel).
--- Entry: name, algorithm, expiry, last, width (µs), newest index, counts of N+1 buckets, the newest first. Bucket N+1 is
--- partly outside of the window. Only `weighted` counts it, by the share that is still inside.
--- Params: width, N, weighted, -, -, capacity. The bucket at the time t has the index floor(t / width).
+-- sliding_window (7): a window of N buckets, as in LeapArray of Alibaba's Sentinel. A bucket has the permits that were
+-- spent in a time of the length `width` (µs). The bucket for the time t has the index floor(t / width). When a new
+-- bucket begins, the oldest bucket leaves the window. The bucket before the window, number N+1, is partly outside and
+-- partly inside. Only `weighted` counts this bucket, by the share that is inside.
+-- Entry: name, algorithm, expiry, last, width, index of the newest bucket, counts of N+1 buckets, the newest first.
+-- Params: width, N, weighted (1 or 0), -, -, capacity.
+-- Fields of a limit `l`: `counts` and `newest` are the counts now and the index of the newest bucket. `stored_counts`
+-- and `stored_newest` are the same at the time of the last charge.
 do
   local sliding = {}
 
   function sliding.initial(l)
     local counts = {}
-    for i = 1, l.p[2] + 1 do counts[i] = 0 end
-    l.counts, l.newest = counts, math.floor(l.now / l.p[1])
-    l.stored, l.from = counts, l.newest
+    for i = 1, l.params[2] + 1 do counts[i] = 0 end
+    l.counts, l.newest = counts, math.floor(l.now / l.params[1])
+    l.stored_counts, l.stored_newest = counts, l.newest
   end
 
-  -- Returns the counts after the window has moved on from bucket `from` to bucket `newest`.
+  -- Returns the counts after the newest bucket has changed from the index `from` to the index `newest`.
   local function slide(counts, from, newest, size)
     if newest <= from then return counts end
-    local out = {}
-    for i = 1, size do out[i] = counts[i - (newest - from)] or 0 end
-    return out
+    local moved = {}
+    for i = 1, size do moved[i] = counts[i - (newest - from)] or 0 end
+    return moved
   end
 
-  function sliding.use_stored_params(l, e) l.p[1], l.p[2] = e[5], #e[7] - 1 end
+  function sliding.use_stored_params(l, entry) l.params[1], l.params[2] = entry[5], #entry[7] - 1 end
 
-  function sliding.resolve(l, e)
-    local width, size = l.p[1], l.p[2] + 1
-    local counts, newest = e[7], e[6]
-    if l.shift > 0 then newest = math.floor(l.now / e[5]) end
-    if e[5] ~= width or #counts ~= size then
-      -- The buckets have another size now. Move each count to the new bucket in which its old bucket began. If that one is
-      -- outside of the window, move the count to the oldest bucket.
-      local at = math.floor(l.changed / e[5])
-      counts = slide(counts, newest, at, #counts)
-      local moved, latest = {}, math.floor(l.changed / width)
-      for i = 1, size do moved[i] = 0 end
-      for i = 1, #counts - (l.p[3] == 1 and 0 or 1) do
-        local index = latest - math.floor((at - i + 1) * e[5] / width) + 1
-        index = math.max(1, math.min(index, size - 1))
-        moved[index] = moved[index] + counts[i]
+  function sliding.resolve(l, entry)
+    local width, all_buckets = l.params[1], l.params[2] + 1
+    local counts, newest = entry[7], entry[6]
+    if l.shift > 0 then newest = math.floor(l.now / entry[5]) end
+    if entry[5] ~= width or #counts ~= all_buckets then
+      -- The width or the number of buckets has changed. Add each old count to the new bucket that contains the start
+      -- of the old bucket. If this new bucket is outside of the window, add the count to the oldest bucket inside.
+      local old_newest = math.floor(l.changed / entry[5])
+      counts = slide(counts, newest, old_newest, #counts)
+      local moved, new_newest = {}, math.floor(l.changed / width)
+      for i = 1, all_buckets do moved[i] = 0 end
+      for i = 1, #counts - (l.params[3] == 1 and 0 or 1) do
+        local position = new_newest - math.floor((old_newest - i + 1) * entry[5] / width) + 1
+        position = math.max(1, math.min(position, all_buckets - 1))
+        moved[position] = moved[position] + counts[i]
       end
-      counts, newest = moved, latest
+      counts, newest = moved, new_newest
     end
-    l.stored, l.from = counts, newest
+    l.stored_counts, l.stored_newest = counts, newest
     l.newest = math.max(newest, math.floor(l.now / width))
-    l.counts = slide(counts, newest, l.newest, size)
+    l.counts = slide(counts, newest, l.newest, all_buckets)
   end
 
-  -- Returns the permits that count now. The share of the last bucket is rounded up.
+  -- Returns the number of permits in the window. The share of the bucket that is partly inside is rounded up.
   local function spent(l)
-    local sum, counts, size = 0, l.counts, l.p[2]
-    for i = 1, size do sum = sum + counts[i] end
-    local leaving = counts[size + 1]
-    if l.p[3] == 1 and leaving > 0 then
-      local whole, part = muldiv(leaving, l.p[1] - l.now % l.p[1], l.p[1])
+    local sum, counts, bucket_count = 0, l.counts, l.params[2]
+    for i = 1, bucket_count do sum = sum + counts[i] end
+    local leaving = counts[bucket_count + 1]
+    if l.params[3] == 1 and leaving > 0 then
+      local whole, part = muldiv(leaving, l.params[1] - l.now % l.params[1], l.params[1])
       return sum + whole + (part > 0 and 1 or 0)
     end
     return sum
   end
 
   function sliding.check(l)
-    local width, size, weighted, capacity = l.p[1], l.p[2], l.p[3], l.p[6]
+    local width, bucket_count, weighted, capacity = l.params[1], l.params[2], l.params[3], l.params[6]
     if l.cost > capacity then l.retry = NEVER return end
     if spent(l) + l.cost <= capacity then l.ok = true return end
     local counts, room = l.counts, capacity - l.cost
-    local full = 0
-    for i = 1, size do full = full + counts[i] end
-    -- Look at each position that the window will have: `full` is the sum of the buckets inside, `leaving` of the one
-    -- partly inside.
-    for ahead = 0, size + 1 do
-      if ahead > 0 then full = full - (counts[size - ahead + 1] or 0) end
-      local leaving = weighted == 1 and counts[size + 1 - ahead] or 0
-      if full <= room then
+    local inside = 0
+    for i = 1, bucket_count do inside = inside + counts[i] end
+    -- Find the first moment at which the cost fits. `ahead` is the number of buckets by which the window will have
+    -- moved. Then `inside` is the sum of the buckets that are fully inside, and `leaving` is the count of the bucket
+    -- that is partly inside.
+    for ahead = 0, bucket_count + 1 do
+      if ahead > 0 then inside = inside - (counts[bucket_count - ahead + 1] or 0) end
+      local leaving = weighted == 1 and counts[bucket_count + 1 - ahead] or 0
+      if inside <= room then
         local offset = 0
-        if full + leaving > room then
-          local whole, part = muldiv(width, leaving - (room - full), leaving)
+        if inside + leaving > room then
+          local whole, part = muldiv(width, leaving - (room - inside), leaving)
           offset = part > 0 and whole + 1 or whole
         end
         l.retry = (l.newest + ahead) * width + offset - l.now
@@ -86,36 +91,39 @@ do
   end
 
   function sliding.refund(l)
-    local left, counts, size = l.cost, l.counts, l.p[2] + l.p[3]
-    local first, last = 1, size
+    local left, counts, counted = l.cost, l.counts, l.params[2] + l.params[3]
+    local first, last = 1, counted
     if l.charged_at > 0 then
-      first = l.newest - math.floor(l.charged_at / l.p[1]) + 1
-      last = math.min(first, size)
+      first = l.newest - math.floor(l.charged_at / l.params[1]) + 1
+      last = math.min(first, counted)
     end
     for i = math.max(first, 1), last do
-      local given, index = math.min(left, counts[i]), i - (l.newest - l.from)
-      counts[i], left = counts[i] - given, left - given
-      -- Change the stored counts too. They move on only with the next charge, since the clock may step back before.
-      if l.stored ~= counts and index > 0 then l.stored[index] = l.stored[index] - given end
+      local amount, stored_position = math.min(left, counts[i]), i - (l.newest - l.stored_newest)
+      counts[i], left = counts[i] - amount, left - amount
+      -- Also change the counts that will be stored. Their buckets are still those of the last charge, because the
+      -- clock may step back before the next charge.
+      if l.stored_counts ~= counts and stored_position > 0 then
+        l.stored_counts[stored_position] = l.stored_counts[stored_position] - amount
+      end
     end
     return left < l.cost
   end
 
   function sliding.standing(l)
-    local size = l.p[2]
+    local bucket_count = l.params[2]
     local reset = 0
-    for i = 1, size + l.p[3] do
+    for i = 1, bucket_count + l.params[3] do
       if l.counts[i] > 0 then
-        reset = (l.newest - i + 1 + size + l.p[3]) * l.p[1] - l.now
+        reset = (l.newest - i + 1 + bucket_count + l.params[3]) * l.params[1] - l.now
         break
       end
     end
-    return math.max(l.p[6] - spent(l), 0), reset
+    return math.max(l.params[6] - spent(l), 0), reset
   end
 
   function sliding.entry(l, last)
-    if last == l.now then l.stored, l.from = l.counts, l.newest end
-    return {l.name, l.code, 0, last, l.p[1], l.from, l.stored}, (l.p[2] + 1) * l.p[1]
+    if last == l.now then l.stored_counts, l.stored_newest = l.counts, l.newest end
+    return {l.name, l.code, 0, last, l.params[1], l.stored_newest, l.stored_counts}, (l.params[2] + 1) * l.params[1]
   end
 
   A[7] = sliding

@@ -1,26 +1,31 @@
--- smooth_bursty (9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which the next
--- request may go, and the store, the permits that were saved while no request came.
--- A permit takes q + r/n µs. The store is kept as the time that its permits take, S + g/(n*m) µs, so that a change of the
--- rate does not change it.
--- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, most.   Params: q, r, n, most (the maximum of the
--- store). smooth_warming_up.lua calls smooth_limit() for a second algorithm and replaces some of its functions.
+-- smooth_bursty (9): the algorithm of Guava's SmoothBursty. The state has two parts: `next`, the moment at which the
+-- next request may proceed, and the *store*, the permits that were saved while no request came.
+-- One permit takes q + r/n µs. The store is written as a time, not as permits: S + g/(n*m) µs, the time that its
+-- permits take. So a change of the rate does not change the store.
+-- Entry: name, algorithm, expiry, last, q, r, n, m, next - last, S, g, maximum of the store.
+-- Params: q, r, n, maximum of the store.
+-- smooth_warming_up.lua also calls `smooth_limit`, for a second algorithm, and replaces some of the functions.
 local function smooth_limit()
-  local smooth = {size = 4}
+  local smooth = {param_count = 4}
 
-  -- base returns the denominator of the store's fraction, without m. most returns the maximum of the store over this
-  -- denominator.
-  function smooth.base(p) return p[3] end
-  function smooth.most(l) return l.p[4], 0 end
-  -- ratio returns the new and the old maximum of the store.
+  -- Returns the denominator of the store's fraction, without m.
+  function smooth.base(params) return params[3] end
+
+  -- Returns the maximum of the store, as a pair over this denominator.
+  function smooth.maximum(l) return l.params[4], 0 end
+
+  -- Returns two numbers: their ratio is new maximum / old maximum of the store.
   function smooth.ratio(new, old) return new[4], old[4] end
+
+  -- Returns the store of a limit without a state.
   function smooth.initial_store(l) return 0, 0 end
 
   function smooth.initial(l)
-    l.n, l.m, l.next = smooth.base(l.p), 1, l.now
+    l.n, l.m, l.next = smooth.base(l.params), 1, l.now
     l.S, l.g = smooth.initial_store(l)
   end
 
-  -- gain returns the time that is added to the store while no request comes for `idle` µs.
+  -- Returns the time that is added to the store if no request comes for `idle` µs.
   function smooth.gain(l, idle) return idle, 0 end
 
   -- Adds the time since `next` to the store.
@@ -30,41 +35,47 @@ local function smooth_limit()
     local S, g = smooth.gain(l, now - l.next)
     S, g = l.S + S, l.g + g * l.m
     if g >= n then S, g = S + 1, g - n end
-    local most, part = smooth.most(l)
-    if S > most or (S == most and g >= part * l.m) then S, g = most, part * l.m end
+    local maximum, part = smooth.maximum(l)
+    if S > maximum or (S == maximum and g >= part * l.m) then S, g = maximum, part * l.m end
     l.S, l.g, l.next = S, g, now
   end
 
-  function smooth.use_stored_params(l, e)
-    l.p = {e[5], e[6], e[7], unpack(e, 12)}
+  function smooth.use_stored_params(l, entry)
+    l.params = {entry[5], entry[6], entry[7], unpack(entry, 12)}
   end
 
-  function smooth.resolve(l, e)
-    local p, old, same = l.p, {e[5], e[6], e[7]}, e[5] == l.p[1] and e[6] == l.p[2] and e[7] == l.p[3]
-    for i = 12, #e do
-      old[i - 8] = e[i]
-      same = same and e[i] == p[i - 8]
+  function smooth.resolve(l, entry)
+    local params, old = l.params, {entry[5], entry[6], entry[7]}
+    local same = entry[5] == params[1] and entry[6] == params[2] and entry[7] == params[3]
+    for i = 12, #entry do
+      old[i - 8] = entry[i]
+      same = same and entry[i] == params[i - 8]
     end
-    l.next = e[4] - l.shift + e[9]
-    l.n, l.m, l.S, l.g = smooth.base(old), e[8], e[10], e[11]
+    l.next = entry[4] - l.shift + entry[9]
+    l.n, l.m, l.S, l.g = smooth.base(old), entry[8], entry[10], entry[11]
     if not same then
-      -- The rate has changed. Do as Guava's setRate: first add the idle time at the old rate, then multiply the store by
-      -- new maximum / old maximum.
-      l.p = old
+      -- The rate has changed. Do the same as `setRate` of Guava: first add the idle time at the old rate, then
+      -- multiply the store by new maximum / old maximum.
+      l.params = old
       sync(l, l.changed)
-      local a, b = smooth.ratio(p, old)
+      local new_maximum, old_maximum = smooth.ratio(params, old)
       local base = l.n * l.m
-      l.p, l.n = p, smooth.base(p)
-      if b == 0 then l.S, l.g, l.m = 0, 0, 1 else l.S, l.g, l.m = scale(l.S, l.g, base, a, b, l.n) end
+      l.params, l.n = params, smooth.base(params)
+      if old_maximum == 0 then
+        l.S, l.g, l.m = 0, 0, 1
+      else
+        l.S, l.g, l.m = scale(l.S, l.g, base, new_maximum, old_maximum, l.n)
+      end
     end
-    l.owed = l.next > l.now
+    l.next_is_later = l.next > l.now
     sync(l, l.now)
   end
 
   function smooth.check(l)
     local wait = math.max(l.next - l.now, 0)
     -- Refuse a cost that takes more than 142 years: such a time would not be exact.
-    if l.cost * l.p[1] + muldiv(l.cost, l.p[2], l.p[3]) > 4503599627370496 then l.retry = NEVER return end
+    local params = l.params
+    if l.cost * params[1] + muldiv(l.cost, params[2], params[3]) > 4503599627370496 then l.retry = NEVER return end
     if l.timeout == ANY or wait <= l.timeout then
       l.ok, l.wait = true, wait
     else
@@ -74,21 +85,22 @@ local function smooth_limit()
 
   -- Returns the time that the request's permits take, as a pair over n*m.
   function smooth.permits(l)
-    local whole, part = muldiv(l.cost, l.p[2], l.p[3])
-    return math.min(whole + l.cost * l.p[1], 4503599627370496), part * (l.n / l.p[3]) * l.m
+    local whole, part = muldiv(l.cost, l.params[2], l.params[3])
+    return math.min(whole + l.cost * l.params[1], 4503599627370496), part * (l.n / l.params[3]) * l.m
   end
 
-  -- Takes the time K + k/(n*m) from the store. Returns the time that was missing in the store, rounded down to whole µs.
-  function smooth.spend(l, K, k)
+  -- Takes the time whole + part/(n*m) from the store. If the store has less, takes all of it and returns the missing
+  -- time in µs, rounded down.
+  function smooth.spend(l, whole, part)
     local n = l.n * l.m
-    if K > l.S or (K == l.S and k >= l.g) then
-      K, k = K - l.S, k - l.g
+    if whole > l.S or (whole == l.S and part >= l.g) then
+      whole, part = whole - l.S, part - l.g
       l.S, l.g, l.m = 0, 0, 1
-      return k < 0 and K - 1 or K
+      return part < 0 and whole - 1 or whole
     end
-    K, k = l.S - K, l.g - k
-    if k < 0 then K, k = K - 1, k + n end
-    l.S, l.g = K, k
+    whole, part = l.S - whole, l.g - part
+    if part < 0 then whole, part = whole - 1, part + n end
+    l.S, l.g = whole, part
     return 0
   end
 
@@ -97,23 +109,24 @@ local function smooth_limit()
   end
 
   function smooth.refund(l)
-    -- A refund makes the wait of later requests shorter. It does not put permits back into the store.
-    if not l.owed then return false end
+    -- Shorten the wait of later requests. Do not put permits back into the store.
+    if not l.next_is_later then return false end
     l.next = math.max(l.next - (smooth.permits(l)), l.now)
     return true
   end
 
   function smooth.standing(l)
     if l.next > l.now then return 0, l.next - l.now end
-    return intervals(l.S, l.g, l.p[1], l.p[2], l.p[3], l.n / l.p[3] * l.m), 0
+    return intervals(l.S, l.g, l.params[1], l.params[2], l.params[3], l.n / l.params[3] * l.m), 0
   end
 
   function smooth.entry(l, last)
-    local p = l.p
-    -- Limit `next` to 142 years from now: a later time would not be exact, and makes no difference.
+    local params = l.params
+    -- Limit `next` to 142 years from now. A later time would not be exact, and it would not change any decision.
     l.next = math.min(l.next, l.now + 4503599627370496)
-    return {l.name, l.code, 0, last, p[1], p[2], p[3], l.m, l.next - last, l.S, l.g, unpack(p, 4, smooth.size)},
-      math.max(FOREVER, l.next - l.now)
+    local wait, life = l.next - last, math.max(FOREVER, l.next - l.now)
+    local q, r, n = params[1], params[2], params[3]
+    return {l.name, l.code, 0, last, q, r, n, l.m, wait, l.S, l.g, unpack(params, 4, smooth.param_count)}, life
   end
 
   return smooth

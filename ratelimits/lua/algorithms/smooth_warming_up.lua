@@ -1,27 +1,29 @@
--- smooth_warming_up (10): the algorithm of Guava's SmoothWarmingUp, built on smooth.lua. After a time without requests the
--- rate is slow, and it rises to the normal rate. `stable` is the interval between permits at the normal rate, q + r/n µs.
--- The interval is stable*cold_factor while the store is full. It falls as permits are taken from the store, and is
--- `stable` from the threshold on.
--- Stored permits are kept as time (permits * stable). With the warm-up time W, the threshold is W/2, the maximum is
--- W*gain, and idle time adds time*gain, where gain = (5 + cold)/(2 + 2*cold). These numbers are equal to Guava's.
--- Params: q, r, n, denominator/n, W, cold factor * 10^6, gain as a fraction u/v in two params.
--- Entry: the fields of smooth.lua up to g, then the last five params.
+-- smooth_warming_up (10): the algorithm of Guava's SmoothWarmingUp, built on smooth.lua. After a time without requests
+-- the rate is low, and it rises to the normal rate.
+-- At the normal rate the interval between permits is q + r/n µs, the *stable interval*. While the store is full, the
+-- interval is the stable interval * cold factor. It becomes shorter as permits are taken from the store. When the
+-- store has fallen to the *threshold*, the interval is the stable interval.
+-- The store is written as a time: permits * stable interval. In this form, with the warm-up time W and
+-- gain = (5 + cold factor) / (2 + 2 * cold factor), the results are equal to Guava's if
+--   the threshold is W / 2, the maximum of the store is W * gain, and a time without requests adds this time * gain.
+-- Params: q, r, n, denominator/n, W, cold factor * 10^6, numerator of the gain, denominator of the gain.
+-- Entry: the same as in smooth.lua as far as g, then the last five params.
 do
   local smooth = smooth_limit()
 
-  function smooth.base(p) return p[3] * p[4] end
+  function smooth.base(params) return params[3] * params[4] end
 
   -- Returns time * gain, as a pair over the denominator.
-  local function share(l, time)
-    local whole, part = muldiv(time, l.p[7], l.p[8])
-    return whole, part * (smooth.base(l.p) / l.p[8])
+  local function with_gain(l, time)
+    local whole, part = muldiv(time, l.params[7], l.params[8])
+    return whole, part * (smooth.base(l.params) / l.params[8])
   end
 
-  function smooth.most(l) return share(l, l.p[5]) end
+  function smooth.maximum(l) return with_gain(l, l.params[5]) end
 
-  function smooth.gain(l, idle) return share(l, idle) end
+  function smooth.gain(l, idle) return with_gain(l, idle) end
 
-  function smooth.initial_store(l) return share(l, l.p[5]) end
+  function smooth.initial_store(l) return with_gain(l, l.params[5]) end
 
   function smooth.ratio(new, old)
     if new[5] == old[5] and new[6] == old[6] then return 1, 1 end
@@ -29,19 +31,22 @@ do
     return new[5] / c * (new[7] * old[8] / d), old[5] / c * (new[8] * old[7] / d)
   end
 
-  -- Returns the time that permits from above the threshold take: floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W)).
-  -- `above` (aw, ap) is the stored time above the threshold, `taken` (tw, tp) is the part that is taken from it.
-  local function area(l, tw, tp, aw, ap)
-    local n, W, cold = l.n * l.m, l.p[5], l.p[6]
-    local t, a = tw + tp / n, aw + ap / n
-    local guess = math.floor(t + t * (2 * a - t) * ((cold / 1e6) ^ 2 - 1) / (4 * W))
-    local taken = plus(times(big(tw), big(n)), big(tp))
+  -- Returns the time that permits take if they come from the part of the store above the threshold:
+  --   floor(taken + taken*(2*above - taken)*(cold^2 - 1)/(4*W))
+  -- `above` is the part of the store above the threshold. `taken` is the time that is taken from this part. Both are
+  -- pairs over l.n * l.m.
+  local function time_above(l, taken, taken_part, above, above_part)
+    local n, W, cold = l.n * l.m, l.params[5], l.params[6]
+    local taken_double, above_double = taken + taken_part / n, above + above_part / n
+    local both_double = 2 * above_double - taken_double
+    local guess = math.floor(taken_double + taken_double * both_double * ((cold / 1e6) ^ 2 - 1) / (4 * W))
+    local taken_big = plus(times(big(taken), big(n)), big(taken_part))
     -- Calculate 2*above - taken as above + (above - taken), so that no step is negative.
-    local lw, lp = aw - tw, ap - tp
-    if lp < 0 then lw, lp = lw - 1, lp + n end
-    local both = plus(times(big(aw + lw), big(n)), big(ap + lp))
+    local rest, rest_part = above - taken, above_part - taken_part
+    if rest_part < 0 then rest, rest_part = rest - 1, rest_part + n end
+    local both_big = plus(times(big(above + rest), big(n)), big(above_part + rest_part))
     local unit = times(times(big(4 * W), big(1e12)), big(n))
-    local top = times(taken, plus(unit, times(both, times(big(cold - 1e6), big(cold + 1e6)))))
+    local top = times(taken_big, plus(unit, times(both_big, times(big(cold - 1e6), big(cold + 1e6)))))
     local bottom = times(unit, big(n))
     while guess > 0 and not at_most(times(big(guess), bottom), top) do guess = guess - 1 end
     while at_most(times(big(guess + 1), bottom), top) do guess = guess + 1 end
@@ -49,25 +54,25 @@ do
   end
 
   function smooth.charge(l)
-    local n, W = l.n * l.m, l.p[5]
-    local K, k = smooth.permits(l)
-    local tw, tp = l.S, l.g -- the time that is taken from the store
-    if K < tw or (K == tw and k < tp) then tw, tp = K, k end
+    local n, W = l.n * l.m, l.params[5]
+    local whole, part = smooth.permits(l)
+    local taken, taken_part = l.S, l.g -- the time that is taken from the store
+    if whole < taken or (whole == taken and part < taken_part) then taken, taken_part = whole, part end
     local half, odd = (W - W % 2) / 2, W % 2 * n / 2
-    local aw, ap = l.S - half, l.g - odd -- the stored time above the threshold
-    if ap < 0 then aw, ap = aw - 1, ap + n end
-    if aw > 0 or (aw == 0 and ap > 0) then
-      local mw, mp = aw, ap
-      if tw < mw or (tw == mw and tp < mp) then mw, mp = tw, tp end
-      l.next = l.next + area(l, mw, mp, aw, ap)
-      tw, tp = tw - mw, tp - mp
-      if tp < 0 then tw, tp = tw - 1, tp + n end
+    local above, above_part = l.S - half, l.g - odd -- the part of the store above the threshold
+    if above_part < 0 then above, above_part = above - 1, above_part + n end
+    if above > 0 or (above == 0 and above_part > 0) then
+      local high, high_part = above, above_part -- the time that is taken from above the threshold
+      if taken < high or (taken == high and taken_part < high_part) then high, high_part = taken, taken_part end
+      l.next = l.next + time_above(l, high, high_part, above, above_part)
+      taken, taken_part = taken - high, taken_part - high_part
+      if taken_part < 0 then taken, taken_part = taken - 1, taken_part + n end
     end
-    -- A permit below the threshold takes the stable interval. So does a permit that was not in the store. As in Guava, both
-    -- times are rounded down separately.
-    l.next = l.next + tw + smooth.spend(l, K, k)
+    -- A permit from below the threshold takes the stable interval, and so does a permit that was not in the store. As
+    -- in Guava, the times of both are rounded down before they are added.
+    l.next = l.next + taken + smooth.spend(l, whole, part)
   end
 
-  smooth.size = 8
+  smooth.param_count = 8
   A[10] = smooth
 end

@@ -15,20 +15,20 @@ NO_FAST_PATH: Edit = ("fast", "if ARGV[5] ~= '' then", "if false then")
 LIVES = "entry[3] = math.min(math.ceil((at + math.max(life, CLOCK_BACK)) / 1e6) + 1, 4294967295)"
 DRAIN = "    drain(l, l.now - from)\n  end"
 OWES, BEHIND = "    l.T, l.g = T, g", "\n  end\n\n  function level.refund"
-BORN = "last, l.dirty = at, not never and l.retry ~= NEVER"
+BORN = "last, l.must_write = at, not never and l.retry ~= NEVER"
 ADMITS = "if allowed and l.ok and l.cost > 0 then"
-NEWEST = "if sound and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end"
+NEWEST = "if readable and l.entry[4] > at and l.entry[4] <= now + CLOCK_BACK then at = l.entry[4] end"
 IMPOSSIBLE = "if l.cost > capacity then l.retry = NEVER return end"
 
 #: Write only fourteen digits of a number.
 _level_digits = ("level", "struct.pack(FRACTION, entry[4]", "struct.pack(FRACTION, tonumber(tostring(entry[4]))")
 _window_digits = ("window", "unpack(entry, 4, 7)", "entry[4], tonumber(tostring(entry[5])), entry[6], entry[7]")
-_log_digits = ("sliding_log", "last, l.p[1], l.base,", "last, l.p[1], tonumber(tostring(l.base)),")
+_log_digits = ("sliding_log", "last, l.params[1], l.base,", "last, l.params[1], tonumber(tostring(l.base)),")
 #: A time to live that rounds to 0, and one that ignores the debt.
 _no_life = ("decide", LIVES, "entry[3] = math.floor((at + life) / 1e6)")
 _short_life = ("decide", LIVES, "entry[3] = math.ceil((at + CLOCK_BACK) / 1e6) + 1")
 #: Refill only whole permits, only at whole seconds, or truncated.
-_floored = ("level", DRAIN, DRAIN.replace("l.now - from", "math.floor((l.now - from) / p[1]) * p[1]"))
+_floored = ("level", DRAIN, DRAIN.replace("l.now - from", "math.floor((l.now - from) / params[1]) * params[1]"))
 _seconds = (
     "level",
     DRAIN,
@@ -37,10 +37,10 @@ _seconds = (
 _cut = ("level", f"{OWES}{BEHIND}", f"    l.T = T{BEHIND}")
 _denied = ("decide", ADMITS, "if l.cost > 0 and l.retry ~= NEVER then")
 _sibling = ("decide", ADMITS, "if l.ok and l.cost > 0 then")
-_unborn = ("decide", BORN, "last, l.dirty = at, false")
-_born = ("decide", BORN, "last, l.dirty = at, true")
+_unborn = ("decide", BORN, "last, l.must_write = at, false")
+_born = ("decide", BORN, "last, l.must_write = at, true")
 _forgets = ("decide", "if entry and op ~= RESET then", "if entry and op ~= RESET and op ~= CHANGE then")
-_same_rate = ("level", "      l.T, l.g, l.m = stretch(l, e)\n", "")
+_same_rate = ("level", "      l.T, l.g, l.m = stretch(l, entry)\n", "")
 _clamp = ("decide", NEWEST, "")
 _jump = ("decide", NEWEST, NEWEST.replace(" and l.entry[4] <= now + CLOCK_BACK", ""))
 _put_right = ("decide", "if last > at then l.shift, last = last - at, at end", "")
@@ -66,7 +66,7 @@ _BY_NAME: dict[str, Edit] = {
     "a refusal remembers that the clock was put right": _put_right,
 }
 _NEVER = {
-    "level": ("level", "if c > accepted(l) then l.retry = NEVER return end", ""),
+    "level": ("level", "if cost > max_cost(l) then l.retry = NEVER return end", ""),
     "window": ("window", "if l.cost > capacity then\n      l.retry = NEVER\n    elseif", "if"),
     "sliding_window": ("sliding_window", IMPOSSIBLE, ""),
     "sliding_log": ("sliding_log", IMPOSSIBLE, ""),
